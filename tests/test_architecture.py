@@ -63,7 +63,7 @@ MAY_IMPORT = {
     "weighting": {"weights", "layers", "posterior"},
     "servers": {"contracts", "weights", "models", "layers", "posterior"},
     "evaluation": {"data", "weights", "models", "posterior", "layers"},
-    "export": {"weights", "models", "posterior", "layers", "evaluation"},
+    "export": {"data", "weights", "models", "posterior", "layers", "evaluation"},
     "plots": {"evaluation", "posterior"},
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},

@@ -165,8 +165,8 @@ def test_sources_and_clients_say_their_name_and_task(tmp_path):
         ({"dataset": (FEATURES, LABELS), "label": 3}, "label is 3, but must be text"),
         ({"dataset": TABLE, "label": "sik"}, "There is no column 'sik' in dataset for --label: did you mean 'sick'"),
         (
-            {"dataset": TABLE.append_column("town", [["a"] * 90]), **NAMES},
-            "In dataset the column 'town' holds 'a' in row 1, which is no number",
+            {"dataset": TABLE.append_column("town", [[f"a{k}" for k in range(90)]]), **NAMES},
+            "In dataset the column 'town' holds 90 texts, such as 'a0' in row 1",
         ),
         ({"dataset": (FEATURES, LABELS, SITES), "clients": 7}, "clients is 7, but data names 3"),
     ],

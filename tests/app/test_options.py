@@ -16,6 +16,7 @@ from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
 from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.contrib.kernel import posterior as kernel
+from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
@@ -145,6 +146,7 @@ def test_names_are_those_of_the_tables():
         choices.PRECISIONS: bfl.models.PRECISIONS,
         choices.EVALUATION_PRECISIONS: bfl.evaluation.PRECISIONS,
         choices.TASKS: TASKS,
+        choices.DATE_UNITS: DATE_UNITS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
         choices.KERNELS: kernel.KERNELS,

@@ -93,7 +93,10 @@ def test_it_is_reported_and_repeated_from_its_folder(run, folder, monkeypatch):
     [
         (["--dataset", "gone.csv"], "The table gone.csv can't be read: No such file"),
         (["--dataset", "patients.csv", "--label", "sik"], "no column 'sik' in patients.csv for --label: did you mean"),
-        (["--dataset", "patients.csv", "--label", "sick"], "column 'site' holds 'site 0' in row 1"),
+        (["--dataset", "patients.csv", *OWN, "--only", "agee"], "no column 'agee' in patients.csv for --only: did you"),
+        (["--dataset", "patients.csv", *OWN, "--date-unit", "day"], "There is no unit of dates 'day': did you mean"),
+        (["--dataset", "patients.csv", "--label", "age"], "are numbers with fractions"),
+        (["--dataset", "digits", "--categorical", "x"], "categorical belongs to user-supplied data, and 'digits'"),
         (["--dataset", "patients.csv", *OWN, "--clients", "9"], "clients is 9, but patients names 3"),
         (["--dataset", "patients.csv", *OWN, "--cohort-size", "4"], "cohort_size is 4"),
         (["--dataset", "patients.csv", *OWN, "--model", "lenet"], "for tables use the model mlp"),
@@ -107,6 +110,31 @@ def test_one_sentence_before_anything_is_written(folder, run, tmp_path, monkeypa
     assert run_command_line(["run", *options, *training, "--output", str(tmp_path / "new")]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1 and not (tmp_path / "new").exists()
+
+
+@pytest.mark.deep(after="tests/app/test_own_data.py")
+def test_a_table_as_it_is(tmp_path, capsys):
+    """Text, empty cells and a column that counts the rows: encoded in the run, and inside its model."""
+    names = ["id", *NAMES, "grade", "smokes"]
+    rows = [[k, *row, "I" if k % 3 else "II", "" if k % 5 == 0 else k % 2 == 0] for k, row in enumerate(ROWS)]
+    table, output = write(tmp_path / "patients.csv", rows, names), tmp_path / "run"
+    options = [*OWN, *TRAINING, "--only", "age,dose,grade,smokes"]
+    assert run_command_line(["run", "--dataset", table, *options, "--output", str(output)]) == 0
+    note = "4 columns of the table (1 of text, 1 with empty cells) become 5 columns of numbers."
+    assert note in capsys.readouterr().err and json.loads((output / "summary.json").read_text())["notes"] == [note]
+    assert yaml.safe_load((output / "config.yaml").read_text())["only"] == "age,dose,grade,smokes"
+    asked = write(tmp_path / "ask.csv", [["30", 3, "III", ""], ["75", 3, "I", "True"]], names=names[1:3] + names[5:])
+    assert run_command_line(["predict", str(output), asked, "--format", "csv"]) == 0
+    out, error = capsys.readouterr()
+    assert [line.split(",")[1] for line in out.splitlines()] == ["label", "no", "yes"]
+    assert "ask.csv: 1 row with 'III' in 'grade', which training did not have: treated as an empty cell." in error
+    model = bfl.export.load(output / "saved_model")
+    cells = {"age": [30.0, 75.0], "dose": [3.0, 3.0], "grade": ["III", "I"], "smokes": [float("nan"), 1.0]}
+    found = model.predict_rows(
+        {name: np.array(x, np.float32 if name != "grade" else object) for name, x in cells.items()}
+    )
+    wanted = [float(line.split(",")[2]) for line in out.splitlines()[1:]]
+    np.testing.assert_allclose(found["probabilities"].numpy().max(1), wanted, rtol=1e-5)
 
 
 @pytest.mark.deep(after="tests/app/test_own_data.py")
@@ -128,12 +156,12 @@ def test_a_folder_of_images(tmp_path):
 
 def test_columns_are_dropped_and_separated_as_asked(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [["P 1", *(str(x).replace(".", ",") for x in row[:2]), *row[2:], "a, b"] for row in ROWS]
+    rows = [[f"P {k}", *(str(x).replace(".", ",") for x in row[:2]), *row[2:], "a, b"] for k, row in enumerate(ROWS)]
     lines = [["id", "age", "dose", "sick", "site", "notes, more"], *rows]
     (tmp_path / "german.csv").write_text("\n".join(";".join(line) for line in lines), encoding="utf-8")
     options = ["--dataset", "german.csv", *OWN, *TRAINING, "--rounds", "1", "--output"]
     assert run_command_line(["run", *options, "run"]) == 2
-    assert "column 'id' holds 'P 1' in row 1" in capsys.readouterr().err
+    assert "column 'id' holds 180 texts, such as 'P 0' in row 1" in capsys.readouterr().err
     assert run_command_line(["run", *options, "run", "--drop", 'id,"notes, more"', "--separator", ";"]) == 0
     columns = [name for name, *_ in bfl.export.read_info(tmp_path / "run" / "saved_model").data["columns"]]
     assert columns == ["age", "dose"]
@@ -141,7 +169,7 @@ def test_columns_are_dropped_and_separated_as_asked(folder, tmp_path, capsys, mo
     assert (again["drop"], again["separator"]) == ('id,"notes, more"', ";")
     assert run_command_line(["predict", "run", "german.csv", "--separator", ";"]) == 0
     from_lists = make_config(None, {"dataset": "german.csv", "drop": ["id", "notes, more"]})
-    assert from_lists.dropped == ("id", "notes, more")
+    assert from_lists.columns("drop") == ("id", "notes, more")
 
 
 @pytest.mark.parametrize("name", ["table.xlsx", "table.csv.gz", "table.txt"])

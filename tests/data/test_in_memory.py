@@ -156,12 +156,12 @@ NUMBERS = data.Source("a", "train", FEATURES, FEATURES[:, 0], target=data.Column
         (pyarrow.table(TABLE), {"label": "labl"}, "no column 'labl' in dataset for --label: did you mean 'label'"),
         (
             pyarrow.table({**TABLE, "b": list("abcd")}),
-            {},
-            "In dataset the column 'b' holds 'a' in row 1, which is no number",
+            {"is_part": True},
+            "In dataset the column 'b' holds 'a' in row 1, which is no number: encode text as numbers, the same way at",
         ),
         (
             pyarrow.table({**TABLE, "b": [1, None, 2, 3]}),
-            {},
+            {"is_part": True},
             "In dataset the column 'b' has 1 empty cell, the first in row 2",
         ),
         (SOURCE, {"client": "site"}, "client_column is of tables, and dataset is a Source"),
@@ -181,9 +181,9 @@ def test_what_is_no_data(given, options, message):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (["a", 1, 2, 3], "The table dataset can't be read: "),
-        (["a", "b", "c", "d"], "In dataset the column 'b' holds 'a' in row 1, which is no number"),
-        ([1.0, float("nan"), 2.0, 3.0], "In dataset the column 'b' has 1 empty cell, the first in row 2"),
+        (["a", 1, 2, 3], r"'b' of dataset holds 1 \(int\) in row 2 and 'a' \(str\) above it: write all cells in one"),
+        ([None, 1.5, 2, "x"], r"'b' of dataset holds 'x' \(str\) in row 4 and 1.5 \(float\) above it"),
+        ([None] * 4, "In dataset the column 'b' has no value: leave columns out with --drop"),
         ([[1], [2], [3], [4]], r"In dataset the column 'b' holds '\[1\]' in row 1, which is no number"),
     ],
 )

@@ -31,6 +31,7 @@ Examples:
 @model_options
 @click.option("--client-column", metavar="COLUMN", help="Client of each row; all rows are one client if not given.")
 @click.option("--separator", metavar="TEXT", help="Separator of a .csv or .tsv file; that of the header if not given.")
+@click.option("--date-unit", metavar="UNIT", help="Unit in which dates become numbers: days, weeks, months or years.")
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
 def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> None:
@@ -52,6 +53,7 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         categorical=names_of(given["categorical"]),
         missing=given["missing"],
         separator=given["separator"],
+        date_unit=given["date_unit"],
     )
     result = _fit(read, family, given)
     posterior = report.posterior_of(result)

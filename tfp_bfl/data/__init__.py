@@ -10,18 +10,22 @@ They follow each other:
 from typing import TYPE_CHECKING
 
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
+from tfp_bfl.data.cells import EMPTY
 from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
 from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort, each_drawn
+from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.in_memory import kind_of
-from tfp_bfl.data.own import OwnData, digest, is_own, names_clients, read_own, read_rows
+from tfp_bfl.data.own import OwnData, digest, is_own, names_clients, read_own
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
+from tfp_bfl.data.rows import EncodedRows, read_encoded, read_rows
 from tfp_bfl.data.schema import Parties, Schema
-from tfp_bfl.data.sources import Column, Source, list_sources, load, peek
+from tfp_bfl.data.sources import Source, list_sources, load, peek
+from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import TABLES
 from tfp_bfl.faces import export_later
 
@@ -32,12 +36,15 @@ export_later(__name__, dict.fromkeys(("agree", "check_description", "describe", 
 
 __all__ = [
     "AUGMENTATIONS",
+    "EMPTY",
     "TABLES",
     "ClientData",
     "ClientExamples",
     "ClientFiles",
     "Clients",
     "Column",
+    "EncodedRows",
+    "Feature",
     "Images",
     "OwnData",
     "Parties",
@@ -71,6 +78,7 @@ __all__ = [
     "parse_partition",
     "partition_forms",
     "peek",
+    "read_encoded",
     "read_images",
     "read_own",
     "read_rows",

@@ -16,7 +16,7 @@ import numpy as np
 
 from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
 from tfp_bfl.data.schema import Schema
-from tfp_bfl.data.sources import Column
+from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import write_arrays
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_bfl.data.checks import checked_features
 from tfp_bfl.data.clients import Clients
-from tfp_bfl.data.columns import Examples, Reading, check_no_table, examples_of, names_of
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.tables import as_table, is_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -46,8 +46,7 @@ def examples_in(value: Any, where: str, reading: Reading) -> Examples:
       InvalidArgument: it is none of these forms, or a part does not fit.
     """
     if is_table(value):
-        kept = (*reading.text, reading.label, *reading.columns)
-        return examples_of(as_table(value, where, reading.drop, kept), where, reading)
+        return examples_of(as_table(value, where, reading.drop, reading.named), where, reading)
     check_no_table(reading, where)
     if not isinstance(value, (tuple, list, Mapping)):
         raise InvalidArgument(f"{where} has the type {type(value).__name__}, but must be {_FORMS}.")
@@ -99,7 +98,7 @@ def check_alike(train: Source, test: Any) -> None:
         raise InvalidArgument(
             f"test_data has the type {type(test).__name__}, but must be a Source, as the training data are."
         )
-    for name in ("element_shape", "class_names", "target", "columns"):
+    for name in ("element_shape", "class_names", "target", "columns", "encoding"):
         ours, theirs = getattr(train, name), getattr(test, name)
         if ours != theirs:
             raise InvalidArgument(

@@ -14,22 +14,15 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data._random import generator
-from tfp_bfl.data.checks import checked_targets
+from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients
-from tfp_bfl.data.columns import (
-    Examples,
-    Reading,
-    Troubles,
-    check_columns,
-    check_no_table,
-    examples_of,
-    names_of,
-    numbers,
-)
+from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import check_alike, examples_in, kind_of, part_of, split_clients
 from tfp_bfl.data.names import as_text, check_spelling, natural, value
-from tfp_bfl.data.sources import TEST_SHARE, Column, Source, column_of, standardised_target
+from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
+from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.arrays import read_arrays
@@ -52,12 +45,14 @@ class OwnData(NamedTuple):
       train, test: examples to train on and to evaluate with.
       clients: of `train`, as the files say; None where they say nothing of clients.
       client_names: of each of those, in order.
+      notes: sentences on columns and rows that were left out.
     """
 
     train: Source
     test: Source
     clients: Optional[Clients] = None
     client_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def is_own(name: str) -> bool:
@@ -94,13 +89,17 @@ def read_own(
     drop: Sequence[str] = (),
     separator: Optional[str] = None,
     is_part: bool = False,
+    only: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    date_unit: Optional[str] = None,
 ) -> OwnData:
     """Read your own dataset, from files or from memory.
 
-    - A table, .csv, .tsv or .parquet: one row per example, columns of numbers, and the columns of labels and clients,
-      which are text. Each column is standardised by the training rows (`Source.columns`); an exported model
-      does the same to the rows that it predicts. Row indices are left out: a first column without a name, and the
-      index that pandas wrote.
+    - A table, .csv, .tsv or .parquet: one row per example, columns of numbers, categories and truth values, and the
+      columns of labels and clients, which are text. Categories and empty cells are encoded (`tfp_bfl.data.encoding`,
+      `Source.encoding`), and each column is standardised by the training rows (`Source.columns`); an exported model
+      does the same to the rows that it predicts. Row indices are left out: a first column without a name, the
+      index that pandas wrote, and whole numbers that count the rows. So are rows without a label or a client.
     - An archive, .npz: arrays features and labels; optionally clients, class_names, test_features and test_labels.
     - A folder: images of one size in CLASS/ or CLIENT/CLASS/, in all of the folder, or in train/ and test/ (or
       validation/). Names that begin with a dot are ignored.
@@ -121,11 +120,16 @@ def read_own(
       task: "classification", or "regression" on labels that are numbers, which are standardised (`Source.target`).
       drop: columns of a table that are left out.
       separator: between the columns of a .csv or .tsv file, such as ";" or "tab"; None for that of the header.
-      is_part: the data are one site's: other sites have the classes and the values that are missing here.
+      is_part: the data are one site's: other sites have the classes and the values that are missing here. All
+        features must be numbers.
+      only: the features of a table; () for all other columns.
+      categorical: columns of a table that are categories, whatever they hold.
+      date_unit: "days", "weeks", "months" or "years", in which dates are counted; None where dates are refused.
 
     Raises:
-      InvalidArgument: there is no such file, column or array, a cell is empty or no number, images differ in size,
-        training and test data have two forms, or all labels are the same and `is_part` is False.
+      InvalidArgument: there is no such file, column or array, a column can't be used (dates, mixed text and numbers,
+        too many texts, no value), images differ in size, training and test data have two forms, or all labels are the
+        same and `is_part` is False.
     """
     lookup(TASKS, task, "task")
     if isinstance(path, (Source, Clients)):
@@ -133,17 +137,21 @@ def read_own(
     kind = kind_of(path)
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
-    reading = Reading(label, client, task == "regression", tuple(drop), separator, is_part=is_part)
+    reading = Reading(
+        *(label, client, task == "regression", tuple(drop), separator, tuple(only), tuple(categorical), date_unit),
+        is_part=is_part,
+    )
     train, given = _read(path, reading)
     if test is not None:
-        given, _ = _read(test, reading._replace(client=None, drop=(), columns=train.columns), "test_data")
+        given, _ = _read(test, _of_test(reading, train), "test_data")
     name, has_names = NAME if kind else pathlib.Path(path).stem, bool(train.class_names)
     regresses, labels_are = reading.regresses, f"The labels of {_name_of(path, label)}"
     if regresses:
         train = train._replace(labels=checked_targets(train.labels, len(train.features)))
     else:
-        whole = Source(name, "train", train.features, train.labels, train.class_names)
-        train = train._replace(features=whole.features, labels=whole.labels, class_names=whole.class_names)
+        features = train.features if isinstance(train.features, Raw) else checked_features(train.features)
+        labels, class_names = checked_labels(train.labels, len(features), train.class_names)
+        train = train._replace(features=features, labels=labels, class_names=class_names)
         _check_classes(train, labels_are, is_part)
     if given is None:
         held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)
@@ -161,35 +169,27 @@ def read_own(
             )
         parts = [p._replace(labels=standardised_target(label, checked[0], y)[1]) for p, y in zip(parts, checked)]
     first, second = _standardised(name, *parts, target=target)
-    owners = parts[0].owners
+    owners, notes = parts[0].owners, (*train.notes, *_in_words(first))
     if owners is None:
-        return OwnData(first, second)
+        return OwnData(first, second, notes=notes)
     names = sorted(set(owners.tolist()), key=natural)
-    return OwnData(first, second, Clients(first, [np.flatnonzero(owners == x) for x in names]), tuple(names))
+    clients = Clients(first, [np.flatnonzero(owners == x) for x in names])
+    return OwnData(first, second, clients, tuple(names), notes)
 
 
-def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = None) -> np.ndarray:
-    """Read the columns that a model requires from a table, by name; other columns are ignored.
+def _in_words(source: Source) -> list[str]:
+    """Return a sentence on the encoding of a table; nothing for a table of numbers."""
+    if not source.encoding:
+        return []
+    texts, gaps = sum(x.is_text for x in source.encoding), sum(x.has_missing for x in source.encoding)
+    before = f"{len(source.encoding)} columns of the table ({texts} of text, {gaps} with empty cells)"
+    return [f"{before} become {len(source.columns)} columns of numbers."]
 
-    Args:
-      path: of a .csv, .tsv or .parquet file.
-      columns: D names.
-      separator: as of `read_own`.
 
-    Returns:
-      float32 [N, D].
-
-    Raises:
-      InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
-    """
-    path = pathlib.Path(path)
-    where = files.name(path)
-    troubles = Troubles(where, "give numbers, as in the training data")
-    table = read_table(path, separator, keep=columns)
-    check_columns(table, columns, where)
-    rows = numbers(table, columns, troubles)
-    troubles.check()
-    return rows.astype(np.float32)
+def _of_test(reading: Reading, train: Examples) -> Reading:
+    """Return how the test set is read: the columns of the training set, in the same form."""
+    kinds = tuple(x.kind for x in train.features.columns) if isinstance(train.features, Raw) else ()
+    return reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns, kinds=kinds)
 
 
 def digest(data: OwnData) -> str:
@@ -228,7 +228,7 @@ def _read(data: Any, reading: Reading, where: str = "dataset") -> tuple[Examples
     path = pathlib.Path(data)
     suffix, where = path.suffix.lower(), files.name(path)
     if suffix in TABLES and not os.path.isdir(path):
-        table = read_table(path, reading.separator, reading.text, reading.drop, [reading.label, *reading.columns])
+        table = read_table(path, reading.separator, reading.text, reading.drop, reading.named)
         return examples_of(table, where, reading), None
     check_no_table(reading, where)
     if os.path.isdir(path):
@@ -323,14 +323,20 @@ def _part(examples: Examples, keep: np.ndarray) -> Examples:
 def _standardised(name: str, *parts: Examples, target: Optional[Column]) -> list[Source]:
     """Return the sources of both; tables by the columns' means and standard deviations in the first."""
     columns: tuple[Column, ...] = ()
+    encoding: tuple[Feature, ...] = ()
     train = parts[0]
-    features = [np.asarray(part.features) for part in parts]
-    if train.columns and features[0].dtype.kind in "biuf":
-        exact = features[0].astype(np.float64)
-        columns = tuple(column_of(name, exact[:, i]) for i, name in enumerate(train.columns))
+    if isinstance(train.features, Raw):
+        encoding, columns = fit_encoding(train.features, train.owners)
+        features = [encode(part.features, encoding, columns) for part in parts if isinstance(part.features, Raw)]
+    else:
+        features = [np.asarray(part.features) for part in parts]
+        if train.columns and features[0].dtype.kind in "biuf":
+            exact = features[0].astype(np.float64)
+            columns = tuple(column_of(name, exact[:, i]) for i, name in enumerate(train.columns))
+    if columns:
         means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
         features = [((x - means) / scales).astype(np.float32) for x in features]
     return [
-        Source(name, split, x, part.labels, () if target else part.class_names, columns, target)
+        Source(name, split, x, part.labels, () if target else part.class_names, columns, target, encoding)
         for split, x, part in zip(("train", "test"), features, parts)
     ]

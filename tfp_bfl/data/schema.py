@@ -11,7 +11,8 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.clients import ClientExamples
-from tfp_bfl.data.sources import Column, Learnt
+from tfp_bfl.data.sources import Learnt
+from tfp_bfl.data.statistics import Column
 
 
 @dataclasses.dataclass(frozen=True)

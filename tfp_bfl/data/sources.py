@@ -16,7 +16,9 @@ from tfp_bfl.data import _tfds
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import ClientExamples, Clients
+from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.partitions import Partition
+from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.errors import InvalidArgument, check_count, missing_package, shown
 
 if TYPE_CHECKING:  # Imported where it is used: names and partitions do without.
@@ -30,38 +32,6 @@ COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
 
 # Of the numbers that are regressed on, by which partitions tell examples apart.
 STRATA = 10
-
-
-class Column(NamedTuple):
-    """Statistics of a column of a table, by which a `Source` standardises it: (x - mean) / scale.
-
-    Fields:
-      name: of the column.
-      mean, stddev: of the training rows; the standard deviation of a constant column is 0.
-    """
-
-    name: str
-    mean: float
-    stddev: float
-
-    @property
-    def scale(self) -> float:
-        """The divisor: the standard deviation, and 1 for a constant column."""
-        return self.stddev if self.stddev > 0 else 1.0
-
-
-def column_of(name: str, numbers: np.ndarray) -> Column:
-    """Compute the statistics of a column, in float64.
-
-    Args:
-      name: of the column.
-      numbers: [N].
-    """
-    exact = np.asarray(numbers, np.float64)
-    # The mean of equal numbers is off by a rounding error.
-    if exact.min() == exact.max():
-        return Column(name, float(exact[0]), 0.0)
-    return Column(name, float(exact.mean()), float(exact.std()))
 
 
 class Learnt:
@@ -119,6 +89,7 @@ class Source(Learnt):
       columns: how a table was standardised, if it was; () otherwise.
       target: of what is regressed on: labels are then float32 [N], numbers less its mean and over its standard
         deviation, and class_names is (). None for classes.
+      encoding: how the columns of a table became those of `columns`, where they are not all numbers; () otherwise.
 
     Raises:
       InvalidArgument: features or labels can't be what they must be.
@@ -131,6 +102,7 @@ class Source(Learnt):
     class_names: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
     target: Optional[Column] = None
+    encoding: tuple[Feature, ...] = ()
 
     def __post_init__(self) -> None:
         features = checked_features(self.features)

@@ -74,10 +74,31 @@ def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collectio
     import pyarrow
 
     if hasattr(value, "dtypes") and hasattr(value, "to_numpy"):
-        read = lambda: pyarrow.Table.from_pandas(value, preserve_index=False)
+        read = lambda: _from_pandas(value, where)
     else:
         read = lambda: value if isinstance(value, pyarrow.Table) else pyarrow.table(value)
     return _checked(read, where, drop, {*drop, *keep})
+
+
+def _from_pandas(frame: Any, where: str) -> Any:
+    """Return a DataFrame as a pyarrow Table; the first cell that differs in type from those above it is an error."""
+    import pyarrow
+
+    try:
+        return pyarrow.Table.from_pandas(frame, preserve_index=False)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+        for name, column in frame.items():
+            first: Any = None
+            for row, cell in enumerate(column.tolist() if column.dtype == object else ()):
+                if cell is None or cell != cell:
+                    continue
+                first = cell if first is None else first
+                if isinstance(cell, str) != isinstance(first, str):
+                    raise InvalidArgument(
+                        f"The column {shown(name)} of {where} holds {shown(cell)} ({type(cell).__name__}) in row "
+                        f"{row + 1} and {shown(first)} ({type(first).__name__}) above it: write all cells in one type."
+                    ) from None
+        raise
 
 
 def _checked(read: Callable[[], Any], where: str, drop: Collection[str], named: Collection[str]) -> Any:

@@ -10,7 +10,7 @@ from tfp_bfl.export.statement import statement
 from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
-    from tfp_bfl.export.info import Calibration, Info, calibration_of, columns_of, target_of
+    from tfp_bfl.export.info import Calibration, Info, calibration_of, columns_of, features_of, target_of
     from tfp_bfl.export.loading import load, read_info
     from tfp_bfl.export.saved_model import save
     from tfp_bfl.export.tflite import save_tflite
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 export_later(
     __name__,
     {
-        **dict.fromkeys(("Calibration", "Info", "calibration_of", "columns_of", "target_of"), "tfp_bfl.export.info"),
+        **dict.fromkeys(
+            ("Calibration", "Info", "calibration_of", "columns_of", "features_of", "target_of"), "tfp_bfl.export.info"
+        ),
         **dict.fromkeys(("load", "read_info"), "tfp_bfl.export.loading"),
         "save": "tfp_bfl.export.saved_model",
         "save_tflite": "tfp_bfl.export.tflite",
@@ -30,6 +32,7 @@ __all__ = [
     "Info",
     "calibration_of",
     "columns_of",
+    "features_of",
     "find",
     "load",
     "read_info",

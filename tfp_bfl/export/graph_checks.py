@@ -6,6 +6,7 @@ Every check raises InvalidArgument with what is wrong, as half a sentence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info
 from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, INITIALISING, SAVING
+from tfp_bfl.export.rows import NAME as ROWS
 from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import num_elements
 
@@ -109,8 +111,12 @@ def _check_calls(functions: dict[str, Any]) -> None:
         size(name, 0)
 
 
-def check_objects(meta: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def check_objects(meta: Any, more: tuple[str, ...] = ()) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return the tree of objects: a list of variables, the functions that predict, their signatures, and the asset.
+
+    Args:
+      meta: the MetaGraphDef.
+      more: functions with a signature of the same name, besides those of every export.
 
     Returns:
       For the name of each variable in the checkpoint its data type and shape.
@@ -121,8 +127,9 @@ def check_objects(meta: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
         if node.registered_name or node.registered_saver or node.saveable_objects or node.slot_variables:
             raise InvalidArgument("it has objects of types that an export has not")
     root = _user_object(nodes, 0, "_generic_user_object")
-    if root.keys() != {*_FUNCTIONS, "weights", "signatures", "info"}:
-        raise InvalidArgument(f"it must have {', '.join(_FUNCTIONS)}, weights, signatures and info, and nothing else")
+    functions = (*_FUNCTIONS, *more)
+    if root.keys() != {*functions, "weights", "signatures", "info"}:
+        raise InvalidArgument(f"it must have {', '.join(functions)}, weights, signatures and info, and nothing else")
     if _children(nodes, root["info"], "asset") or nodes[root["info"]].asset.asset_file_def_index:
         raise InvalidArgument(f"its info is not the asset {info.NAME}")
     weights = _user_object(nodes, root["weights"], "trackable_list_wrapper")
@@ -131,9 +138,9 @@ def check_objects(meta: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
     variables: dict[int, str] = {}
     for position, node_id in weights.items():
         variables.setdefault(node_id, f"weights/{position}/.ATTRIBUTES/VARIABLE_VALUE")
-    traces = [trace for name in _FUNCTIONS for trace in _children(nodes, root[name], "function").values()]
+    traces = [trace for name in functions for trace in _children(nodes, root[name], "function").values()]
     signatures = _user_object(nodes, root["signatures"], "signature_map")
-    if not SIGNATURES.keys() >= signatures.keys() >= set(INPUTS):
+    if not {*SIGNATURES, *more} >= signatures.keys() >= {*INPUTS, *more}:
         raise InvalidArgument(f"its signatures must be {', '.join(INPUTS)}, for bytes too or not, and no others")
     for node_id in (*traces, *signatures.values()):
         _children(nodes, node_id, "bare_concrete_function")
@@ -175,10 +182,25 @@ def _variable(node: Any) -> tuple[Any, tuple[int, ...]]:
     return dtype, tuple(dim.size for dim in node.variable.shape.dim)
 
 
-def check_signatures(meta: Any, outputs: Mapping[str, Mapping[str, int]]) -> None:
-    """Return names and data types of what goes in and out, as other loaders read them; `outputs` as of `heads.Head`."""
+def check_signatures(
+    meta: Any, outputs: Mapping[str, Mapping[str, int]], rows: Mapping[str, tf.TensorSpec] = MappingProxyType({})
+) -> None:
+    """Check names and data types of what goes in and out, as other loaders read them.
+
+    Args:
+      meta: the MetaGraphDef.
+      outputs: as of `heads.Head`.
+      rows: the columns that the signature for rows of a table accepts (`rows.inputs_of`); {} without one.
+    """
     for name, signature in meta.signature_def.items():
         if name == INIT:
+            continue
+        if rows and name == ROWS:
+            wanted = {**{spec.name: spec.dtype for spec in rows.values()}, **{n: NUMBERS[n] for n in INPUTS["predict"]}}
+            if _types(signature.inputs) != wanted:
+                raise InvalidArgument(f"its signature {name} does not take the columns that its info says")
+            if _types(signature.outputs) != {output: output_type(output) for output in outputs["predict"]}:
+                raise InvalidArgument(f"its signature {name} does not give {', '.join(outputs['predict'])}")
             continue
         if name not in SIGNATURES:
             raise InvalidArgument(f"it has a signature {shown(name)}, which an export has not")

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl.data import Feature
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import is_stochastic
+from tfp_bfl.export.rows import parse_features
 from tfp_bfl.weights import num_members
 
 NAME = "info.json"
@@ -35,8 +37,9 @@ class Info(NamedTuple):
       metrics: name -> number.
       data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
         run that was revised clients, those whose part of it the model holds; of a client's own model client, its
-        number, and client_in_training; columns and target, how a table and what is regressed on were standardised; and
-        metrics_on, the split that the metrics are of.
+        number, and client_in_training; columns and target, how a table and what is regressed on were standardised;
+        encoding, how the columns of a table with categories or empty cells became these columns; and metrics_on, the
+        split that the metrics are of.
       calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
         abstains, with what it keeps), sets (with which coverage, from which probability on).
       model: the model itself; `save` fills it: name, input_shape, num_classes, stochastic, num_weights, versions.
@@ -99,6 +102,26 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
             "least zero of each column that the model takes."
         )
     return [(name, float(mean), float(stddev) or 1.0) for name, mean, stddev in columns]
+
+
+def features_of(info: Info) -> tuple[Feature, ...]:
+    """Return the encoding of the table that a model accepts as it is; () of other models.
+
+    Raises:
+      InvalidArgument: `info.data` has an encoding of another form.
+    """
+    given, columns = (info.data or {}).get("encoding", []), columns_of(info)
+    try:
+        features = parse_features(given)
+        names = [name for feature in features for name in feature.columns]
+    except (TypeError, ValueError):
+        features, names = (), []
+    if given and names != [name for name, _, _ in columns]:
+        raise InvalidArgument(
+            f"encoding of info's data is {shown(given)}, but must describe the columns of the table in the order of "
+            "`columns`."
+        )
+    return features
 
 
 def target_of(info: Info) -> Optional[tuple[str, float, float]]:
@@ -249,7 +272,7 @@ def from_json(content: bytes) -> Info:
         facts = dict(info.model or {})
         valid = {name: type(x) for name, x in facts.items() if name != "members"} == _FACTS
         valid = valid and type(facts.get("members", 2)) is int and facts.get("members", 2) >= 2
-        columns_of(info)
+        features_of(info)
         calibration_of(info)
         valid = valid and bool(facts.get("num_classes")) == (target_of(info) is None)
         valid = valid and all(_named(facts["versions"].get(name)) for name in ("tfp_bfl", "tensorflow"))

@@ -20,6 +20,8 @@ from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signat
 from tfp_bfl.export.heads import head
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import GRAPH
+from tfp_bfl.export.rows import NAME as ROWS
+from tfp_bfl.export.rows import inputs_of as inputs_of_rows
 from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
@@ -91,7 +93,8 @@ def _load(folder: pathlib.Path) -> Any:
     manifest.check_digest(folder, model_card.NAME, digests[model_card.NAME])
     info = _read_info(folder, digests)
     outputs = head(information.target_of(info)).outputs
-    spans = check_index(index, _check(graph, outputs), [OBJECTS])
+    rows = inputs_of_rows(information.features_of(info))
+    spans = check_index(index, _check(graph, outputs, rows), [OBJECTS])
     with files.open_regular(folder / manifest.VALUES, "file") as values:
         if os.fstat(values.fileno()).st_size != max(span.offset + span.size for span in spans.values()):
             raise InvalidArgument("the values of its variables are more or fewer than its index says")
@@ -102,9 +105,10 @@ def _load(folder: pathlib.Path) -> Any:
         loaded = tf.saved_model.load(str(folder))
     except Exception:
         raise InvalidArgument("TensorFlow can't read it") from None
-    _check_loaded(loaded, info, outputs)
+    _check_loaded(loaded, info, outputs, rows)
     # A function alone does not keep the variables that it reads: load(path).predict(images) would have lost them.
-    for function in (loaded.draw, *loaded.signatures.values(), *(getattr(loaded, name) for name in INPUTS)):
+    named = (*INPUTS, *([ROWS] if rows else []))
+    for function in (loaded.draw, *loaded.signatures.values(), *(getattr(loaded, name) for name in named)):
         function.model = loaded
     return loaded
 
@@ -121,7 +125,7 @@ def _read_info(folder: pathlib.Path, digests: dict[str, str]) -> Info:
     return information.from_json(_read(folder, manifest.INFO, digests, information.MOST_BYTES))
 
 
-def _check(graph: bytes, outputs: Any) -> dict[str, Any]:
+def _check(graph: bytes, outputs: Any, rows: Any) -> dict[str, Any]:
     try:
         saved = saved_model_pb2.SavedModel.FromString(graph)
     except DecodeError:
@@ -129,25 +133,29 @@ def _check(graph: bytes, outputs: Any) -> dict[str, Any]:
     if len(saved.meta_graphs) != 1 or list(saved.meta_graphs[0].meta_info_def.tags) != ["serve"]:
         raise InvalidArgument("it must have one graph, with the tag serve")
     meta = saved.meta_graphs[0]
-    check_signatures(meta, outputs)
+    check_signatures(meta, outputs, rows)
     check_graph(meta)
-    return check_objects(meta)
+    return check_objects(meta, (ROWS,) if rows else ())
 
 
-def _check_loaded(loaded: Any, info: Info, wanted: Any) -> None:
+def _check_loaded(loaded: Any, info: Info, wanted: Any, rows: Any) -> None:
     """Return the functions behind the names, which need not be as the file's own list of signatures says."""
     facts: Any = info.model
     num_classes = facts["num_classes"]
     for name, signature in loaded.signatures.items():
-        function, dtype = SIGNATURES[name]
+        function, dtype = SIGNATURES.get(name, ("predict", None))
         outputs = {key: (spec.dtype, spec.shape.rank) for key, spec in signature.structured_outputs.items()}
         if outputs != {key: (output_type(key), rank) for key, rank in wanted[function].items()}:
             raise InvalidArgument(f"its signature {name} does not give {', '.join(wanted[function])}")
         if num_classes and signature.structured_outputs["probabilities"].shape[-1] != num_classes:
             raise InvalidArgument(f"its signature {name} does not give the {num_classes} classes that its info says")
         inputs = dict(signature.structured_input_signature[1])
-        images = inputs.pop("images", None)
         scalars = {number: tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[function]}
+        if dtype is None:
+            if inputs != {**{spec.name: spec for spec in rows.values()}, **scalars}:
+                raise InvalidArgument(f"its signature {name} does not take the columns that its info says")
+            continue
+        images = inputs.pop("images", None)
         if images is None or images.dtype != dtype or inputs != scalars:
             raise InvalidArgument(f"its signature {name} does not take {inputs_of(function)}")
         if images.shape.rank is None or images.shape[1:].as_list() != facts["input_shape"]:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from tfp_bfl.export.info import Info, calibration_of, columns_of, target_of
+from tfp_bfl.export.info import Info, calibration_of, columns_of, features_of, target_of
+from tfp_bfl.export.rows import inputs_of
 from tfp_bfl.export.statement import statement, temperature_of
 from tfp_bfl.labels import label_of
 
@@ -16,7 +17,11 @@ NAME = "model_card.md"
 _MARKS = re.compile(r"[\\`*\[\]!#|~]|:(?=//)|(?<=www)\.")
 
 # Keys of the data that have a section of their own.
-_ASIDE = ("metrics_on", "columns", "target")
+_ASIDE = ("metrics_on", "columns", "encoding", "target")
+
+# Of a column that are listed, and the cells of other columns.
+_MOST_LEVELS = 30
+_UNITS = {"number": "numbers", "truth": "0 or 1", "date": "{unit} since 1970-01-01"}
 
 _CARD = """# {name}
 
@@ -129,6 +134,8 @@ def card(info: Info) -> str:
         types=(
             "raw pixels as uint8, or floats in [0, 1]; they are scaled inside"
             if is_image
+            else "the columns of numbers above, in that order; they are standardised inside"
+            if data.get("encoding")
             else "the columns above, in that order; they are standardised inside"
             if data.get("columns")
             else "floats, as trained on"
@@ -149,11 +156,38 @@ def card(info: Info) -> str:
         num_weights=facts["num_weights"],
         **facts["versions"],
         data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")
-        + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
+        + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else "")
+        + _rows(info),
         configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
         metrics=_measured_on(data) + _table(_labelled(info.metrics), "metric") + _outside(info.metrics, data),
         calibration=_calibration(info),
         answers=answers,
+    )
+
+
+def _rows(info: Info) -> str:
+    """Return which rows of a table the model accepts as they are; "" for a model of numbers."""
+    features = features_of(info)
+    if not features:
+        return ""
+    names = inputs_of(features)
+    lines = ["| column | input of the signature | cells |", "|---|---|---|"]
+    for feature in features:
+        levels = [_cell(x) for x in feature.levels[:_MOST_LEVELS]]
+        more = [f"{len(feature.levels) - _MOST_LEVELS} more"] if len(feature.levels) > _MOST_LEVELS else []
+        cells = ", ".join([*levels, *more]) if feature.is_text else _UNITS[feature.kind].format(unit=feature.unit)
+        lines.append(f"| {_cell(feature.name)} | `{names[feature.name].name}` | {cells} |")
+    return "\n\n" + "\n".join(
+        [
+            "These columns are encoded from rows of a table as they are:",
+            "",
+            *lines,
+            "",
+            "`model.predict_rows({column: [B], ...})`, and the signature `predict_rows`, accept them: text as",
+            "strings, `''` for an empty cell; numbers as float32, NaN for an empty cell. An empty cell becomes",
+            "the mean. A category that is not listed counts as rare, and as an empty cell where the column has",
+            "no rare categories.",
+        ]
     )
 
 
@@ -227,8 +261,9 @@ def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any]) -> s
         return ""
     exact = [name for name in ("columns", "target") if data.get(name)]
     named = (
-        f" The model contains exact means and standard deviations of the {' and of the '.join(exact)}: they reveal "
-        "more about a client or an example than epsilon states."
+        f" The model contains exact means and standard deviations of the {' and of the '.join(exact)}"
+        f"{', and names of categories' if data.get('encoding') else ''}: they reveal more about a client or an example "
+        "than epsilon states."
         if exact
         else ""
     )

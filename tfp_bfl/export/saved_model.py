@@ -48,6 +48,13 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         predict: mean, stddev, aleatoric and epistemic (variances), low and high (of the central 90 % interval) [B]
         abstain: as predict; mean is NaN where stddev exceeds the limit
 
+    Of a table with categories or empty cells (`info.data` with an encoding) there is one more, and its signature:
+
+        predict_rows({column: [B]}, num_samples, seed) -> as predict
+
+    It accepts the columns of the table as they are, text as strings and numbers as float32: "" and NaN are empty cells.
+    An unknown category counts as rare. `images` of the other functions are the encoded columns then.
+
     Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, int32 or int64, which are scaled inside; other
     numbers, and numbers that are not finite, are refused.
     Rows of a table [B, D] are standardised inside by the columns that `info.data` names. A signature takes one
@@ -90,9 +97,9 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         model, known = model_of(model_or_run)
         whole = information.merged(info, known)
         whole = whole._replace(model=information.describe(model, information.target_of(whole._replace(model=None))))
-        columns, target = information.columns_of(whole), information.target_of(whole)
+        information.features_of(whole)  # Refused, if they are none, before anything is written.
         texts = _texts(whole)
-        write = lambda: _write(model, folder, texts, columns, target)
+        write = lambda: _write(model, folder, texts, whole)
     with begun(folder):
         _make(folder)
         write()
@@ -115,9 +122,10 @@ def _texts(info: Info) -> dict[str, str]:
     return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
 
-def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], columns: Any, target: Any) -> None:
-    module = make_functions(model, columns, target)
-    signatures = make_signatures(module, model.input_shape[1:])
+def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info) -> None:
+    features = information.features_of(info)
+    module = make_functions(model, information.columns_of(info), information.target_of(info), features)
+    signatures = make_signatures(module, model.input_shape[1:], features)
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME
         asset.write_text(texts[manifest.INFO], encoding="utf-8")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.data import Feature
 from tfp_bfl.evaluation import draw_outputs, is_stochastic, sample_seeds
+from tfp_bfl.export import rows as rows_of_tables
 from tfp_bfl.export.heads import head
 from tfp_bfl.layers import as_floats, sampling
 
@@ -42,7 +44,10 @@ def output_type(name: str) -> tf.DType:
 
 
 def make_functions(
-    model: tf.keras.Model, columns: Sequence[Sequence[Any]] = (), target: Optional[Sequence[Any]] = None
+    model: tf.keras.Model,
+    columns: Sequence[Sequence[Any]] = (),
+    target: Optional[Sequence[Any]] = None,
+    features: Sequence[Feature] = (),
 ) -> tf.Module:
     """Return a module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 
@@ -55,6 +60,8 @@ def make_functions(
       columns: (name, mean, standard deviation) of each, where the model was trained on a table less the former and over
         the latter: its functions then take the table as it is.
       target: (name, mean, standard deviation) of the number that is predicted; None for classes.
+      features: of the table, if it has categories or empty cells: there is a function `predict_rows` then, which
+        accepts {column: [B]} as they are.
     """
     answers = head(target)
     shape = model.input_shape[1:]
@@ -111,7 +118,15 @@ def make_functions(
         outputs = summarised(_scaled(images), num_samples, seed)
         return answers.limited(outputs, max_uncertainty)
 
+    def predict_rows(
+        rows: Mapping[str, tf.Tensor], num_samples: Any = NUM_SAMPLES, seed: Any = 0
+    ) -> dict[str, tf.Tensor]:
+        return summarised(_scaled(encode(rows)), num_samples, seed)
+
     module = tf.Module()
+    if features:
+        encode = rows_of_tables.encoder(features, columns)
+        setattr(module, rows_of_tables.NAME, tf.function(predict_rows, autograph=False))
     module.weights = list(model.variables)
     module.draw = draw
     for function in (mean, sample, predict, abstain):
@@ -156,9 +171,13 @@ def _portable(model: tf.keras.Model) -> Iterator[None]:
             layer._could_use_gpu_kernel = choice
 
 
-def make_signatures(module: tf.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the serving signatures of a module of `make_functions`, for examples of this shape."""
+def make_signatures(module: tf.Module, shape: tuple[int, ...], features: Sequence[Feature] = ()) -> dict[str, Any]:
+    """Return the serving signatures of a module of `make_functions`, for examples of this shape and these features."""
     signatures = {}
+    if features:
+        numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS["predict"]]
+        function = getattr(module, rows_of_tables.NAME)
+        signatures[rows_of_tables.NAME] = function.get_concrete_function(rows_of_tables.inputs_of(features), *numbers)
     for name in INPUTS:
         numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[name]]
         function = getattr(module, name)

@@ -15,9 +15,9 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
-from tfp_bfl.export import loading
+from tfp_bfl.export import loading, rows
 from tfp_bfl.export.heads import Head, head
-from tfp_bfl.export.info import columns_of, target_of
+from tfp_bfl.export.info import columns_of, features_of, target_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
@@ -39,6 +39,9 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
     the interpreter's own operations and no others. TensorFlow Lite has no generator of random numbers with a seed but
     through TensorFlow's own ("select TF ops"), which small devices lack; so the file holds num_samples models, and has
     their size.
+
+    A model of a table with categories or empty cells has the signature `predict_rows` too, which accepts the columns of
+    the table as they are, text as strings.
 
     Args:
       model_or_run: as `tfp_bfl.export.save` takes it.
@@ -62,11 +65,21 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         shape, stochastic, members = facts["input_shape"], facts["stochastic"], facts.get("members", 1)
     else:
         model, known = model_of(model_or_run)
-        module = make_functions(model, columns_of(known), target_of(known))
+        module = make_functions(model, columns_of(known), target_of(known), features_of(known))
         shape, stochastic, members = model.input_shape[1:], is_stochastic(model), num_members(model)
     if num_samples < members:
         raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
-    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known))), shape)
+    fixed = _Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known)))
+    signatures = {
+        f"{name}{suffix}": getattr(fixed, name).get_concrete_function(tf.TensorSpec([None, *shape], dtype, "images"))
+        for name in ("mean", "predict")
+        for suffix, dtype in image_types(shape).items()
+    }
+    if features := features_of(known):
+        encode = rows.encoder(features, columns_of(known))
+        fixed.predict_rows = tf.function(lambda columns: fixed.predict(encode(columns)))
+        signatures[rows.NAME] = fixed.predict_rows.get_concrete_function(rows.inputs_of(features))
+    content = _convert(fixed, signatures)
     try:
         write_bytes(file, content)
     except (OSError, ValueError) as error:
@@ -153,12 +166,7 @@ def _downstream(operations: Any, source: tf.Tensor) -> set[str]:
     return reached
 
 
-def _convert(module: _Fixed, shape: Any) -> bytes:
-    signatures = {
-        f"{name}{suffix}": getattr(module, name).get_concrete_function(tf.TensorSpec([None, *shape], dtype, "images"))
-        for name in ("mean", "predict")
-        for suffix, dtype in image_types(shape).items()
-    }
+def _convert(module: _Fixed, signatures: dict[str, Any]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         with _silence():
             tf.saved_model.save(module, folder, signatures=signatures)

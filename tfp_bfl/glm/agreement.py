@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from tfp_bfl.data.cells import MOST_LEVELS, read_columns, texts
+from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.names import natural
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.glm import design
-from tfp_bfl.glm.design import MOST_LEVELS, Outcome
+from tfp_bfl.glm.design import Outcome
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import Rows, read
 from tfp_bfl.glm.sums import pack, unpack
@@ -113,31 +115,29 @@ def describe(
         if name not in {*reserved, *drop} and (not only or name in only)
     ]
     event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
-    events = sorted(set(design.texts(table, event).tolist()) - {""}, key=natural) if event else []
+    events = sorted(set(texts(table[event]).tolist()) - {""}, key=natural) if event else []
     if len(events) > MOST_LEVELS:
         raise InvalidArgument(f"The column {shown(event)} of {where} holds {len(events)} values: name another event.")
     return {"columns": [[column.name, column.kind, list(column.levels)] for column in columns], "events": events}
 
 
 def _describe(table: Any, name: str, is_category: bool, is_chosen: bool, where: str) -> Column:
-    import pyarrow.types as types
-
-    kind = design.decoded(table, name).type
-    if types.is_temporal(kind):
-        raise InvalidArgument(
-            f"The column {shown(name)} of {where} holds dates or times: leave it out with --drop, or replace it by a "
-            "number such as years since a day."
-        )
-    if not is_category and (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
-        counts = not is_chosen and design.numbers_rows(table, name, where)
-        return Column(name, ROW_NUMBER if counts else NUMBER)
-    levels = sorted(set(design.texts(table, name).tolist()) - {""}, key=natural)
+    if not np.any(texts(table[name]) != ""):
+        return Column(name, EMPTY)
+    troubles = Troubles(where, "leave columns out with --drop")
+    read = read_columns(table, [name], troubles, [name] if is_category else [], client=name)
+    troubles.check()
+    cells = read[0]
+    values = design.categories(cells)
+    if values is None:
+        return Column(name, ROW_NUMBER if cells.counts_rows and not is_chosen else NUMBER)
+    levels = sorted(set(values.tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS:
         raise InvalidArgument(
             f"The column {shown(name)} of {where} holds {len(levels)} texts, too many for a category: leave it "
             "out with --drop."
         )
-    return Column(name, CATEGORY, tuple(levels)) if levels else Column(name, EMPTY)
+    return Column(name, CATEGORY, tuple(levels))
 
 
 def check_description(site: str, summary: Any) -> None:
@@ -146,10 +146,12 @@ def check_description(site: str, summary: Any) -> None:
     Raises:
       InvalidArgument: it is not of the form that `describe` gives.
     """
-    texts = lambda x: isinstance(x, list) and len(x) <= MOST_LEVELS and all(isinstance(y, str) for y in x)
-    column = lambda x: isinstance(x, list) and len(x) == 3 and isinstance(x[0], str) and x[1] in KINDS and texts(x[2])
+    are_texts = lambda x: isinstance(x, list) and len(x) <= MOST_LEVELS and all(isinstance(y, str) for y in x)
+    column = lambda x: (
+        isinstance(x, list) and len(x) == 3 and isinstance(x[0], str) and x[1] in KINDS and are_texts(x[2])
+    )
     is_whole = (
-        isinstance(summary, Mapping) and isinstance(summary.get("columns"), list) and texts(summary.get("events"))
+        isinstance(summary, Mapping) and isinstance(summary.get("columns"), list) and are_texts(summary.get("events"))
     )
     if not is_whole or not all(map(column, summary["columns"])):
         raise InvalidArgument(f"The description of {site}'s table does not have the required form.")
@@ -271,7 +273,7 @@ class Cells:
         return self._events(table, of.column) if of.family == "bernoulli" else design.numbers(table, of.column, where)
 
     def _events(self, table: Any, name: Optional[str]) -> np.ndarray:
-        cells = design.texts(table, str(name))
+        cells = texts(table[str(name)])
         return np.where(cells == "", np.nan, np.isin(cells, list(self._plan.events)))
 
     def _block(self, table: Any, column: Column) -> np.ndarray:
@@ -280,7 +282,7 @@ class Cells:
             return np.full((table.num_rows, len(column.names)), np.nan)
         if column.kind == NUMBER:
             return design.numbers(table, column.name, self._where)[:, np.newaxis]
-        cells = design.texts(table, column.name)
+        cells = texts(table[column.name])
         block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
         block[~np.isin(cells, column.levels)] = np.nan
         return block

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from tfp_bfl import files
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_cells_as, read_columns, texts
+from tfp_bfl.data.columns import Troubles, decoded
 from tfp_bfl.data.names import as_text, natural, value
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -17,12 +19,8 @@ MISSING = {
     "drop": "rows with an empty cell are left out",
     "indicate": "an empty cell becomes the mean of the column, and a column of 0 and 1 says where cells were empty",
 }
-# Words for an empty cell, beside "".
-_EMPTY = ("NA", "N/A", "NaN", "nan", "null", "NULL")
 # The value of two that is an event, where they are text.
 _YES = ("y", "yes", "true", "t", "1")
-# Text with more values than this is rather a name than a category.
-MOST_LEVELS = 30
 
 
 class Design(NamedTuple):
@@ -71,6 +69,7 @@ def read_design(
     categorical: Sequence[str] = (),
     missing: str = "drop",
     separator: Optional[str] = None,
+    date_unit: Optional[str] = None,
 ) -> Design:
     """Read a table for a generalised linear model.
 
@@ -86,11 +85,11 @@ def read_design(
       drop: columns to leave out.
       categorical: columns of numbers that are categories.
       missing: one of `MISSING`.
-      separator: as of `data.read_own`.
+      separator, date_unit: as of `data.read_own`.
 
     Raises:
-      InvalidArgument: there is no such file or column; dates; text with more than 30 values; a column that is empty; or
-        an outcome that is not one of the family's. The message names column, row and option.
+      InvalidArgument: there is no such file or column; dates without a unit; text with more than 30 values; a column
+        that is empty; or an outcome that is not one of the family's. The message names column, row and option.
     """
     lookup(MISSING, missing, "way with empty cells")
     where = "the table" if is_table(path) else files.name(pathlib.Path(path))
@@ -109,7 +108,7 @@ def read_design(
     if not chosen:
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     values = _outcome(table, outcome, where)
-    owners = as_text(decoded(table, client_column).to_pylist()) if client_column else None
+    owners = as_text(decoded(table[client_column]).to_pylist()) if client_column else None
     owners = np.full(table.num_rows, "all rows", object) if owners is None else owners
     keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
@@ -119,11 +118,15 @@ def read_design(
     )
     blocks, names, complete = [], [], np.ones(table.num_rows, bool)
     patterns: dict[bytes, str] = {}
-    for name in chosen:
-        if name not in only and numbers_rows(table, name, where):
+    troubles = Troubles(where, "leave columns out with --drop")
+    read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
+    troubles.check()
+    for cells in read:
+        name = cells.name
+        if name not in only and cells.counts_rows:
             notes.append(f"The column {shown(name)} numbers the rows and is left out.")
             continue
-        block, own = _column(table, name, name in categorical, keep, where)
+        block, own = _column(cells, keep, where)
         empty = np.isnan(block[:, 0])
         if np.all(empty[keep]):
             raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
@@ -192,35 +195,12 @@ def _empty_clients(name: str, empty: np.ndarray, owners: np.ndarray, keep: np.nd
     return [f"The column {shown(name)} is empty at {few}: --drop it, or none of these rows is used."]
 
 
-def decoded(table: Any, name: str) -> Any:
-    """Return a column of a pyarrow Table, with the values of a dictionary in place of their codes."""
-    import pyarrow.types as types
-
-    column = table[name]
-    return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
-
-
-def texts(table: Any, name: str) -> np.ndarray:
-    """Return a column as text [N], "" for empty cells and for the words that stand for them."""
-    cells = as_text(decoded(table, name).to_pylist())
-    return np.where(np.isin(cells, list(_EMPTY)), "", cells)
-
-
-def numbers_rows(table: Any, name: str, where: str) -> bool:
-    """Return whether a column counts the rows up by one, as the row names of R do."""
-    import pyarrow.types as types
-
-    if table.num_rows < 2 or not types.is_integer(decoded(table, name).type):
-        return False
-    return bool(np.all(np.diff(numbers(table, name, where)) == 1))
-
-
 def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
     """Return which values count as an event, where that is not obvious."""
     name = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     if name is None:
         return []
-    cells = texts(table, name)
+    cells = texts(table[name])
     events = find_events(cells, name, outcome.event_values, where)
     count = int(np.sum(np.isin(cells, list(events))))
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
@@ -228,54 +208,31 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
 
 def numbers(table: Any, name: str, where: str) -> np.ndarray:
     """Return a column as float64 [N], NaN for an empty cell."""
-    import pyarrow.types as types
-
-    column = decoded(table, name)
-    if types.is_integer(column.type) or types.is_floating(column.type):
-        return np.asarray(column.cast("float64").to_numpy(), np.float64)
-    cells = column.to_pylist()
-    found = np.full(len(cells), np.nan)
-    for row, cell in enumerate(cells):
-        if cell is None or cell == "":
-            continue
-        exact = value(str(cell).strip()) if isinstance(cell, str) else cell
-        try:
-            found[row] = float(exact)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise InvalidArgument(
-                f"The column {shown(name)} of {where} must hold numbers, but row {row + 1} is {shown(cell)}."
-            ) from None
-    return found
+    troubles = Troubles(where, "name a column of numbers")
+    cells = read_cells_as(table[name], name, "number", troubles)
+    troubles.check()
+    return cells.values
 
 
-def _column(table: Any, name: str, is_category: bool, keep: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
+def categories(cells: Cells) -> Optional[np.ndarray]:
+    """Return text and truth values as text, object [N], "" for an empty cell; None for numbers."""
+    if cells.kind == "truth":
+        return np.where(cells.empty, "", np.where(cells.values == 1, "True", "False")).astype(object)
+    return cells.values if cells.kind in TEXT_KINDS else None
+
+
+def _column(cells: Cells, keep: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells, and their names."""
-    import pyarrow.types as types
-
-    kind = decoded(table, name).type
-    if types.is_temporal(kind):
-        raise InvalidArgument(
-            f"The column {shown(name)} of {where} holds dates or times: leave it out with --drop, or replace it by a "
-            "number such as years since a day."
-        )
-    if not is_category and (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
-        return numbers(table, name, where)[:, np.newaxis], [name]
-    if types.is_null(kind):
-        raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
-    cells = texts(table, name)
-    levels = sorted(set(cells[keep].tolist()) - {""}, key=natural)
+    name, values = cells.name, categories(cells)
+    if values is None:
+        return cells.values[:, np.newaxis], [name]
+    levels = sorted(set(values[keep].tolist()) - {""}, key=natural)
     if not levels:
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
-    if len(levels) > MOST_LEVELS:
-        first = next(row for row, cell in enumerate(cells) if cell)
-        raise InvalidArgument(
-            f"The column {shown(name)} of {where} holds {len(levels)} texts, such as {shown(cells[first])} in row "
-            f"{first + 1}: leave it out with --drop, or name it with --client-column if it names clients."
-        )
     if len(levels) == 1:
         raise InvalidArgument(f"The column {shown(name)} of {where} is {shown(levels[0])} in all rows: --drop it.")
-    block = np.stack([cells == level for level in levels[1:]], 1).astype(np.float64)
-    block[cells == ""] = np.nan
+    block = np.stack([values == level for level in levels[1:]], 1).astype(np.float64)
+    block[values == ""] = np.nan
     return block, [f"{name}[{level}]" for level in levels[1:]]
 
 
@@ -283,12 +240,12 @@ def _outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
     if outcome.family == "cox":
         if outcome.event is None:
             raise InvalidArgument("The family cox needs the column with the event: give --event.")
-        event = _binary(texts(table, outcome.event), outcome.event, outcome.event_values, where)
+        event = _binary(texts(table[outcome.event]), outcome.event, outcome.event_values, where)
         return np.stack([numbers(table, outcome.column, where), event], 1)
     if outcome.event is not None:
         raise InvalidArgument(f"--event is of the family cox, but the family is {outcome.family}.")
     if outcome.family == "bernoulli":
-        return _binary(texts(table, outcome.column), outcome.column, outcome.event_values, where)
+        return _binary(texts(table[outcome.column]), outcome.column, outcome.event_values, where)
     if outcome.event_values:
         raise InvalidArgument(f"--event-value is of bernoulli and cox, but the family is {outcome.family}.")
     return numbers(table, outcome.column, where)

@@ -10,7 +10,8 @@ import numpy as np
 
 from tfp_bfl.data.names import check_spelling, natural
 from tfp_bfl.data.schema import Schema
-from tfp_bfl.data.sources import Column, Source
+from tfp_bfl.data.sources import Source
+from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, shown
 
 _LARGEST = 2**31 - 1
@@ -150,11 +151,8 @@ def _check_classes(who: str, number: int) -> None:
 
 
 def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:
-    weights = np.array(sizes, np.float64) / sum(sizes)
-    means, stddevs = (np.array([column[i] for column in columns], np.float64) for i in (1, 2))
-    mean = float(weights @ means)
-    variance = float(weights @ (stddevs**2 + (means - mean) ** 2))
-    return Column(str(columns[0][0]), mean, variance**0.5)
+    names, means, stddevs = zip(*columns)
+    return pooled_column(str(names[0]), sizes, means, stddevs)
 
 
 def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Column]) -> np.ndarray:

@@ -129,7 +129,8 @@ def _names(paths: Sequence[pathlib.Path]) -> list[str]:
 def _read_results(
     folder: pathlib.Path, name: str, config: RunConfig, summary: dict[str, Any], sources: Mapping[Any, Any]
 ) -> RunResults:
-    train, test, given, _ = sources[build.data_key(config)]
+    data = sources[build.data_key(config)]
+    test = data.test
     rounds = read_json(folder / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES)
     predictions = _read_predictions(folder / "predictions.npz", test)
     if not np.array_equal(predictions["labels"], truth(test)):
@@ -137,7 +138,7 @@ def _read_results(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
         )
-    clients = build.shares(config, train, given).clients
+    clients = build.shares(config, data.train, data.clients).clients
     return results(name, config, summary, rounds, predictions, test, clients)
 
 

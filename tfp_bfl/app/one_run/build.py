@@ -15,6 +15,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.fields import LIKELIHOOD, Options, argument_names
 from tfp_bfl.app.options.given_data import GivenData, read_given, recorded
 from tfp_bfl.app.options.own_model import NO_CODE, Code
+from tfp_bfl.app.options.refusals import OF_DATA
 from tfp_bfl.app.options.resolve import resolved, stated, weights_of
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
@@ -80,8 +81,11 @@ def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnDa
             config.client_column,
             config.test_data,
             config.task,
-            config.dropped,
+            config.columns("drop"),
             config.separator,
+            only=config.columns("only"),
+            categorical=config.columns("categorical"),
+            date_unit=config.date_unit,
         )
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
     return bfl.data.OwnData(train, test)
@@ -105,8 +109,7 @@ def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
 
 def data_key(config: RunConfig) -> tuple[Any, ...]:
     """Return all that says which data a run is of."""
-    where = config.dataset, config.data_dir
-    return (*where, config.label, config.client_column, config.test_data, config.task, config.dropped, config.separator)
+    return tuple(getattr(config, name) for name in ("dataset", "data_dir", *OF_DATA))
 
 
 def check_data(configs: Iterable[RunConfig]) -> None:
@@ -282,6 +285,7 @@ def export_info(
             "sha256": train.sha256(),
             "metrics_on": "test",
             **({"columns": [list(column) for column in train.columns]} if train.columns else {}),
+            **({"encoding": [x._asdict() for x in train.encoding]} if train.encoding else {}),
             **({"target": list(train.target)} if train.target else {}),
         },
     )

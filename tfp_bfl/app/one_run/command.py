@@ -137,6 +137,8 @@ def predict_images(
     if stated := stated_by(model):
         click.echo(f"{stated}\n" if form == "table" else f"tfp-bfl: {stated}", err=form != "table")
     click.echo(FORMATS[form](predictions))
+    for note in predictions.notes:
+        click.echo(f"tfp-bfl: {note}", err=True)
     for name, reason in predictions.failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
     return 1 if predictions.failures else 0

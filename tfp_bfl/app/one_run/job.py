@@ -35,6 +35,7 @@ class Job(NamedTuple):
       trained: what `simulate` runs: the process, or the ensemble.
       everybody: the clients in training, and those that are not.
       shards: of each of these the test data; None where nobody asked for their scores.
+      notes: sentences on the user's data.
     """
 
     config: RunConfig
@@ -50,6 +51,7 @@ class Job(NamedTuple):
     trained: Any
     everybody: bfl.data.Clients
     shards: Optional[bfl.data.Clients]
+    notes: tuple[str, ...] = ()
 
     @property
     def clients(self) -> bfl.data.Clients:
@@ -125,12 +127,15 @@ def prepare(config: RunConfig, user_data: Optional[bfl.data.OwnData], code: Code
     everybody = client_scores.everybody(shares.clients, shares.unseen)
     shards = client_scores.shards(config, test, everybody)
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    return Job(config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards)
+    notes = user_data.notes if user_data else ()
+    return Job(
+        config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards, notes
+    )
 
 
 def _read(
     config: RunConfig, user_data: Optional[bfl.data.OwnData]
 ) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
     """Return the training data, the test data, and who has which of the former."""
-    train, test, given, _ = user_data or build.load(config)
-    return train, test, build.shares(config, train, given)
+    own = user_data or build.load(config)
+    return own.train, own.test, build.shares(config, own.train, own.clients)

@@ -89,11 +89,13 @@ class Predictions(NamedTuple):
       kind: "image", or "row" of a table: the name of the first column, in all formats.
       rows: one for each example; at least one.
       failures: (name, reason) of each image that could not be read.
+      notes: sentences on categories and empty cells that the training data did not have.
     """
 
     kind: str
     rows: Sequence[AnyRow]
     failures: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -147,7 +149,8 @@ def predict(
     number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
     is_image = len(shape) == 3
-    examples = bfl.data.read_images(images, tuple(shape)) if is_image else _rows(images, info, separator)
+    notes: list[str] = []
+    examples = bfl.data.read_images(images, tuple(shape)) if is_image else _rows(images, info, separator, notes)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
     for start in range(0, len(examples.names), BATCH_SIZE):
@@ -158,7 +161,7 @@ def predict(
             rows += _as_numbers(examples.names[part], values, max_uncertainty)
         else:
             rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty)
-    return Predictions("image" if is_image else "row", rows, examples.failures)
+    return Predictions("image" if is_image else "row", rows, examples.failures, notes)
 
 
 def stated_by(model: Union[str, os.PathLike]) -> str:
@@ -216,9 +219,9 @@ def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optio
     ]
 
 
-def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str]) -> bfl.data.Images:
-    """Read the rows of tables in the form of `read_images`."""
-    columns = [name for name, _, _ in bfl.export.columns_of(info)]
+def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str], notes: list[str]) -> bfl.data.Images:
+    """Read the rows of tables in the form of `read_images`; `notes` gets sentences on unknown categories."""
+    columns = [bfl.data.Column(*column) for column in bfl.export.columns_of(info)]
     if not columns:
         shape: Any = (info.model or {})["input_shape"]
         raise InvalidArgument(f"The model takes rows of {shown(shape)} numbers without names: call it from Python.")
@@ -226,7 +229,12 @@ def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str]) -> bfl.da
     for path in paths:
         if not str(path).lower().endswith(bfl.data.TABLES):
             raise InvalidArgument(f"{shown(str(path))} is no table, but the model takes rows of one: give a .csv file.")
-    tables = [bfl.data.read_rows(path, columns, separator) for path in paths]
+    if features := bfl.export.features_of(info):
+        encoded = [bfl.data.read_encoded(path, features, columns, separator) for path in paths]
+        notes += [f"In {name_of(path)}: {note}" for path, x in zip(paths, encoded) for note in x.notes]
+        tables = [x.rows for x in encoded]
+    else:
+        tables = [bfl.data.read_rows(path, [column.name for column in columns], separator) for path in paths]
     names = [f"{name_of(path)}[{i}]" for path, table in zip(paths, tables) for i in range(len(table))]
     return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 

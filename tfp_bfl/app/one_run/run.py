@@ -128,6 +128,8 @@ def _run(
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
     with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
         tell.announce(job.in_words())
+        for note in job.notes:
+            tell.note(note)
         start = _pretrained(job, folder, tell, runtime)
         tell.phase("tracing, and the first round", lazily=True)
         with recorder(folder, job.config, tell, hook) as on_round:
@@ -155,6 +157,7 @@ def _run(
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
             "versions": _versions(),
+            **({"notes": list(job.notes)} if job.notes else {}),
             "warnings": [*result.warnings, *_no_better_than_chance(final.metrics, job.test, job.config)],
         }
         info = build.export_info(job.config, job.train, scores, job.weights)

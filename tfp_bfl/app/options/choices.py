@@ -78,6 +78,7 @@ PARTITIONS = Table(
         "noniid_datasets:OTHER_INTEREST",
     ),
 )
+DATE_UNITS = Table("unit of dates", ("days", "weeks", "months", "years"))
 TASKS = Table("task", ("classification", "regression"))
 EVALUATION_PRECISIONS = Table("precision of prediction", ("float32", "bfloat16"))
 INFERENCES = Table("inference", ("curvature", "natural", "ivon", "backprop"))

@@ -27,7 +27,7 @@ from tfp_bfl.app.options.fields import (
 )
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, names_code
-from tfp_bfl.app.options.refusals import check_no_file, must_be
+from tfp_bfl.app.options.refusals import OF_DATA, check_no_file, must_be
 from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -38,18 +38,7 @@ MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
 # Options for data in one place; in a federation of sites, the file of each site describes its data.
 OF_ONE_PLACE = (
-    *(
-        "dataset",
-        "data_dir",
-        "label",
-        "client_column",
-        "test_data",
-        "task",
-        "drop",
-        "separator",
-        "partition",
-        "clients",
-    ),
+    *("dataset", "data_dir", *OF_DATA, "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight"),
 )
@@ -75,6 +64,9 @@ class RunConfig(pydantic.BaseModel):
         None, "Column of a table, or array of an archive, that names the client of each example."
     )
     drop: Optional[str] = option(None, "Columns of a table that are left out, separated by commas.")
+    only: Optional[str] = option(None, "Columns of a table that are features, separated by commas; all by default.")
+    categorical: Optional[str] = option(None, "Columns of numbers, or of many texts, that are categories.")
+    date_unit: Optional[str] = option(None, "Unit in which dates become numbers.", names=choices.DATE_UNITS)
     separator: Optional[str] = option(
         None, "Separator of a .csv file's columns, such as ';' or tab; that of its header if not given."
     )
@@ -179,7 +171,7 @@ class RunConfig(pydantic.BaseModel):
             values = {**values, "partition": "given"}
         return values
 
-    @pydantic.field_validator("drop", mode="before")
+    @pydantic.field_validator("drop", "only", "categorical", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
         return to_csv([value]).rstrip("\n") if isinstance(value, (list, tuple)) else value
@@ -236,10 +228,10 @@ class RunConfig(pydantic.BaseModel):
                 f"num_samples is {self.num_samples}, but the ensemble has {members} members: give at least as many."
             )
 
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """The columns of `drop`."""
-        return tuple(next(csv.reader([self.drop]), [])) if self.drop else ()
+    def columns(self, name: str) -> tuple[str, ...]:
+        """Return the columns that an option names, such as "drop"."""
+        value = getattr(self, name)
+        return tuple(next(csv.reader([value]), [])) if value else ()
 
     @property
     def data_name(self) -> str:

@@ -23,6 +23,18 @@ _MUST_BE = {
     "list": "a list of names",
 }
 
+# Options of user-supplied data.
+OF_DATA = ("label", "client_column", "task", "test_data", "drop", "only", "categorical", "date_unit", "separator")
+# Options of files, and what serves in their place for data in memory.
+_LEAVE_OUT = "leave columns out of the data that you give"
+_OF_FILES = {
+    "drop": _LEAVE_OUT,
+    "only": _LEAVE_OUT,
+    "categorical": "give the column the type category",
+    "date_unit": "give the column as numbers",
+    "separator": _LEAVE_OUT,
+}
+
 
 def must_be(error: Any) -> str:
     """Return in words what a value must be.
@@ -42,16 +54,16 @@ def check_no_file(config: Any, in_memory: bool) -> None:
       in_memory: the dataset was given in Python.
     """
     if in_memory:
-        for name in ("drop", "separator"):
+        for name, advice in _OF_FILES.items():
             if getattr(config, name) is not None:
-                raise InvalidArgument(f"{name} belongs to files: leave columns out of the data that you give.")
+                raise InvalidArgument(f"{name} belongs to files: {advice}.")
         return
     if pathlib.Path(config.dataset).is_file():
         raise InvalidArgument(
             f"The file {name_of(config.dataset)} is of a type that can't be read: give a .csv, .tsv, .parquet or .npz "
             "file, or a folder of images."
         )
-    for name in ("label", "client_column", "task", "test_data", "drop", "separator"):
+    for name in OF_DATA:
         if getattr(config, name) != type(config).model_fields[name].default:
             raise InvalidArgument(
                 f"{name} belongs to user-supplied data, and {shown(config.dataset)} is no file or folder."

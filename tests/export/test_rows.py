@@ -1,0 +1,134 @@
+"""Rows of a table as they are: the graph of an export encodes them as the training did."""
+
+import json
+
+import numpy as np
+import pyarrow
+import pytest
+import tensorflow as tf
+
+from tests.export.tampering import change_file, copy
+from tfp_bfl import export
+from tfp_bfl.data import Feature, read_own
+from tfp_bfl.data.cells import Cells
+from tfp_bfl.data.encoding import Raw, encode
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.export import manifest, rows
+from tfp_bfl.models import mlp
+
+SIZE = 300
+RNG = np.random.default_rng(0)
+CODES = RNG.integers(0, 3, SIZE).astype(np.int8)
+AGE = np.where(RNG.random(SIZE) < 0.2, np.nan, RNG.normal(50, 9, SIZE))
+TABLE = pyarrow.table(
+    {
+        "age in years": pyarrow.array(AGE, from_pandas=True),
+        "age.in.years": RNG.normal(size=SIZE),
+        "1st": np.where(np.arange(SIZE) < 2, "seldom", RNG.choice(["a", "ö", ""], SIZE)),
+        "class": RNG.choice(["yes", "no"], SIZE),
+        "grade": pyarrow.DictionaryArray.from_arrays(CODES, ["low", "mid", "high"], ordered=True),
+        "label": RNG.choice(["ill", "well"], SIZE),
+    }
+)
+GIVEN = {
+    "age in years": [40.0, np.nan, 60.0, 70.0],
+    "age.in.years": [0.5, 0.0, -1.0, np.nan],
+    "1st": ["a", "ö", "new", "NA"],
+    "class": ["yes", "no", "", "maybe"],
+    "grade": ["low", "high", "NaN", "top"],
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    train = read_own(TABLE).train
+    data = {"columns": [list(x) for x in train.columns], "encoding": [x._asdict() for x in train.encoding]}
+    model = mlp("flipout", train.element_shape, 2, hidden=(4,), seed=0)
+    folder = tmp_path_factory.mktemp("rows") / "saved"
+    export.save(model, folder, export.Info(class_names=["ill", "well"], data=data))
+    return folder, train
+
+
+def inputs(named=None):
+    as_tensor = lambda x: tf.constant(x, tf.string if isinstance(x[0], str) else tf.float32)
+    return {(named or {}).get(name, name): as_tensor(x) for name, x in GIVEN.items()}
+
+
+def encoded(train):
+    cells = [Cells(x.name, x.kind, np.array(GIVEN[x.name], object if x.is_text else float)) for x in train.encoding]
+    for cell in cells:
+        if cell.kind in ("category", "ordinal"):
+            cell.values[np.isin(cell.values, ["NA", "NaN"])] = ""
+    return encode(Raw(cells), train.encoding, train.columns).astype(np.float32)
+
+
+def test_the_graph_encodes_as_the_training(saved):
+    folder, train = saved
+    graph = rows.encoder(train.encoding, train.columns)(inputs())
+    np.testing.assert_allclose(graph, encoded(train), rtol=1e-6)
+    loaded = export.load(folder)
+    wanted = loaded.predict(encoded(train), num_samples=5, seed=1)
+    names = {name: spec.name for name, spec in rows.inputs_of(train.encoding).items()}
+    assert list(names.values()) == ["age_in_years", "age_in_years_2", "column_1st", "column_class", "grade"]
+    signature = loaded.signatures["predict_rows"]
+    numbers = {"num_samples": tf.constant(5), "seed": tf.constant(1)}
+    for found in (loaded.predict_rows(inputs(), 5, 1), signature(**inputs(names), **numbers)):
+        assert found.keys() == wanted.keys()
+        np.testing.assert_allclose(found["probabilities"], wanted["probabilities"], rtol=1e-5)
+
+
+def test_tensorflow_lite_accepts_rows_with_its_own_operations(saved, tmp_path):
+    folder, train = saved
+    export.save_tflite(folder, tmp_path / "m.tflite", num_samples=3, seed=1)
+    interpreter = tf.lite.Interpreter(str(tmp_path / "m.tflite"))
+    names = {name: spec.name for name, spec in rows.inputs_of(train.encoding).items()}
+    runner = interpreter.get_signature_runner("predict_rows")
+    found = runner(**{name: value.numpy() for name, value in inputs(names).items()})
+    wanted = export.load(folder).predict_rows(inputs(), 3, 1)
+    np.testing.assert_allclose(found["probabilities"], wanted["probabilities"], rtol=1e-4)
+
+
+def test_the_card_states_columns_and_inputs(saved):
+    card = (saved[0] / "model_card.md").read_text()
+    for line in ("| 1st | `column_1st` | a, ö |", "| age in years | `age_in_years` | numbers |", "predict_rows"):
+        assert line in card
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"encoding": []},
+        {"encoding": [Feature("x", "number")._asdict()]},
+        {"encoding": "x"},
+        {"encoding": [{"name": "x"}]},
+        {"encoding": [{**Feature("x", "number")._asdict(), "kind": "code"}]},
+        {"encoding": [{**Feature("x", "category")._asdict(), "levels": [1]}]},
+    ],
+)
+def test_an_encoding_of_another_form_is_refused(saved, tmp_path, change):
+    _, train = saved
+    model = mlp("flipout", train.element_shape, 2, hidden=(4,), seed=0)
+    data = {"columns": [list(x) for x in train.columns], **change}
+    if not change["encoding"]:
+        export.save(model, tmp_path / "saved", export.Info(data=data))
+        assert not hasattr(export.load(tmp_path / "saved"), "predict_rows")
+        return
+    with pytest.raises(InvalidArgument, match=r"encoding of info's data is .*, but must describe the columns"):
+        export.save(model, tmp_path / "saved", export.Info(data=data))
+
+
+def test_a_graph_that_does_not_fit_its_encoding_is_refused(saved, tmp_path):
+    forged = copy(saved[0], tmp_path / "forged")
+
+    def without(content):
+        info = json.loads(content)
+        info["data"].pop("encoding")
+        return json.dumps(info).encode()
+
+    change_file(forged, manifest.INFO, without)
+    with pytest.raises(InvalidArgument, match="it has a signature 'predict_rows', which an export has not"):
+        export.load(forged)
+    forged = copy(saved[0], tmp_path / "forged")
+    change_file(forged, manifest.INFO, lambda content: content.replace(b'"1st"', b'"2nd"').replace(b'"1st[', b'"2nd['))
+    with pytest.raises(InvalidArgument, match="its signature predict_rows does not take the columns that its info"):
+        export.load(forged)

@@ -1,0 +1,242 @@
+"""Cells of a table as they are: numbers, truth values, categories, dates and empty cells."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, match_numbers, to_float
+from tfp_bfl.data.names import as_text
+from tfp_bfl.errors import lookup, shown
+
+# Words for an empty cell, beside "".
+EMPTY = ("NA", "N/A", "NaN", "nan", "null", "NULL")
+# Text with more values than this is rather a name than a category.
+MOST_LEVELS = 30
+# The length in days of the units that dates are counted in, from 1970-01-01 on.
+DATE_UNITS = {"days": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2425}
+# Cells that are no numbers are errors in a column of numbers up to this share, and beyond it categories.
+_MOST_ERRORS = 0.2
+TEXT_KINDS = ("category", "ordinal")
+
+
+class Cells(NamedTuple):
+    """A column of a table.
+
+    Fields:
+      name: of the column.
+      kind: "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text).
+      values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
+      levels: of ordinal cells, in their order; () otherwise.
+      is_whole: whether the numbers have an integer type.
+    """
+
+    name: str
+    kind: str
+    values: np.ndarray
+    levels: tuple[str, ...] = ()
+    is_whole: bool = False
+
+    @property
+    def empty(self) -> np.ndarray:
+        """The mask of empty cells, bool [N]."""
+        empty: np.ndarray = self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
+        return empty
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the column counts the rows up by one, as the row names of R do."""
+        return self.is_whole and len(self.values) > 1 and bool(np.all(np.diff(self.values) == 1))
+
+
+def read_columns(
+    table: Any,
+    names: Sequence[str],
+    troubles: Troubles,
+    categorical: Collection[str] = (),
+    date_unit: Optional[str] = None,
+    client: Optional[str] = None,
+) -> list[Cells]:
+    """Return columns by the values that they hold, those without a trouble.
+
+    Args:
+      table: of pyarrow.
+      names: of the columns.
+      troubles: as of `read_cells`.
+      categorical: the columns that are categories, whatever they hold.
+      date_unit: one of `DATE_UNITS`, in which dates become numbers; None where dates are refused.
+      client: the column with the names of the clients, if one is known.
+
+    Raises:
+      InvalidArgument: there is no such unit.
+    """
+    if date_unit is not None:
+        lookup(DATE_UNITS, date_unit, "unit of dates")
+    found = {name: read_cells(table[name], name, troubles, name in categorical, date_unit) for name in names}
+    site = next((name for name, cells in found.items() if cells is None and _looks_like_names(table[name])), None)
+    if client is None and site is not None:
+        troubles.advise(f"give --client-column {site} if it names the client of each row")
+    return [cells for cells in found.values() if cells is not None]
+
+
+def _looks_like_names(column: Any) -> bool:
+    """Return whether a column holds text with repeated values, as a client column does."""
+    cells = decoded(column)
+    return is_text(cells) and MOST_LEVELS < len(cells.unique()) <= len(cells) / 2
+
+
+def read_cells(
+    column: Any, name: str, troubles: Troubles, is_category: bool = False, date_unit: Optional[str] = None
+) -> Optional[Cells]:
+    """Return a column by the values that it holds; None if something is wrong with it.
+
+    Numbers are numbers, of whichever type, and text is a category, unless all of it are numbers. Columns of
+    dictionaries (pandas categories) are categories, or ordinal if they are declared so.
+
+    Args:
+      column: of a pyarrow Table.
+      name: of the column.
+      troubles: gets an entry for a column without any value; dates without `date_unit`; text with more than
+        `MOST_LEVELS` values; text in up to a fifth of the cells of a column of numbers; numbers that are not finite.
+      is_category: the column is a category, whatever it holds.
+      date_unit: one of `DATE_UNITS`, in which dates become numbers.
+    """
+    import pyarrow.types as types
+
+    if column.null_count == len(column):
+        troubles.add(name, "has no value")
+        return None
+    if is_category or types.is_dictionary(column.type):
+        levels = declared(column)
+        cells = Cells(name, "ordinal" if levels else "category", texts(column), levels)
+        return cells if is_category else _few(cells, troubles)
+    plain = decoded(column)
+    if types.is_temporal(plain.type):
+        return _dates(plain, name, troubles, date_unit)
+    if not is_text(plain):
+        return _numbers(plain, name, troubles)
+    plain = _without_words(plain)
+    if plain.null_count == len(plain):
+        troubles.add(name, "has no value")
+        return None
+    found = match_numbers(plain)
+    bad = ~found.good
+    filled = len(plain) - plain.null_count
+    many = bad.sum() < 0.5 * filled and len(plain.unique()) > MOST_LEVELS
+    if found.is_ambiguous or bad.sum() <= _MOST_ERRORS * filled or many:
+        if bad.any() and not found.is_ambiguous:
+            troubles.advise("correct the cell, or give --categorical for categories")
+        return _numbers(plain, name, troubles)
+    return _few(Cells(name, "category", texts(column)), troubles)
+
+
+def read_cells_as(column: Any, name: str, kind: str, troubles: Troubles, date_unit: Optional[str] = None) -> Cells:
+    """Return a column in the form in which a model requires it.
+
+    Args:
+      column: of a pyarrow Table.
+      name: of the column.
+      kind: of `Cells`.
+      troubles: gets an entry if a cell has another form.
+      date_unit: of dates.
+    """
+    import pyarrow
+
+    if kind in TEXT_KINDS:
+        return Cells(name, kind, texts(column))
+    plain, nothing = decoded(column), Cells(name, kind, np.full(len(column), np.nan))
+    if is_text(plain):
+        plain = _without_words(plain)
+    if plain.null_count == len(plain):
+        return nothing
+    if kind != "date":
+        return _numbers(plain, name, troubles) or nothing
+    if is_text(plain):
+        with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
+            plain = plain.cast(pyarrow.timestamp("us"))
+    return _dates(plain, name, troubles, date_unit) or nothing
+
+
+def texts(column: Any) -> np.ndarray:
+    """Return a column as text, object [N]: "" for empty cells and for the words that stand for them.
+
+    Args:
+      column: of a pyarrow Table.
+    """
+    encoded = decoded(column).combine_chunks().dictionary_encode()
+    levels = np.append(as_text(encoded.dictionary.to_pylist()), "")
+    levels[[not x.strip() or x in EMPTY for x in levels]] = ""
+    cells: np.ndarray = levels[encoded.indices.fill_null(len(levels) - 1).to_numpy()]
+    return cells
+
+
+def declared(column: Any) -> tuple[str, ...]:
+    """Return the levels of an ordered category in their order; () of another column."""
+    import pyarrow.types as types
+
+    if not types.is_dictionary(column.type) or not column.type.ordered:
+        return ()
+    whole = column.unify_dictionaries().chunk(0)
+    return tuple(as_text(whole.dictionary.to_pylist()))
+
+
+def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
+    """Return categories, unless they have more than `MOST_LEVELS` levels."""
+    number = len(set(cells.values.tolist()) - {""})
+    if not number:
+        troubles.add(cells.name, "has no value")
+        return None
+    if number > MOST_LEVELS:
+        row = int(np.argmax(cells.values != ""))
+        problem = f"holds {number} texts, such as {shown(cells.values[row])} in row {row + 1}"
+        troubles.add(cells.name, problem)
+        troubles.advise("give --categorical for categories with many values")
+        return None
+    return cells
+
+
+def _without_words(column: Any) -> Any:
+    """Return text with null for empty cells and for the words that stand for them."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    trimmed = compute.utf8_trim_whitespace(column)
+    empty = compute.is_in(trimmed, pyarrow.array(["", *EMPTY]))
+    return compute.if_else(empty, None, column)
+
+
+def _numbers(column: Any, name: str, troubles: Troubles) -> Optional[Cells]:
+    """Return a column without dictionaries as numbers; None if a cell is no number."""
+    import pyarrow.types as types
+
+    exact = to_float(column, name, troubles)
+    if exact is None:
+        return None
+    check_finite(exact, np.isnan(exact), name, troubles)
+    if np.all(np.isnan(exact)):
+        troubles.add(name, "has no value")
+        return None
+    kind = "truth" if types.is_boolean(column.type) else "number"
+    return Cells(name, kind, exact, is_whole=types.is_integer(column.type))
+
+
+def _dates(column: Any, name: str, troubles: Troubles, unit: Optional[str]) -> Optional[Cells]:
+    import pyarrow
+    import pyarrow.types as types
+
+    first = int(np.argmax(column.is_valid().to_numpy()))
+    example = f"{shown(str(column[first].as_py()))} in row {first + 1}"
+    if not (types.is_date(column.type) or types.is_timestamp(column.type)):
+        troubles.add(name, f"holds {example}, which is no date")
+    elif unit is None:
+        troubles.add(name, f"holds dates, such as {example}")
+        troubles.advise("give --date-unit years (or months, weeks, days) to count them")
+    else:
+        exact = column.cast(pyarrow.timestamp("us", getattr(column.type, "tz", None))).cast(pyarrow.int64())
+        days = exact.to_numpy().astype(np.float64) / (24 * 3600 * 1e6)
+        days[~column.is_valid().to_numpy()] = np.nan
+        return Cells(name, "date", days / DATE_UNITS[unit])
+    return None

@@ -1,0 +1,259 @@
+"""Encoding of a table's cells as numbers, from one message of each client.
+
+A client sends for each column its number of rows, its number of filled cells, their mean and standard deviation, or the
+counts of its categories. From these follow the columns of the model:
+
+    number, truth, date   the number; an empty cell becomes the mean m of the filled cells
+    category              0 or 1 for each level, and for all rare levels together; an empty cell becomes their shares
+    ordinal               0 or 1 for each level but the first: is the cell at least that level?
+    missing               0 or 1 for a column with empty cells in training: is the cell empty?
+
+and the means and standard deviations by which they are scaled: with N rows, n filled cells, and share q of 0 and 1,
+
+    number: m, s sqrt(n / N);   level: q, sqrt(q (1 - q) n / N);   missing: p = (N - n) / N, sqrt(p (1 - p))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.data.cells import TEXT_KINDS, Cells
+from tfp_bfl.data.names import natural
+from tfp_bfl.data.statistics import Column, column_of, pooled_column
+from tfp_bfl.errors import InvalidArgument, shown
+
+# A level is rare in fewer rows than this, and in less than this share of the rows.
+RARE_ROWS, RARE_SHARE = 10, 0.01
+# Of more levels than this the most frequent ones are used, and the others are rare.
+MOST_USED = 255
+
+
+class Feature(NamedTuple):
+    """A column of a table, and its form as columns of the model.
+
+    Fields:
+      name: of the column.
+      kind: as of `Cells`.
+      levels: of text, in order; rare ones are left out.
+      has_rare: whether rare levels have a column.
+      has_missing: whether empty cells have a column.
+      unit: of dates; None of other columns.
+    """
+
+    name: str
+    kind: str
+    levels: tuple[str, ...] = ()
+    has_rare: bool = False
+    has_missing: bool = False
+    unit: Optional[str] = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the cells are text."""
+        return self.kind in TEXT_KINDS
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the model."""
+        if not self.is_text:
+            names = [self.name]
+        else:
+            form = "{}[>={}]" if self.kind == "ordinal" else "{}[{}]"
+            names = [form.format(self.name, level) for level in self.levels[self._first :]]
+            names += [f"{self.name}[rare]"] if self.has_rare else []
+        names += [f"{self.name}[missing]"] if self.has_missing else []
+        return tuple(name if name.isprintable() else ascii(name)[1:-1] for name in names)
+
+    @property
+    def _first(self) -> int:
+        """The first level with a column: of two levels one column says all."""
+        return int(len(self.levels) > 1 and (self.kind == "ordinal" or (len(self.levels) == 2 and not self.has_rare)))
+
+    @property
+    def codes(self) -> np.ndarray:
+        """The columns of each level, float64 [L + 1, c], without that of empty cells; those of a rare level are last.
+
+        An unknown level of a feature without rare ones has NaN.
+        """
+        size = len(self.levels)
+        codes = np.tri(size) if self.kind == "ordinal" else np.eye(size)
+        codes = codes[:, self._first :]
+        if self.has_rare:
+            return np.block([[codes, np.zeros((size, 1))], [np.zeros((1, codes.shape[1])), np.ones((1, 1))]])
+        return np.concatenate([codes, np.full((1, codes.shape[1]), np.nan)])
+
+
+class ColumnMessage(NamedTuple):
+    """The message of a client about a column.
+
+    Fields:
+      rows: number of rows.
+      filled: number of filled cells.
+      mean, stddev: of the numbers; 0 of text.
+      levels: level -> number of rows; {} of numbers.
+    """
+
+    rows: int
+    filled: int
+    mean: float = 0.0
+    stddev: float = 0.0
+    levels: Mapping[str, int] = {}
+
+
+class Raw:
+    """The columns of a table as they are, which can be indexed by rows.
+
+    Args:
+      columns: the cells of each, N of them.
+      unit: of dates.
+    """
+
+    def __init__(self, columns: Sequence[Cells], unit: Optional[str] = None):
+        self.columns, self.unit = tuple(columns), unit
+
+    def __len__(self) -> int:
+        return len(self.columns[0].values)
+
+    def __getitem__(self, rows: Any) -> Raw:
+        return Raw([cells._replace(values=cells.values[rows]) for cells in self.columns], self.unit)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all cells are numbers and none is empty."""
+        return all(cells.kind in ("number", "truth") and not cells.empty.any() for cells in self.columns)
+
+
+def describe_column(cells: Cells) -> ColumnMessage:
+    """Return the message of a client about a column."""
+    filled = cells.values[~cells.empty]
+    if cells.kind in TEXT_KINDS:
+        levels, counts = np.unique(filled.astype(str), return_counts=True)
+        return ColumnMessage(len(cells.values), len(filled), levels=dict(zip(levels.tolist(), counts.tolist())))
+    if not len(filled):
+        return ColumnMessage(len(cells.values), 0)
+    own = column_of(cells.name, filled)
+    return ColumnMessage(len(cells.values), len(filled), own.mean, own.stddev)
+
+
+def fit_column(
+    cells: Cells, messages: Sequence[ColumnMessage], unit: Optional[str] = None
+) -> tuple[Feature, tuple[Column, ...]]:
+    """Return how a column becomes columns of the model, and their means and standard deviations.
+
+    Args:
+      cells: name, kind and declared levels of the column; its values are not used.
+      messages: of the clients.
+      unit: of dates.
+
+    Raises:
+      InvalidArgument: no client has a value.
+    """
+    rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
+    if not count:
+        raise InvalidArgument(
+            f"The column {shown(cells.name)} has no value in the training rows: leave it out with --drop."
+        )
+    missing = count < rows
+    filled = (count / rows) ** 0.5
+    if cells.kind in TEXT_KINDS:
+        feature, shares = _levels(cells, messages, count, rows)
+        feature = feature._replace(has_missing=missing)
+        moments = [(q, (q * (1 - q)) ** 0.5 * filled) for q in shares]
+    else:
+        sent = [(m.filled, m.mean, m.stddev) for m in messages if m.filled]
+        pooled = pooled_column(cells.name, *zip(*sent))
+        feature = Feature(cells.name, cells.kind, has_missing=missing, unit=unit if cells.kind == "date" else None)
+        moments = [(pooled.mean, pooled.stddev * filled)]
+    if missing:
+        share = 1 - count / rows
+        moments.append((share, (share * (1 - share)) ** 0.5))
+    return feature, tuple(Column(name, *moment) for name, moment in zip(feature.columns, moments))
+
+
+def _levels(cells: Cells, messages: Sequence[ColumnMessage], count: int, rows: int) -> tuple[Feature, list[float]]:
+    """Return the feature of a column of text, and the mean of each of its columns over the filled cells."""
+    counts: dict[str, int] = {}
+    for message in messages:
+        for level, number in message.levels.items():
+            counts[level] = counts.get(level, 0) + number
+    if cells.kind == "ordinal":
+        feature = Feature(cells.name, cells.kind, tuple(x for x in cells.levels if counts.get(x)))
+    else:
+        frequent = sorted(counts, key=lambda x: (-counts[x], natural(x)))[:MOST_USED]
+        used = {x for x in frequent if counts[x] >= min(RARE_ROWS, RARE_SHARE * rows)}
+        feature = Feature(cells.name, cells.kind, tuple(sorted(used, key=natural)), len(used) < len(counts))
+    used = set(feature.levels)
+    by_level = [*(counts[x] for x in feature.levels), sum(n for x, n in counts.items() if x not in used)]
+    shares = np.array(by_level) / count @ np.nan_to_num(feature.codes)
+    return feature, [float(min(x, 1.0)) for x in shares]
+
+
+def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
+    """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.
+
+    Empty cells, and unknown levels of a feature without rare ones, become the means of `columns`.
+
+    Args:
+      raw: N rows with the columns of `features`, in that order.
+      features: of the model.
+      columns: D, of all features.
+    """
+    blocks = []
+    for cells, feature in zip(raw.columns, features):
+        if feature.is_text:
+            places = {level: place for place, level in enumerate(feature.levels)}
+            block = feature.codes[[places.get(x, len(places)) for x in cells.values.tolist()]]
+            block[cells.empty] = np.nan
+        else:
+            block = cells.values[:, np.newaxis]
+        blocks += [block, cells.empty[:, np.newaxis]] if feature.has_missing else [block]
+    whole = np.concatenate(blocks, 1).astype(np.float64)
+    return np.where(np.isnan(whole), [column.mean for column in columns], whole)
+
+
+def fit_encoding(raw: Raw, owners: Optional[np.ndarray] = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
+    """Return the features of a table and the columns of the model, from one message of each client.
+
+    Args:
+      raw: the training rows.
+      owners: the client of each row [N]; None for one client.
+
+    Raises:
+      InvalidArgument: a column has no value.
+    """
+    parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
+    features: list[Feature] = []
+    columns: list[Column] = []
+    for cells in raw.columns:
+        messages = [describe_column(cells._replace(values=cells.values[part])) for part in parts]
+        feature, own = fit_column(cells, messages, raw.unit)
+        features.append(feature)
+        columns += own
+    return tuple(features), tuple(columns)
+
+
+def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:
+    """Return a sentence for each column with levels, or empty cells, that the training did not have.
+
+    Args:
+      raw: rows with the columns of `features`.
+      features: of the model.
+    """
+    sentences = []
+    for cells, feature in zip(raw.columns, features):
+        name, empty = shown(feature.name), int(cells.empty.sum())
+        if feature.is_text:
+            known = {*feature.levels, ""}
+            new = [x for x in cells.values.tolist() if x not in known]
+            if new:
+                levels = ", ".join(shown(x) for x in list(dict.fromkeys(new))[:3])
+                what = "a rare category" if feature.has_rare else "an empty cell"
+                rows = "1 row" if len(new) == 1 else f"{len(new):,} rows"
+                sentences.append(f"{rows} with {levels} in {name}, which training did not have: treated as {what}.")
+        if empty and not feature.has_missing:
+            cells_are = "1 cell" if empty == 1 else f"{empty:,} cells"
+            sentences.append(f"{cells_are} of {name} are empty, and in training none was: the mean is used.")
+    return sentences

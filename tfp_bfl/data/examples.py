@@ -1,0 +1,213 @@
+"""Examples of tables and archives as they were read, and the options of reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from tfp_bfl.data.cells import TEXT_KINDS, read_cells_as, read_columns
+from tfp_bfl.data.columns import Troubles, numbers, texts
+from tfp_bfl.data.encoding import Raw
+from tfp_bfl.data.names import as_text, ordered
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+
+
+class Examples(NamedTuple):
+    """Hold examples as they were read.
+
+    Fields:
+      features: [N, ...]; the cells of a table that are not all numbers.
+      labels: [N].
+      owners: the name of each example's client [N]; None where the data name none.
+      columns: names of a table's columns; () otherwise.
+      class_names: C names; () for the names of the labels.
+      notes: sentences on what was left out.
+    """
+
+    features: Union[np.ndarray, Raw]
+    labels: np.ndarray
+    owners: Optional[np.ndarray] = None
+    columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Reading(NamedTuple):
+    """The options of reading examples.
+
+    Fields:
+      label: the column with the labels.
+      client: the column, or array, with the names of the clients; None for none.
+      regresses: labels are numbers.
+      drop: columns that are left out.
+      separator: between the columns of a file; None for that of its header.
+      only: the features; () for all other columns.
+      categorical: columns that are categories, whatever they hold.
+      date_unit: in which dates become numbers, one of `DATE_UNITS`; None where dates are refused.
+      columns: the features of a test set, in order; () for a training set.
+      kinds: of the cells of `columns`; () where all must be numbers.
+      is_part: the data are one site's, as its file describes them; no option of the command line does. All features
+        must be numbers, since sites do not exchange categories.
+    """
+
+    label: str = "label"
+    client: Optional[str] = None
+    regresses: bool = False
+    drop: tuple[str, ...] = ()
+    separator: Optional[str] = None
+    only: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    date_unit: Optional[str] = None
+    columns: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    is_part: bool = False
+
+    @property
+    def option_prefix(self) -> str:
+        """The characters before the name of an option of these in errors."""
+        return "" if self.is_part else "--"
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """The columns that are read as text."""
+        of_kinds = [name for name, kind in zip(self.columns, self.kinds) if kind in TEXT_KINDS]
+        named = (None if self.regresses else self.label, self.client, *self.categorical, *of_kinds)
+        return tuple(x for x in named if x is not None)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns that are read although they are a row index."""
+        return (*self.text, self.label, *self.columns, *self.only)
+
+
+def examples_of(table: Any, where: str, reading: Reading) -> Examples:
+    """Return the examples of a table, a row each. Rows without a label or a client are left out.
+
+    Args:
+      table: of pyarrow.
+      where: the table's name in errors.
+      reading: names its columns.
+
+    Raises:
+      InvalidArgument: there is no such column, or a column can't be used.
+    """
+    label, client = reading.label, reading.client
+    for option, given in (
+        ("label", [label]),
+        ("client-column", [client] if client is not None else []),
+        ("only", reading.only),
+        ("categorical", reading.categorical),
+    ):
+        for name in given:
+            if name not in table.column_names:
+                lookup(table.column_names, name, "column", f"in {where} for {reading.option_prefix}{option}")
+    check_columns(table, reading.columns, where)
+    rest = [name for name in reading.only or table.column_names if name not in (label, client)]
+    columns = reading.columns or tuple(rest)
+    if not columns:
+        raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
+    strict = reading.is_part or bool(reading.columns and not reading.kinds)
+    at_sites = ", the same way at all sites" if reading.is_part else ""
+    numeric = f"encode text as numbers{at_sites}, fill in empty cells or remove their rows, or leave columns out with"
+    troubles = Troubles(where, f"{numeric} {reading.option_prefix}drop" if strict else "leave columns out with --drop")
+    features: Any = numbers(table, columns, troubles) if strict else _raw(table, columns, reading, troubles)
+    owners = None if client is None else texts(table, client, troubles if strict else None)
+    if reading.regresses:
+        labels = numbers(table, [label], troubles, strict)[:, 0]
+        filled = ~np.isnan(labels)
+    else:
+        labels = texts(table, label, troubles if strict else None)
+        filled = _filled(labels)
+    troubles.check()
+    notes: list[str] = []
+    if not strict:
+        features, columns, notes = _features(features, reading)
+        filled &= True if owners is None else _filled(owners)
+        if not filled.all():
+            rest_are = f"{np.sum(~filled):,} row{'s' if np.sum(~filled) > 1 else ''}"
+            notes.append(f"{rest_are} without a label or a client left out.")
+            if not filled.any():
+                raise InvalidArgument(f"No row of {where} has a label and a client: name other columns.")
+            features, labels = features[filled], labels[filled]
+            owners = None if owners is None else owners[filled]
+    names = () if reading.regresses else ordered(labels)
+    return Examples(features, labels, owners, columns, names, tuple(notes))
+
+
+def _filled(cells: np.ndarray) -> np.ndarray:
+    return np.array([bool(x.strip()) for x in cells.tolist()])
+
+
+def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
+    """Return the cells of columns; what can't be used is recorded in `troubles`."""
+    unit = reading.date_unit
+    if reading.kinds:
+        given = zip(columns, reading.kinds)
+        return Raw([read_cells_as(table[name], name, kind, troubles, unit) for name, kind in given], unit)
+    return Raw(read_columns(table, columns, troubles, reading.categorical, unit, reading.client), unit)
+
+
+def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
+    """Return the features, their names, and a sentence for each column that is left out as it counts the rows."""
+    counting = [x.name for x in raw.columns if x.counts_rows and x.values[0] in (0, 1) and x.name not in reading.only]
+    if reading.columns or len(counting) == len(raw.columns):
+        counting = []
+    raw = Raw([x for x in raw.columns if x.name not in counting], raw.unit)
+    notes = [
+        f"The column {shown(x)} numbers the rows and is left out: name it with --only to use it." for x in counting
+    ]
+    names = tuple(x.name for x in raw.columns)
+    if raw.is_plain and not reading.kinds:
+        return np.stack([x.values for x in raw.columns], -1), names, notes
+    return raw, names, notes
+
+
+def check_columns(table: Any, columns: Sequence[str], where: str) -> None:
+    """Raise InvalidArgument unless a table has the columns.
+
+    Args:
+      table: of pyarrow.
+      columns: names.
+      where: the table's name in errors.
+    """
+    for name in columns:
+        if name not in table.column_names:
+            raise InvalidArgument(
+                f"The table {where} has no column {shown(name)}, which the model requires: its columns are "
+                f"{', '.join(map(shown, table.column_names[:10]))}."
+            )
+
+
+def check_no_table(reading: Reading, where: str) -> None:
+    """Raise InvalidArgument if options of tables are given for other data.
+
+    Args:
+      reading: of the data.
+      where: the name of the data in errors.
+    """
+    for name in ("drop", "separator", "only", "categorical", "date_unit"):
+        if getattr(reading, name):
+            raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
+
+
+def names_of(array: Any, name: str, where: str) -> np.ndarray:
+    """Return an array of names as text, object [N].
+
+    Args:
+      array: [N].
+      name: of the array in errors.
+      where: the name of the data in errors.
+
+    Raises:
+      InvalidArgument: a name is empty.
+    """
+    names = as_text(np.asarray(array).tolist())
+    empty = [i for i, x in enumerate(names) if not x.strip()]
+    if empty:
+        raise InvalidArgument(
+            f"The array {name} of {where} has {len(empty)} empty names, the first in example {empty[0]}: fill them in, "
+            "or leave those examples out."
+        )
+    return names

@@ -1,0 +1,81 @@
+"""Rows of tables for a model: the columns that it was trained on, in the form that it requires."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, Union
+
+import numpy as np
+
+from tfp_bfl import files
+from tfp_bfl.data.cells import read_cells_as
+from tfp_bfl.data.columns import Troubles, numbers
+from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
+from tfp_bfl.data.examples import check_columns
+from tfp_bfl.data.statistics import Column
+from tfp_bfl.data.tables import read_table
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+class EncodedRows(NamedTuple):
+    """Rows of a table as a model requires them.
+
+    Fields:
+      rows: float32 [N, D].
+      notes: a sentence for each column with levels, or empty cells, that the training did not have.
+    """
+
+    rows: np.ndarray
+    notes: tuple[str, ...]
+
+
+def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = None) -> np.ndarray:
+    """Read the columns that a model requires from a table, by name; other columns are ignored.
+
+    Args:
+      path: of a .csv, .tsv or .parquet file.
+      columns: D names.
+      separator: as of `read_own`.
+
+    Returns:
+      float32 [N, D].
+
+    Raises:
+      InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
+    """
+    path = pathlib.Path(path)
+    where = files.name(path)
+    troubles = Troubles(where, "give numbers, as in the training data")
+    table = read_table(path, separator, keep=columns)
+    check_columns(table, columns, where)
+    rows = numbers(table, columns, troubles)
+    troubles.check()
+    return rows.astype(np.float32)
+
+
+def read_encoded(
+    path: Path, features: Sequence[Feature], columns: Sequence[Column], separator: Optional[str] = None
+) -> EncodedRows:
+    """Read the columns that a model requires from a table as it is, and encode categories and empty cells.
+
+    Args:
+      path: of a .csv, .tsv or .parquet file.
+      features: of the model.
+      columns: D, of all features.
+      separator: as of `read_own`.
+
+    Raises:
+      InvalidArgument: it can't be read, lacks a column, or a cell that must be a number is none.
+    """
+    path = pathlib.Path(path)
+    where = files.name(path)
+    names = [feature.name for feature in features]
+    table = read_table(path, separator, text=[x.name for x in features if x.is_text], keep=names)
+    check_columns(table, names, where)
+    troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
+    raw = Raw([read_cells_as(table[x.name], x.name, x.kind, troubles, x.unit) for x in features])
+    troubles.check()
+    return EncodedRows(encode(raw, features, columns).astype(np.float32), tuple(unknown_levels(raw, features)))
