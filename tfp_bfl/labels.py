@@ -23,6 +23,11 @@ LABELS = {
     "brier": "Brier score",
     "auroc": "AUROC",
     "crps": "CRPS",
+    **{
+        f"{name}_{end}": f"{name.capitalize()}, {words} end of its 95 % interval"
+        for name in ("sensitivity", "specificity")
+        for end, words in (("low", "lower"), ("high", "upper"))
+    },
     "macro_recall": "Balanced accuracy (macro recall)",
     "coverage": "Coverage of 90 % intervals",
     "interval_width": "Width of 90 % intervals",

@@ -154,10 +154,24 @@ def test_images_are_those_of_the_test_set(of_one):
         np.testing.assert_array_equal(image, given.features[number, ..., 0])
 
 
+def test_baselines_and_classes_are_beside_the_model(tmp_path, undrawn):
+    frequencies = {"class frequencies": {"accuracy": 0.125, "test_nll": 2.0}}
+    summary = {"accuracy": 0.75, "test_nll": 0.5, "baselines": frequencies}
+    one = run(config={}, summary=summary, rounds=[], features=None, label_counts=None, warnings=[])
+    text = (page(tmp_path / "r.html", one) and (tmp_path / "r.html").read_text()).replace("<wbr>", "")
+    assert "Baselines" in text and ">2.000<" in text and "Balanced accuracy" in text and "AUROC" in text
+    other = one._replace(name="second", summary={**summary, "test_nll": 0.7})
+    page(tmp_path / "two.html", one, other)
+    both = (tmp_path / "two.html").read_text()
+    # The baselines of the same data stand there once.
+    assert both.count(">2.000<") == 1 and ">0.700<" in both
+
+
 def test_the_least_of_a_run(tmp_path):
     least = run(config={}, summary={"accuracy": None}, rounds=[], features=None, label_counts=None, warnings=[])
     read = page(tmp_path / "r.html", least)
-    assert headings(read) == ["first", "Retention curves", "Reliability diagram"]
+    classes = ["Classes", "Scores of each class", "Confusion matrix"]
+    assert headings(read) == ["first", *classes, "Retention curves", "Reliability diagram"]
     assert not {"details", "dl", "table"} & set(read.tags)
 
 

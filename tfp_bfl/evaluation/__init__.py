@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from tfp_bfl.evaluation.baselines import Baseline, better_baseline, class_frequencies, training_mean
 from tfp_bfl.evaluation.calibration import (
     Reliability,
     adaptive_calibration_error,
@@ -106,6 +107,7 @@ __all__ = [
     "NUMBER_SUMS",
     "PRECISIONS",
     "SUMS",
+    "Baseline",
     "ClassScores",
     "ClientCalibration",
     "ConfidenceCurve",
@@ -137,11 +139,13 @@ __all__ = [
     "as_examples",
     "at_temperature",
     "auroc",
+    "better_baseline",
     "brier_score",
     "calibrate_clients",
     "central_interval",
     "check_num_samples",
     "check_sums",
+    "class_frequencies",
     "class_scores",
     "classwise_calibration_error",
     "confidence_curve",
@@ -192,4 +196,5 @@ __all__ = [
     "summarise",
     "summarise_gaussians",
     "total_variation",
+    "training_mean",
 ]

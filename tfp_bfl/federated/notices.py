@@ -138,6 +138,14 @@ def constant_warning(rmse: float, rmse_of_mean: float) -> Optional[str]:
     )
 
 
+def baseline_warning(nll: float, name: str, baseline: float) -> str:
+    """Return the warning that a baseline has a lower NLL than the model on test data."""
+    return (
+        f"The model is worse than a baseline on test data: its NLL is {nll:.3f}, and that of the {name} is "
+        f"{baseline:.3f}."
+    )
+
+
 def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
     """Return a warning if the standard deviations after the last round are all the same number, else None.
 

@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_bfl.plots import repeats, tables
+from tfp_bfl.plots import class_tables, repeats, tables
 from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.clients import client_labels
 from tfp_bfl.plots.examples import are_images
@@ -49,6 +49,7 @@ def sections(
     if not single:
         yield from _scores(runs, beside=bool(repeated))
         yield from spent
+    yield from _baselines(runs)
     if any(run.rounds for run in runs):
         yield _learning(runs, drawn.get("learning_curve"))
     if any(run.numbers is not None for run in runs):
@@ -64,6 +65,9 @@ def sections(
         yield from _further(runs)
         yield from _records(runs)
         return
+    if single:
+        words, of_classes = class_tables.of_classes(runs[0])
+        yield Section("Classes", words, tables=of_classes)
     yield _retention(runs, drawn.get("retention_curves"))
     yield Section(
         "Reliability diagram" if single else "Reliability diagrams",
@@ -131,6 +135,16 @@ def _scores(runs: Sequence[RunResults], beside: bool) -> Iterator[Section]:
     differing = tables.settings(runs, differing=True)
     how = "All other options are the same." if differing.rows else "The runs have the same options."
     yield Section("Options that differ", how, tables=[differing] if differing.rows else [], is_wide=is_wide)
+
+
+def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:
+    table = class_tables.baselines(runs)
+    if table.rows:
+        how = (
+            "Predictions without a network, from the same training data: a useful model is better than each. The "
+            "linear model, for rows of a table, is logistic or linear regression on the rows of all clients."
+        )
+        yield Section("Baselines", how, tables=[table], is_wide=len(runs) > 1)
 
 
 def _further(runs: Sequence[RunResults]) -> Iterator[Section]:

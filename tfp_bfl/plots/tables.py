@@ -38,6 +38,8 @@ _COSTS: dict[str, Callable[[float], str]] = {
     "download_mb": "{:.3g} MB".format,
     "pruned_weights": "{:,.0f}".format,
 }
+# Of a summary, what other parts of the page show.
+_ELSEWHERE = ("versions", "warnings", "method", "baselines", "classes", "confusion_matrix")
 # A score of a site -> its heading and form.
 _OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
 _OF_NUMBERS = {"rmse": ("RMSE", ".4g"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
@@ -54,6 +56,8 @@ BETTER = {
     "macro_recall": 1,
     "macro_precision": 1,
     "auroc": 1,
+    "sensitivity": 1,
+    "specificity": 1,
     "crps": -1,
 }
 BETTER |= {f"{prefix}{name}": direction for prefix in _OF_PARTS for name, direction in BETTER.items()}
@@ -88,7 +92,7 @@ def headlines(run: RunResults) -> list[Headline]:
 def results(runs: Sequence[RunResults]) -> Table:
     """Return the scores of the runs; of one run those that are not shown large already."""
     single = len(runs) == 1
-    leave_out = {*_COSTS, "versions", "warnings", "method", *(_HEADLINES if single else ())}
+    leave_out = {*_COSTS, *_ELSEWHERE, *(_HEADLINES if single else ())}
     summaries = [
         dict(flatten({key: value for key, value in run.summary.items() if key not in leave_out})) for run in runs
     ]

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, ensembles, records
+from tfp_bfl.app.one_run import baselines, build, client_scores, ensembles, records
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.progress import Reporter, reporter
 from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
@@ -138,7 +138,8 @@ def _run(
         tell.phase(f"predicting {job.test.num_examples:,} test examples")
         final = job.score(result.model)
         apart = job.apart(result.model)
-        scores = _scores(job, result, final.metrics)
+        scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
+        simple = baselines.baselines(job.clients, job.test)
         if job.shards:
             tell.phase("scores of the clients' own models")
             of_clients = client_scores.score(
@@ -148,6 +149,8 @@ def _run(
             scores.update(client_scores.summarise(of_clients, job.clients.num_clients))
         summary = {
             **scores,
+            "baselines": {each.name: each.metrics for each in simple},
+            **baselines.of_classes_in(final, job.test),
             "method": method(stated(job.config, job.test.target is not None, job.weights)),
             **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
@@ -158,7 +161,11 @@ def _run(
             "seconds": time.perf_counter() - started,
             "versions": _versions(),
             **({"notes": list(job.notes)} if job.notes else {}),
-            "warnings": [*result.warnings, *_no_better_than_chance(final.metrics, job.test, job.config)],
+            "warnings": [
+                *result.warnings,
+                *_no_better_than_chance(final.metrics, job.test, job.config),
+                *baselines.worse_than(final, simple, job.test),
+            ],
         }
         info = build.export_info(job.config, job.train, scores, job.weights)
         tell.phase("SavedModel, figures and report")

@@ -1,0 +1,85 @@
+"""Baselines of a run: constant predictions and the linear model, and the warning of a model that is worse."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import sklearn.linear_model
+
+import tfp_bfl as bfl
+from tfp_bfl.app.one_run import baselines
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(300, 3)).astype(np.float32)
+NOISY = FEATURES @ [1.0, -2.0, 0.0] + RNG.normal(size=300)
+CLASSES = (NOISY > 0.5).astype(np.int64)
+
+
+def split(labels, **facts):
+    parts = slice(200), slice(200, None)
+    return (
+        bfl.data.Source("t", name, FEATURES[part], labels[part], **facts)
+        for name, part in zip(("train", "test"), parts)
+    )
+
+
+def test_the_linear_model_of_classes_is_penalised_logistic_regression():
+    train, test = split(CLASSES, class_names=("no", "yes"))
+    frequencies, linear = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    oracle = sklearn.linear_model.LogisticRegression(C=1e6, tol=1e-8).fit(FEATURES[:200], CLASSES[:200])
+    nll = -np.log(oracle.predict_proba(FEATURES[200:])[np.arange(100), CLASSES[200:]]).mean()
+    assert linear.metrics["test_nll"] == pytest.approx(nll, abs=0.02)
+    assert linear.metrics["accuracy"] == pytest.approx(oracle.score(FEATURES[200:], CLASSES[200:]), abs=0.02)
+    assert frequencies.metrics["accuracy"] == np.mean(CLASSES[200:] == np.bincount(CLASSES[:200]).argmax())
+
+
+def test_the_linear_model_of_numbers_is_in_their_units():
+    target = bfl.data.Column("y", 10.0, 3.0)
+    train, test = split(((NOISY - 10) / 3).astype(np.float32), target=target)
+    mean, linear = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    oracle = sklearn.linear_model.LinearRegression().fit(FEATURES[:200], NOISY[:200])
+    rmse = np.sqrt(np.mean((oracle.predict(FEATURES[200:]) - NOISY[200:]) ** 2))
+    assert linear.metrics["rmse"] == pytest.approx(rmse, rel=0.01)
+    assert mean.metrics["rmse"] == pytest.approx(np.sqrt(np.mean((NOISY[200:] - NOISY[:200].mean()) ** 2)), rel=1e-4)
+    model = SimpleNamespace(mean=np.full(100, NOISY[:200].mean()), stddev=np.full(100, NOISY[:200].std()))
+    (warning,) = baselines.worse_than(model, [mean, linear], test)
+    assert "worse than a baseline" in warning and f"linear model is {linear.metrics['test_nll']:.3f}" in warning
+
+
+def test_images_and_many_classes_have_no_linear_model():
+    train, test = split(RNG.integers(0, 3, 300))
+    (frequencies,) = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    assert frequencies.name == "class frequencies"
+    digits = bfl.data.load("digits", split="test")
+    assert [each.name for each in baselines.baselines(digits.partition(bfl.data.iid(2), seed=0), digits)] == [
+        "class frequencies"
+    ]
+
+
+def test_one_class_alone_at_the_clients_is_no_failure():
+    train, test = split(np.where(np.arange(300) < 200, 0, CLASSES), class_names=("no", "yes"))
+    assert baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)[0].metrics["test_nll"] > 0
+
+
+def test_a_model_that_is_no_worse_is_not_warned_of():
+    train, test = split(CLASSES, class_names=("no", "yes"))
+    found = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    sure = np.where(np.eye(2)[CLASSES[200:]] == 1, 0.9, 0.1)
+    assert baselines.worse_than(SimpleNamespace(probabilities=sure), found, test) == []
+    (warning,) = baselines.worse_than(SimpleNamespace(probabilities=1 - sure), found, test)
+    assert "its NLL is 2.303" in warning
+
+
+def test_a_summary_records_the_classes():
+    _, test = split(CLASSES, class_names=("no", "yes"))
+    final = SimpleNamespace(probabilities=np.tile(np.array([[0.8, 0.2]], np.float32), (100, 1)))
+    number = int((test.labels == 1).sum())
+    assert baselines.of_classes_in(final, test) == {
+        "classes": {
+            "no": {"examples": 100 - number, "recall": 1.0, "precision": 1 - number / 100},
+            "yes": {"examples": number, "recall": 0.0, "precision": 0.0},
+        },
+        "confusion_matrix": [[100 - number, 0], [number, 0]],
+    }
+    found = baselines.sensitivity_in(final, test)
+    assert found["sensitivity"] == 0 and found["sensitivity_high"] > 0 and found["specificity"] == 1

@@ -1,0 +1,114 @@
+"""Baselines of a run's test scores: constant predictions, and the linear model of a table's rows."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Optional
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.records import truth
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.baselines import nll_of_classes, nll_of_numbers, of_classes, of_numbers
+from tfp_bfl.federated.notices import baseline_warning
+
+logger = logging.getLogger(__name__)
+
+LINEAR = "linear model"
+# Of the linear model's coefficients, for standardised columns.
+PRIOR_STDDEV = 2.5
+# In the records of a summary.
+MOST_CLASSES = 30
+# With more columns the linear model would take longer than a report should.
+_MOST_COLUMNS = 200
+
+
+def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.evaluation.Baseline]:
+    """Score the baselines on the test data.
+
+    For classes the class frequencies, for numbers mean and standard deviation of the training labels. For rows of a
+    table with two classes, or a number as the label, also the linear model of all clients' rows (`bfl.glm.fit`).
+
+    Args:
+      clients: those in training.
+      test: the test data.
+    """
+    if test.target is None:
+        constant = bfl.evaluation.class_frequencies(clients.label_counts().sum(0), test.labels)
+    else:
+        labels = np.concatenate([clients.source.labels[part] for part in clients.indices]).astype(np.float64)
+        mean, stddev = labels.mean(), labels.std()
+        scale, shift = test.target.scale, test.target.mean
+        constant = bfl.evaluation.training_mean(shift + scale * mean, scale * stddev, truth(test))
+    linear = _linear(clients, test)
+    return [constant] if linear is None else [constant, linear]
+
+
+def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
+    """Score the linear model; None where there is none."""
+    shape = test.element_shape
+    if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > 2:
+        return None
+    examples = [clients.examples(k) for k in range(clients.num_clients) if clients.sizes[k]]
+    rows = [(each.features.astype(np.float64), each.labels.astype(np.float64)) for each in examples]
+    family = "bernoulli" if test.target is None else "gaussian"
+    try:
+        fitted = bfl.glm.fit(rows, family, prior_stddev=PRIOR_STDDEV)
+        if test.target is None:
+            probability = fitted.predict(test.features.astype(np.float64))
+            return of_classes(LINEAR, np.stack([1 - probability, probability], 1), test.labels)
+        centre, stddev = fitted.linear_predictor(test.features.astype(np.float64))
+    except InvalidArgument as error:  # Such as rows of one class only.
+        logger.debug("There is no linear model as a baseline: %s", error)
+        return None
+    noise = np.sqrt(np.square(stddev) + fitted.dispersion)
+    target = test.target
+    return of_numbers(LINEAR, target.mean + target.scale * centre, target.scale * noise, truth(test))
+
+
+def worse_than(final: Any, found: list[bfl.evaluation.Baseline], test: bfl.data.Source) -> list[str]:
+    """Return a warning in a list if a model is worse than a baseline on the test data, and log it.
+
+    Args:
+      final: the model's `Evaluation` or `RegressionEvaluation`.
+      found: the baselines on the same data.
+      test: the test data.
+    """
+    if test.target is None:
+        losses = nll_of_classes(final.probabilities, test.labels)
+    else:
+        losses = nll_of_numbers(final.mean, final.stddev, truth(test))
+    better = bfl.evaluation.better_baseline(losses, found)
+    if better is None:
+        return []
+    warning = baseline_warning(float(losses.mean()), better.name, better.metrics["test_nll"])
+    logger.warning(warning)
+    return [warning]
+
+
+def of_classes_in(final: Any, test: bfl.data.Source) -> dict[str, Any]:
+    """Return what a summary records of each class: examples, recall, precision, and the confusion matrix."""
+    if test.target is not None or test.num_classes > MOST_CLASSES:
+        return {}
+    scores = bfl.evaluation.class_scores(final.probabilities, test.labels)
+    number = lambda x: None if np.isnan(x) else float(x)
+    classes = {
+        name: {"examples": int(examples), "recall": number(recall), "precision": number(precision)}
+        for name, examples, recall, precision in zip(
+            test.class_names, scores.confusion.sum(1), scores.recall, scores.precision
+        )
+    }
+    return {"classes": classes, "confusion_matrix": scores.confusion.tolist()}
+
+
+def sensitivity_in(final: Any, test: bfl.data.Source) -> dict[str, float]:
+    """Return sensitivity and specificity with their 95 % intervals; nothing unless there are two classes."""
+    if test.target is not None or test.num_classes != 2:
+        return {}
+    scores, found = bfl.evaluation.class_scores(final.probabilities, test.labels), dict[str, float]()
+    for name in ("sensitivity", "specificity"):
+        recall = getattr(scores, name)
+        if recall is not None:
+            found |= {name: recall.value, f"{name}_low": recall.low, f"{name}_high": recall.high}
+    return found

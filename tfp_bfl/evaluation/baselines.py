@@ -1,0 +1,121 @@
+"""Predictions that use no features, against which a model's scores are compared, and the comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.regression import mixture_crps
+
+# A baseline is better if its NLL is lower by this many standard errors of the difference.
+STANDARD_ERRORS = 2.0
+
+
+class Baseline(NamedTuple):
+    """The scores of a simple prediction on N test examples.
+
+    Fields:
+      name: of the prediction.
+      metrics: accuracy and test_nll of classes; rmse, test_nll and crps of numbers.
+      losses: [N], the negative log likelihood of each label, in nats.
+    """
+
+    name: str
+    metrics: dict[str, float]
+    losses: np.ndarray
+
+
+def class_frequencies(counts: Any, labels: Any) -> Baseline:
+    """Score the class frequencies of the training data, predicted for every example.
+
+        p_c = (n_c + 1) / (N + C)
+
+    Its most probable class is the majority class.
+
+    Args:
+      counts: n_c, numbers of training examples of all clients [C].
+      labels: of the test examples [B].
+
+    Raises:
+      InvalidArgument: there are no labels, or labels beyond the classes.
+
+    Example:
+      >>> bfl.evaluation.class_frequencies([8, 2], np.array([0, 0, 0, 1])).metrics["accuracy"]
+      0.75
+    """
+    numbers, true = np.asarray(counts, np.float64), np.asarray(labels)
+    if not len(true) or true.min() < 0 or true.max() >= len(numbers):
+        raise InvalidArgument(f"The labels must be at least one, and lie in [0, {len(numbers)}).")
+    probabilities = (numbers + 1) / (numbers.sum() + len(numbers))
+    return of_classes("class frequencies", np.tile(probabilities, (len(true), 1)), true)
+
+
+def training_mean(mean: float, stddev: float, labels: Any) -> Baseline:
+    """Score the normal distribution with the mean and the standard deviation of the training labels.
+
+    Args:
+      mean, stddev: of the training labels of all clients.
+      labels: of the test examples [B].
+
+    Raises:
+      InvalidArgument: there are no labels.
+
+    Example:
+      >>> bfl.evaluation.training_mean(1.0, 2.0, np.array([0.0, 2.0])).metrics["rmse"]
+      1.0
+    """
+    truth = np.asarray(labels, np.float64)
+    if not len(truth):
+        raise InvalidArgument("There are no labels.")
+    return of_numbers("training mean", np.full(len(truth), mean), np.full(len(truth), max(stddev, 1e-12)), truth)
+
+
+def of_classes(name: str, probabilities: np.ndarray, labels: np.ndarray) -> Baseline:
+    """Score predicted probabilities [B, C]."""
+    losses = nll_of_classes(probabilities, labels)
+    accuracy = float(np.mean(probabilities.argmax(-1) == labels))
+    return Baseline(name, {"accuracy": accuracy, "test_nll": float(losses.mean())}, losses)
+
+
+def of_numbers(name: str, mean: np.ndarray, stddev: np.ndarray, truth: np.ndarray) -> Baseline:
+    """Score predicted normal distributions, means [B] and standard deviations [B]."""
+    rmse = float(np.sqrt(np.mean(np.square(truth - mean))))
+    losses = nll_of_numbers(mean, stddev, truth)
+    crps = mixture_crps(mean[np.newaxis], np.square(stddev)[np.newaxis], truth)
+    return Baseline(name, {"rmse": rmse, "test_nll": float(losses.mean()), "crps": float(crps.mean())}, losses)
+
+
+def nll_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the negative log probability of each label, in nats [B]."""
+    true = np.take_along_axis(np.asarray(probabilities, np.float64), np.asarray(labels)[:, np.newaxis], -1)[:, 0]
+    losses: np.ndarray = -np.log(np.maximum(true, np.finfo(np.float32).tiny))
+    return losses
+
+
+def nll_of_numbers(mean: np.ndarray, stddev: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return the negative log density of each number under a normal distribution, in nats [B]."""
+    losses: np.ndarray = 0.5 * np.square((truth - mean) / stddev) + np.log(stddev) + 0.5 * math.log(2 * math.pi)
+    return losses
+
+
+def better_baseline(losses: np.ndarray, baselines: Sequence[Baseline]) -> Optional[Baseline]:
+    """Return the baseline with the lowest NLL of those that are better than a model on test data, else None.
+
+    A baseline is better if the mean difference of the NLL, example by example, is above `STANDARD_ERRORS` of its
+    standard errors.
+
+    Args:
+      losses: negative log likelihoods of the labels by the model [N].
+      baselines: on the same test examples.
+    """
+    better = []
+    for baseline in baselines:
+        difference = np.asarray(losses, np.float64) - baseline.losses
+        error = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else math.inf
+        if difference.mean() > STANDARD_ERRORS * error:
+            better.append(baseline)
+    return min(better, key=lambda baseline: float(baseline.losses.mean()), default=None)
