@@ -66,6 +66,8 @@ def test_a_model_that_is_no_worse_is_not_warned_of():
     found = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
     sure = np.where(np.eye(2)[CLASSES[200:]] == 1, 0.9, 0.1)
     assert baselines.worse_than(SimpleNamespace(probabilities=sure), found, test) == []
+    assert baselines.is_better(SimpleNamespace(probabilities=sure), found[0], test)
+    assert not baselines.is_better(SimpleNamespace(probabilities=1 - sure), found[0], test)
     (warning,) = baselines.worse_than(SimpleNamespace(probabilities=1 - sure), found, test)
     assert "its NLL is 2.303" in warning
 

@@ -172,7 +172,7 @@ def test_the_least_of_a_run(tmp_path):
     read = page(tmp_path / "r.html", least)
     classes = ["Classes", "Scores of each class", "Confusion matrix"]
     assert headings(read) == ["first", *classes, "Retention curves", "Reliability diagram"]
-    assert not {"details", "dl", "table"} & set(read.tags)
+    assert not {"details", "dl"} & set(read.tags)
 
 
 def test_several_runs_show_what_differs(undrawn, tmp_path):

@@ -75,16 +75,26 @@ def worse_than(final: Any, found: list[bfl.evaluation.Baseline], test: bfl.data.
       found: the baselines on the same data.
       test: the test data.
     """
-    if test.target is None:
-        losses = nll_of_classes(final.probabilities, test.labels)
-    else:
-        losses = nll_of_numbers(final.mean, final.stddev, truth(test))
+    losses = _losses(final, test)
     better = bfl.evaluation.better_baseline(losses, found)
     if better is None:
         return []
     warning = baseline_warning(float(losses.mean()), better.name, better.metrics["test_nll"])
     logger.warning(warning)
     return [warning]
+
+
+def is_better(final: Any, baseline: bfl.evaluation.Baseline, test: bfl.data.Source) -> bool:
+    """Return whether a model is better than a baseline on the test data, by more than chance."""
+    model = bfl.evaluation.Baseline("model", {}, _losses(final, test))
+    return bfl.evaluation.better_baseline(baseline.losses, [model]) is not None
+
+
+def _losses(final: Any, test: bfl.data.Source) -> np.ndarray:
+    """Return the negative log likelihood of each test label by a model."""
+    if test.target is None:
+        return nll_of_classes(final.probabilities, test.labels)
+    return nll_of_numbers(final.mean, final.stddev, truth(test))
 
 
 def of_classes_in(final: Any, test: bfl.data.Source) -> dict[str, Any]:

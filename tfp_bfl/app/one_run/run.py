@@ -163,7 +163,12 @@ def _run(
             **({"notes": list(job.notes)} if job.notes else {}),
             "warnings": [
                 *result.warnings,
-                *_no_better_than_chance(final.metrics, job.test, job.config),
+                # Of rare classes a good model has the accuracy of the most frequent one, and a better NLL.
+                *(
+                    []
+                    if baselines.is_better(final, simple[0], job.test)
+                    else _no_better_than_chance(final.metrics, job.test, job.config)
+                ),
                 *baselines.worse_than(final, simple, job.test),
             ],
         }
