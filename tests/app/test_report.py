@@ -1,17 +1,20 @@
 """`tfp-bfl report` on folders: what it shows, and what it refuses."""
 
+import dataclasses
 import json
 import shutil
 
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs import report as pages
 from tfp_bfl.app.one_run import records
+from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -108,6 +111,29 @@ def test_a_run_that_did_not_record_the_mutual_information(copy, tmp_path, monkey
     assert make(copy, "--ood", "elsewhere", "--output", tmp_path / "page.html") == 0
     page = (tmp_path / "page.html").read_text()
     assert "AUROC of the epistemic part" in page and "AUROC of the mutual information" not in page
+
+
+def test_out_of_distribution_images_of_a_path(digits, tmp_path, capsys):
+    for i, image in enumerate(np.random.default_rng(0).integers(0, 256, (9, 8, 8), dtype=np.uint8)):
+        path = tmp_path / "scans" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    assert make(digits, "--ood", tmp_path / "scans", "--output", tmp_path / "page.html") == 0
+    assert "scans (9)" in (tmp_path / "page.html").read_text()
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(tmp_path / "scans" / "a" / "x.png")
+    assert make(digits, "--ood", tmp_path / "scans", "--output", tmp_path / "other.html") == 2
+    assert "x.png is 3 x 3" in capsys.readouterr().err
+
+
+def test_out_of_distribution_rows_of_a_table(tmp_path):
+    """As they are in the file: the run's model standardises them."""
+    (tmp_path / "new.csv").write_text("dose,name,age\n" + "2.5,x,40\n" * 3)
+    columns = (bfl.data.Column("age", 50.0, 9.0), bfl.data.Column("dose", 2.0, 1.0))
+    like = bfl.data.Source("rows", "test", np.zeros((2, 2)), np.zeros(2, int), ("a", "b"), columns)
+    other = pages._from_path(tmp_path / "new.csv", like)
+    np.testing.assert_array_equal(other.features, [[40, 2.5]] * 3)
+    with pytest.raises(InvalidArgument, match="has neither images nor columns with names: name a dataset"):
+        pages._from_path(tmp_path / "new.csv", dataclasses.replace(like, columns=()))
 
 
 @pytest.mark.parametrize(

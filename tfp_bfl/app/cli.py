@@ -198,7 +198,9 @@ def run(
     default="report.html",
     help="The page, a new file; .csv, .md or .tex: the table of scores alone.  [default: report.html]",
 )
-@click.option("--ood", metavar="DATASET", help="Images that the models were not made for: how unsure are they of them?")
+@click.option(
+    "--ood", metavar="DATASET", help="Out-of-distribution examples: a dataset's name, or a path to images or a table."
+)
 @click.option("--columns", metavar="NAMES", help="Columns of a table, such as accuracy,nll; all scores if not given.")
 @click.option(
     "--digits",

@@ -28,6 +28,7 @@ from tfp_bfl.app.one_run.records import (
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.resolve import title
+from tfp_bfl.data.folders import image_files
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.tables import FORMATS
 
@@ -50,7 +51,8 @@ def write(
       folders: of the runs.
       output: a new HTML file; or .csv, .md or .tex, of the table of scores alone.
       ood: a dataset whose images the runs' models were not made for, such as "mnist" for one of Fashion-MNIST; of its
-        test split as many, drawn by the run's seed, as the run's own test set has at most.
+        test split as many, drawn by the run's seed, as the run's own test set has at most. Or a path: images, or a
+        table with the columns of the runs, without labels.
       style: of a table.
       given: the data of each run whose data a program gave, None of the others; () where none did.
 
@@ -84,12 +86,12 @@ def write(
     names = [group.repeated.name for group in groups] if repeated else _names(paths)
     own = given or [None] * len(records)
     sources = {build.data_key(config): build.load(config, data) for (config, _), data in zip(records, own)}
-    other = _other(ood, records, sources) if ood else None
+    others = _others(ood, records, sources) if ood else []
     runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
-    if other:
+    if others:
         runs = [
             run._replace(out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)))
-            for run, folder, (config, _) in zip(runs, paths, records)
+            for run, folder, other, (config, _) in zip(runs, paths, others, records)
         ]
     datasets = sorted({data.train.name for data in sources.values()})
     (config, summary), *_ = records
@@ -104,7 +106,7 @@ def write(
             if len(runs) == 1
             else f"{len(folders)} runs on {' and '.join(datasets)}",
             warnings=warnings,
-            out_of_distribution=ood or "",
+            out_of_distribution=others[0].name if others else "",
             repeated=[group.repeated for group in groups] if repeated else (),
         )
     except OSError as error:
@@ -150,14 +152,18 @@ def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np
     return predictions
 
 
-def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
-    """Return the test split of the other dataset; all models must accept its examples."""
+def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> list[bfl.data.Source]:
+    """Return the other dataset for each run: the test split of a dataset, or the examples of a path."""
+    is_path = os.path.lexists(ood)
     test_sets = [sources[build.data_key(config)].test for config, _ in records]
-    for source in test_sets:
-        if source.name == ood:
+    for source, (config, _) in zip(test_sets, records):
+        in_training = (config.dataset, config.test_data or config.dataset)
+        if any(os.path.exists(x) and os.path.samefile(x, ood) for x in in_training) if is_path else source.name == ood:
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
         if source.target is not None:
             raise InvalidArgument(f"--ood is of classifiers, and {source.name} has numbers for labels: leave it out.")
+    if is_path:
+        return [_from_path(pathlib.Path(ood), source) for source in test_sets]
     other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
     for source in test_sets:
         if (other.element_shape, other.features.dtype) != (source.element_shape, source.features.dtype):
@@ -165,7 +171,24 @@ def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[
                 f"--ood {ood} has examples {_form(other)}, but those of {source.name} are {_form(source)}: name a "
                 "dataset of that form."
             )
-    return other
+    return [other] * len(test_sets)
+
+
+def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
+    """Return the images of a path, or the rows of a table, in the form that a run's model accepts; without labels."""
+    if like.columns:
+        features = bfl.data.read_rows(path, [column.name for column in like.columns])
+    elif len(like.element_shape) == 3:
+        paths = sorted(image_files(path)) if path.is_dir() else path
+        images = bfl.data.read_images(paths, like.element_shape)
+        if images.failures:
+            raise InvalidArgument(f"The image {' '.join(images.failures[0])}: all images of --ood must be readable.")
+        features = images.pixels
+    else:
+        raise InvalidArgument(
+            f"--ood {path} is a path, and {like.name} has neither images nor columns with names: name a dataset."
+        )
+    return bfl.data.Source(path.stem, "test", features, np.zeros(len(features), np.int32), ("",))
 
 
 def _form(source: bfl.data.Source) -> str:
