@@ -107,6 +107,21 @@ def test_predict_goes_by_it(run, calibrated, tmp_path, capsys, limit):
     assert np.mean(holds) > 0.85
 
 
+def test_adaptive_sets_are_served(run, tmp_path, capsys):
+    command = ["calibrate", str(run), str(tmp_path / "model"), "--coverage", "0.8", "--set-score", "aps"]
+    assert run_command_line(command) == 0
+    found = bfl.export.calibration_of(bfl.export.read_info(tmp_path / "model"))
+    assert found.set_score == "aps" and f"sets: aps >= {found.set_limit:.4g}" in capsys.readouterr().out
+    test = bfl.data.load("digits", split="test")
+    np.savez(tmp_path / "some.npz", test.features[:100])
+    assert run_command_line(["predict", str(tmp_path / "model"), str(tmp_path / "some.npz"), "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    plain = bfl.export.load(run / "saved_model").predict(test.features[:100], num_samples=5)["probabilities"]
+    probabilities = bfl.evaluation.at_temperature(plain, found.temperature)
+    sets = bfl.evaluation.prediction_sets(probabilities, found.set_limit, "aps")
+    assert [len(row["set"].split("|")) for row in rows] == sets.sum(-1).tolist()
+
+
 def test_by_the_epistemic_part_and_a_coverage(run, tmp_path):
     found = calibrate(run, tmp_path / "model", coverage=0.5, by="epistemic")
     assert 0.5 <= found.coverage < 0.51 and found.at_least is None
@@ -119,6 +134,7 @@ def test_by_the_epistemic_part_and_a_coverage(run, tmp_path):
         ({"accuracy": 0.9, "coverage": 0.5}, "and not both"),
         ({"by": "aleatoric"}, "by is 'aleatoric', but must be one of entropy, epistemic"),
         ({"accuracy": 0.6, "set_coverage": 0.9999}, "held-out examples, and here are"),
+        ({"accuracy": 0.6, "set_score": "apps"}, "no score 'apps': did you mean 'aps'"),
         ({"accuracy": 0.6, "confidence": 1.5}, "confidence is 1.5"),
     ],
 )

@@ -21,6 +21,7 @@ from tfp_bfl.evaluation.classification import (
 )
 from tfp_bfl.evaluation.client_sets import ClientCalibration, calibrate_clients, label_histogram
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
+from tfp_bfl.evaluation.conformal import SCORES, aps, conformal_limit, prediction_sets, raps
 from tfp_bfl.evaluation.decomposition import (
     EntropyParts,
     Summary,
@@ -39,9 +40,7 @@ from tfp_bfl.evaluation.limits import (
     abstention_limit,
     area_under_risk_coverage,
     at_temperature,
-    conformal_limit,
     fit_temperature,
-    prediction_sets,
     risk_coverage,
 )
 from tfp_bfl.evaluation.memory import check_num_samples
@@ -106,6 +105,7 @@ __all__ = [
     "COVERAGE",
     "NUMBER_SUMS",
     "PRECISIONS",
+    "SCORES",
     "SUMS",
     "Baseline",
     "ClassScores",
@@ -134,6 +134,7 @@ __all__ = [
     "adaptive_calibration_error",
     "add_sums",
     "agreement",
+    "aps",
     "area_under_retention_curve",
     "area_under_risk_coverage",
     "as_examples",
@@ -182,6 +183,7 @@ __all__ = [
     "predict",
     "prediction_sets",
     "proportion_interval",
+    "raps",
     "reliability",
     "reliability_of",
     "retention_curve",

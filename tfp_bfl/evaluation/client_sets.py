@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from scipy import special
 
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.evaluation.conformal import Score, score_of
 from tfp_bfl.evaluation.limits import check_share
 from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
 
@@ -17,8 +18,10 @@ _CONCENTRATIONS, _GRID = (-3.0, 10.0), 53
 _NEGLIGIBLE = 1e-15
 
 
-def label_histogram(probabilities: Any, labels: Any, bins: int = BINS) -> np.ndarray:
-    """Return how often the probability of the label lies in each of equal bins of [0, 1]: int64 [bins].
+def label_histogram(
+    probabilities: Any, labels: Any, bins: int = BINS, score: Union[str, Score] = "probability"
+) -> np.ndarray:
+    """Return how often the score of the label lies in each of equal bins of [0, 1]: int64 [bins].
 
     Histograms of clients add up to that of all their examples, so that secure sums serve.
 
@@ -26,6 +29,7 @@ def label_histogram(probabilities: Any, labels: Any, bins: int = BINS) -> np.nda
       probabilities: [B, C] of held-out examples.
       labels: [B].
       bins: the number of bins.
+      score: as of `conformal_limit`; `prediction_sets` then takes the same.
 
     Raises:
       InvalidArgument: no probabilities, labels that do not fit, or no bins.
@@ -36,7 +40,9 @@ def label_histogram(probabilities: Any, labels: Any, bins: int = BINS) -> np.nda
     """
     check_count(bins, "bins")
     tensor = check_probabilities(probabilities)
-    true = np.take_along_axis(tensor.numpy(), check_labels(labels, tensor).numpy()[:, np.newaxis], -1)[:, 0]
+    true = np.take_along_axis(score_of(score)(tensor.numpy()), check_labels(labels, tensor).numpy()[:, np.newaxis], -1)[
+        :, 0
+    ]
     return np.bincount(np.minimum((true * bins).astype(np.int64), bins - 1), minlength=bins)
 
 

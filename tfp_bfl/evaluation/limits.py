@@ -1,4 +1,4 @@
-"""Limits that a user can trust, from held-out examples: when to abstain, at which temperature, with which labels."""
+"""Abstention thresholds and the softmax temperature, from held-out examples."""
 
 from __future__ import annotations
 
@@ -236,60 +236,6 @@ def at_temperature(probabilities: Any, temperature: float) -> np.ndarray:
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
     return found
-
-
-def conformal_limit(probabilities: Any, labels: Any, coverage: float) -> float:
-    """Return the least probability with which a class is in a prediction set (`prediction_sets`).
-
-        t = 1 - s_(k),    s_b = 1 - p_b,y_b,    k = ceil((B + 1) coverage)
-
-    with s_(k) the k-th smallest. The set of a new example that is exchangeable with these holds its label with at least
-    that probability, whatever the model: over draws of both, not for each class or client.
-
-    Source: split conformal prediction, Vovk, Gammerman & Shafer 2005; this score, Sadinle, Lei & Wasserman 2019
-    (arXiv:1609.00451).
-
-    Args:
-      probabilities: [B, C] of held-out examples.
-      labels: [B].
-      coverage: above 0 and below 1.
-
-    Raises:
-      InvalidArgument: the arguments don't fit the description above, or B is too small for that coverage.
-
-    Example:
-      >>> rng = np.random.default_rng(0)
-      >>> sure = rng.uniform(0.5, 1, 200)
-      >>> probabilities = np.stack([sure, 1 - sure], axis=1)
-      >>> labels = (rng.uniform(size=200) > sure).astype(int)
-      >>> print(round(bfl.evaluation.conformal_limit(probabilities, labels, coverage=0.9), 3))
-      0.289
-    """
-    check_share(coverage, "coverage")
-    tensor = check_probabilities(probabilities)
-    labels = check_labels(labels, tensor).numpy()
-    true = np.take_along_axis(tensor.numpy(), labels[:, np.newaxis], -1)[:, 0]
-    k = math.ceil((len(true) + 1) * coverage - _ROUNDING)
-    if k > len(true):
-        least = math.ceil(coverage / (1 - coverage) - _ROUNDING)
-        raise InvalidArgument(
-            f"Sets with a coverage of {coverage:g} take at least {least} held-out examples, and here are {len(true)}."
-        )
-    return float(np.sort(true)[::-1][k - 1])
-
-
-def prediction_sets(probabilities: Any, limit: float) -> np.ndarray:
-    """Return each example's prediction set, bool [B, C]: classes of at least that probability, and the likeliest.
-
-    Example:
-      >>> bfl.evaluation.prediction_sets(np.array([[0.9, 0.1], [0.6, 0.4]]), 0.3)
-      array([[ True, False],
-             [ True,  True]])
-    """
-    array = check_probabilities(probabilities).numpy()
-    sets: np.ndarray = array >= limit
-    sets[np.arange(len(array)), array.argmax(-1)] = True
-    return sets
 
 
 def _mistakes(probabilities: Any, labels: Any, uncertainty: Any) -> tuple[np.ndarray, np.ndarray]:

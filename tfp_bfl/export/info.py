@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfp_bfl.data import Feature
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import is_stochastic
+from tfp_bfl.evaluation.conformal import score_of
 from tfp_bfl.export.rows import parse_features
 from tfp_bfl.weights import num_members
 
@@ -159,10 +160,11 @@ class Calibration(NamedTuple):
       at_least: the accuracy that was asked for; None where a coverage was.
       confidence: in that accuracy.
       set_coverage: with which probability a prediction set holds the label.
-      set_limit: the least probability of a class in it (`evaluation.prediction_sets`).
+      set_limit: the least score of a class in it (`evaluation.prediction_sets`).
       best_accuracy: the highest accuracy that can be promised with that confidence, where it is not the one that was
         asked for; None where there is a threshold.
       best_coverage: the share of held-out examples below the threshold of that promise.
+      set_score: the name of the score: "probability", "aps" or "raps:PENALTY".
     """
 
     number: int
@@ -178,6 +180,7 @@ class Calibration(NamedTuple):
     set_limit: float
     best_accuracy: Optional[float] = None
     best_coverage: Optional[float] = None
+    set_score: str = "probability"
 
 
 _NONE_ALLOWED = ("limit", "at_least", "best_accuracy", "best_coverage")
@@ -192,7 +195,10 @@ def calibration_of(info: Info) -> Optional[Calibration]:
     if info.calibration is None:
         return None
     calibration = {**Calibration._field_defaults, **info.calibration}
-    numbers = {name: x for name, x in calibration.items() if name != "by" and not (name in _NONE_ALLOWED and x is None)}
+    text = ("by", "set_score")
+    numbers = {
+        name: x for name, x in calibration.items() if name not in text and (name not in _NONE_ALLOWED or x is not None)
+    }
     well = set(calibration) == set(Calibration._fields) and calibration["by"] in ("entropy", "epistemic")
     if (
         not well
@@ -203,6 +209,7 @@ def calibration_of(info: Info) -> Optional[Calibration]:
             f"calibration of info is {shown(calibration)}, but must be what `tfp-bfl calibrate` finds: "
             f"{', '.join(Calibration._fields)}."
         )
+    score_of(str(calibration["set_score"]))
     return Calibration(**calibration)
 
 

@@ -212,8 +212,8 @@ def _calibration(info: Info) -> str:
         "uses it. The functions below do not: their softmax temperature is 1.\n\n"
         f"- Softmax temperature {result.temperature:.3g}: probabilities are softmax(log p / T).\n"
         f"- Abstention threshold: {threshold}\n"
-        f"- Prediction sets: the likeliest class and all classes of probability {result.set_limit:.4g} or more. They "
-        f"contain the label of at least {result.set_coverage:.0%} of examples."
+        f"- Prediction sets: the likeliest class and all classes of {result.set_score} {result.set_limit:.4g} or more. "
+        f"They contain the label of at least {result.set_coverage:.0%} of examples."
     )
 
 

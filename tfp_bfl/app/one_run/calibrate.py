@@ -35,6 +35,7 @@ def calibrate(
     confidence: float = 0.9,
     by: str = "entropy",
     set_coverage: float = 0.9,
+    set_score: str = "probability",
     figure: Union[str, pathlib.Path, None] = None,
 ) -> bfl.export.Calibration:
     """Write a run's model with a temperature, a limit for abstaining and prediction sets, and state what they are.
@@ -52,6 +53,7 @@ def calibrate(
       confidence: in that accuracy.
       by: "entropy" or "epistemic", of which uncertainty the limit is.
       set_coverage: with which probability prediction sets hold the label (`evaluation.conformal_limit`).
+      set_score: by which classes enter a set: "probability", "aps" or "raps:PENALTY".
       figure: a new file for `plots.risk_coverage` of the half on which the limit was found.
 
     Raises:
@@ -96,9 +98,10 @@ def calibrate(
         at_least=wanted["accuracy"],
         confidence=confidence,
         set_coverage=set_coverage,
-        set_limit=bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage),
+        set_limit=bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage, set_score),
         best_accuracy=promise.at_least if promise else None,
         best_coverage=promise.limit.coverage if promise else None,
+        set_score=set_score,
     )
     bfl.export.save(model, output, bfl.export.Info(calibration=calibration._asdict()))
     if figure:

@@ -158,6 +158,11 @@ def predict_images(
     metavar="SHARE",
     help="Coverage of the prediction sets.  [default: 0.9]",
 )
+@click.option(
+    "--set-score",
+    metavar="NAME",
+    help="Score of the prediction sets: probability, aps or raps:PENALTY.  [default: probability]",
+)
 @click.option("--figure", metavar="FILE", help="File for a figure of risk and threshold by coverage.")
 def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
     """Write the SavedModel of a run to PATH, with an abstention threshold from the run's held-out examples."""
@@ -179,7 +184,7 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
             f"{result.accuracy:.4f}{bound}, from {result.number:,} held-out examples."
         )
     click.echo(
-        f"softmax temperature {result.temperature:.3g}; prediction sets: probability >= {result.set_limit:.4g}, "
+        f"softmax temperature {result.temperature:.3g}; prediction sets: {result.set_score} >= {result.set_limit:.4g}, "
         f"coverage >= {result.set_coverage:.0%}."
     )
 

@@ -189,7 +189,7 @@ def _as_rows(
     if calibration:
         probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
         uncertainty = answer["entropy"] = entropy(probabilities)
-        held = bfl.evaluation.prediction_sets(probabilities, calibration.set_limit)
+        held = bfl.evaluation.prediction_sets(probabilities, calibration.set_limit, calibration.set_score)
         sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
         if max_uncertainty is None:
             uncertainty, limit = answer[calibration.by], calibration.limit
