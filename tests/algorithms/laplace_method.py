@@ -1,11 +1,13 @@
-"""Laplace's approximation, FedLap and FedLap-Cov as the contract suite takes them."""
+"""Laplace's approximation, an exact last layer, FedLap and FedLap-Cov as the contract suite takes them."""
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, posterior
+from tfp_bfl.posterior.linear_head import Expansion, linear_head
 from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.laplace_dual import PointDual
+from tfp_bfl.servers.last_layer import LastLayer
 
 from .method import ALIKE, CLIENTS, SEED, SIZES, Method, mlp, of_points, unflat
 
@@ -27,6 +29,37 @@ def laplace(structure):
     build = lambda: algorithms.laplace(model_fn, seed=SEED, **options)
     work = clients.laplace(model_fn, **options)
     return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=1, metrics={}, moves=False)
+
+
+def last_layer():
+    """One Newton step of the last layer, by the sums over clients in NumPy."""
+    model_fn, stddev, heat = mlp("deterministic"), 0.5, 0.8
+    options = {"prior_stddev": stddev, "temperature": heat}
+    flat = lambda leaves: np.concatenate([np.ravel(np.float64(x)) for x in leaves])
+
+    def summed(results):
+        total = lambda field: sum(np.float64(getattr(r.weights, field)) for r in results)
+        return total("curvature"), sum(flat(r.weights.gradient) for r in results), total("nll"), total("num_examples")
+
+    def pool(results, anchor):
+        rows = tf.nest.map_structure(lambda *x: np.stack(x), *(r.weights for r in results))
+        at, (curvature, gradient, nll, _) = flat(anchor.point[-2:]), summed(results)
+        precision = curvature / heat + np.eye(len(at)) / stddev**2
+        mean = np.linalg.solve(precision, (curvature @ at - gradient) / heat)
+        value = nll / heat + 0.5 * float(at @ at) / stddev**2
+        state = LastLayer(rows, at, at, np.float64(value), np.float64(1 / stddev**2))
+        head = tuple(np.float32(x) for x in unflat(mean, anchor.point[-2:]))
+        return state, anchor._replace(point=(*anchor.point[:-2], *head))
+
+    def alone(result, anchor):
+        curvature, gradient, nll, number = summed([result])
+        sums = Expansion(curvature, gradient, nll, flat(anchor.point[-2:]), number)
+        found = linear_head(sums, anchor.point[-2:], posterior.Head(prior_stddev=stddev, temperature=heat))
+        return anchor._replace(posterior=found.posterior, point=anchor.point[:-2])
+
+    build = lambda: algorithms.last_layer(model_fn, seed=SEED, batch_size=8, **options)
+    work = clients.last_layer_sums(model_fn, batch_size=8)
+    return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=6, metrics={})
 
 
 def fed_lap(covariance):

@@ -16,7 +16,7 @@ from tfp_bfl.servers.gaussian import Spread
 
 from .chain_methods import BY_CLIENT, dg_sgld, fsgld, qlsd
 from .drift_methods import DRIFT
-from .laplace_method import fed_lap, laplace
+from .laplace_method import fed_lap, laplace, last_layer
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
 
@@ -351,6 +351,7 @@ METHODS = {
     "fed_lap, covariance": functools.partial(fed_lap, True),
     "laplace, diagonal": functools.partial(laplace, "diagonal"),
     "laplace, last layer": functools.partial(laplace, "last_layer"),
+    "last_layer": last_layer,
     "fed_opt, sgd with momentum": fed_opt_sgd,
     "fed_ag": fed_ag,
     "fed_pa": fed_pa,
@@ -372,7 +373,7 @@ METHODS = {
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
 FAMILIES = ("fl_swag", "fed_", "variational", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_")
-FAMILIES += ("fsgld", "ma", "meta", "scaffold")
+FAMILIES += ("fsgld", "last_layer", "ma", "meta", "scaffold")
 TELLING += [name for name in METHODS if name.startswith(FAMILIES)]
 
 

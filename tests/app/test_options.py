@@ -63,9 +63,9 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld", "fsgld")},
 }
 
-# Recipes for a program, one of which trains before, and for the command `laplace` on a finished run; `ensemble`
-# is an option of all others.
-APART = {"ensemble", "fed_lap", "laplace"}
+# Recipes for a program, one of which trains before, and for the commands `laplace` and `last-layer` on a
+# finished run; `ensemble` is an option of all others.
+APART = {"ensemble", "fed_lap", "laplace", "last_layer"}
 
 
 def accepted(name):

@@ -60,7 +60,7 @@ def test_a_run_is_resumed_by_the_other_engine(engines, worker, tmp_path):
 
 
 # What a stack of posteriors or models grows by is no loop's.
-LOOPS = [name for name in OTHERS if not name.startswith(("fl_swag", "laplace", "private"))]
+LOOPS = [name for name in OTHERS if not name.startswith(("fl_swag", "laplace", "last_layer", "private"))]
 
 
 @pytest.mark.parametrize("name", [TELLING, *(pytest.param(name, marks=deep) for name in LOOPS)])

@@ -7,6 +7,7 @@ from tfp_bfl.algorithms.fed_nova import fed_nova
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
 from tfp_bfl.algorithms.laplace import laplace
+from tfp_bfl.algorithms.last_layer import last_layer
 from tfp_bfl.algorithms.meta_learning import meta_learning, meta_vd
 from tfp_bfl.algorithms.personal_posterior import p_fed_bayes
 from tfp_bfl.algorithms.posterior_averaging import (
@@ -42,6 +43,7 @@ __all__ = [
     "fl_swag",
     "fsgld",
     "laplace",
+    "last_layer",
     "meta_learning",
     "meta_vd",
     "p_fed_bayes",

@@ -16,7 +16,14 @@ from rich.logging import RichHandler
 from tfp_bfl import __version__
 from tfp_bfl.app.glm import glm_model
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
-from tfp_bfl.app.one_run.command import calibrate_model, export_model, laplace_model, predict_images
+from tfp_bfl.app.one_run.command import (
+    calibrate_model,
+    export_model,
+    laplace_model,
+    last_layer_model,
+    predict_images,
+    scores_in_words,
+)
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.command import Grouped, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
@@ -50,6 +57,7 @@ Examples:
   tfp-bfl list                       what --dataset, --rule and others take
   tfp-bfl calibrate my_run my_model  a limit by which it may abstain
   tfp-bfl laplace my_run --output q  a posterior at the run's weights
+  tfp-bfl last-layer my_run --output q  the exact one of its last layer
   tfp-bfl predict my_run scans/      what the run's model says of images
   tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
   tfp-bfl glm radon.csv --outcome log.radon --client-column county
@@ -128,6 +136,7 @@ cli.add_command(calibrate_model)
 cli.add_command(export_model)
 cli.add_command(glm_model)
 cli.add_command(laplace_model)
+cli.add_command(last_layer_model)
 cli.add_command(predict_images)
 cli.add_command(sweep_runs)
 cli.add_command(list_runs)
@@ -245,7 +254,7 @@ def report(
 
 @cli.group(epilog=REVISE_EXAMPLES)
 def clients() -> None:
-    """Show, add, replace or remove the clients of a run of fl_swag, partitioned_vi or laplace, without training."""
+    """Show, add, replace or remove the clients of a run of fl_swag, partitioned_vi, laplace or last-layer."""
 
 
 @clients.command("show")
@@ -289,10 +298,7 @@ def remove_clients(run_folder: str, names: tuple[str, ...], output: str, code: d
 
 
 def _show_revised(summary: dict[str, Any], output: str) -> None:
-    click.echo(
-        f"{len(summary['clients'])} clients: accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  "
-        f"ECE {summary['ece']:.4f}"
-    )
+    click.echo(f"{len(summary['clients'])} clients: {scores_in_words(summary)}")
     click.echo(f"{output} holds the new state and its saved_model.")
 
 

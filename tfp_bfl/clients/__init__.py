@@ -10,7 +10,7 @@ from tfp_bfl.clients.augmented import augmented
 from tfp_bfl.clients.client_settings import memory_rate
 from tfp_bfl.clients.compressed import compressed
 from tfp_bfl.clients.gradient import ESTIMATORS, stochastic_gradient
-from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, layers_of
+from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, last_layer_sums, layers_of
 from tfp_bfl.clients.laplace_sites import laplace_sites
 from tfp_bfl.clients.local_langevin import (
     Surrogate,
@@ -45,6 +45,7 @@ __all__ = [
     "fit_surrogate",
     "fit_surrogates",
     "laplace",
+    "last_layer_sums",
     "laplace_sites",
     "laplace_weights",
     "largest_curvature",

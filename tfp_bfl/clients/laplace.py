@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, NamedTuple, Union
 
 import tensorflow as tf
@@ -79,11 +80,34 @@ def laplace(
 
     Source: Martens 2020 (arXiv:1412.1193), section 9.2; Daxberger et al. 2021 (arXiv:2106.14806).
     """
-    model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     lookup(STRUCTURES, structure, "structure")
+    return _summing(model_fn, structure, parse_likelihood(likelihood), batch_size, tf.float32)
+
+
+def last_layer_sums(
+    model_fn: Callable[[], tf.keras.Model],
+    *,
+    likelihood: Union[str, Likelihood] = "categorical",
+    batch_size: int = 256,
+) -> ClientWork[ClientCurvature]:
+    """Build client work that sends the sums of `laplace` for the structure "last_layer" in float64.
+
+    Args:
+      model_fn, likelihood, batch_size: as of `laplace`.
+
+    Raises:
+      InvalidArgument: as `laplace`.
+    """
+    return _summing(model_fn, "last_layer", parse_likelihood(likelihood), batch_size, tf.float64)
+
+
+def _summing(
+    model_fn: Callable[[], tf.keras.Model], structure: str, density: Likelihood, batch_size: int, dtype: tf.DType
+) -> ClientWork[ClientCurvature]:
+    model_fn = as_model_fn(model_fn)
     check_count(batch_size, "batch_size")
     check_fisher(density)
-    add_batch = add_diagonal if structure == "diagonal" else _add_matrix
+    add_batch = add_diagonal if structure == "diagonal" else functools.partial(_add_matrix, dtype=dtype)
 
     def build() -> Work[ClientCurvature]:
         with tf.variable_creator_scope(without_initial_values):
@@ -96,14 +120,14 @@ def laplace(
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[ClientCurvature]:
             assign_weights(model, message.weights)
-            start = LaplaceSums(tf.zeros(shape), tf.zeros([size]), tf.zeros([]))
+            start = LaplaceSums(*(tf.zeros(x, dtype) for x in (shape, [size], [])))
             with sampling("mean"):
                 sums = over_batches(examples, seed, 1, batch_size, add, start)
             number = tf.shape(examples.labels)[0]
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has no examples.
             curvature = unflatten(sums.curvature, tuple(leaves)) if structure == "diagonal" else sums.curvature
             local = ClientCurvature(client, number, curvature, unflatten(sums.gradient, tuple(leaves)), sums.nll)
-            nll = sums.nll / tf.cast(number, tf.float32)
+            nll = tf.cast(sums.nll, tf.float32) / tf.cast(number, tf.float32)
             return ClientResult(local, number, TrainingMetrics(nll, tf.zeros([]), -nll))
 
         return work
@@ -206,7 +230,7 @@ def add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: L
     return add
 
 
-def _add_matrix(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
+def _add_matrix(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood, dtype: tf.DType) -> Add:
     """Build the function that adds a batch to sums with the matrix [D, D] of the last layer as their curvature.
 
     The layer's weights, kernel [F, C] and bias [C], are the rows of one matrix [F + 1, C] on inputs with a 1 behind:
@@ -220,18 +244,21 @@ def _add_matrix(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Li
     def add(sums: LaplaceSums, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> LaplaceSums:
         del seed
         inputs = parts.features(features, training=False)
-        outputs = parts.head(inputs, training=False)
+        x = tf.pad(tf.cast(inputs, dtype), [[0, 0], [0, 1]], constant_values=tf.ones([], dtype))
+        if dtype == tf.float32:
+            outputs = parts.head(inputs, training=False)
+        else:  # Kernel and bias are the rows of one matrix.
+            outputs = tf.matmul(x, tf.cast(tf.concat([leaves[0], leaves[1][tf.newaxis]], 0), dtype))
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(outputs)
             nll = tf.reduce_sum(likelihood.nll(labels, outputs))
         slopes, roots = tape.gradient(nll, outputs), fisher_root(outputs)
-        x = tf.pad(tf.cast(inputs, tf.float32), [[0, 0], [0, 1]], constant_values=1.0)
         width, classes = x.shape[1], outputs.shape[1]
         pairs = tf.reshape(x[:, :, tf.newaxis] * x[:, tf.newaxis, :], [-1, width * width])
         fisher = tf.reshape(tf.matmul(roots, roots, transpose_b=True), [-1, classes * classes])
         both = tf.reshape(tf.matmul(pairs, fisher, transpose_a=True), [width, width, classes, classes])
         matrix = tf.reshape(tf.transpose(both, [0, 2, 1, 3]), [size, size])
-        gradient = tf.reshape(tf.matmul(x, tf.cast(slopes, tf.float32), transpose_a=True), [-1])
+        gradient = tf.reshape(tf.matmul(x, tf.cast(slopes, dtype), transpose_a=True), [-1])
         return LaplaceSums(sums.curvature + matrix, sums.gradient + gradient, sums.nll + nll)
 
     return add

@@ -6,6 +6,7 @@ from tfp_bfl.posterior.between import between_clients_variance, with_random_effe
 from tfp_bfl.posterior.chains import effective_sample_size, hpd_level, potential_scale_reduction
 from tfp_bfl.posterior.families import floor_variance, marginals, positive_leaves, sample
 from tfp_bfl.posterior.laplace import Laplace, laplace
+from tfp_bfl.posterior.linear_head import Head
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob
 from tfp_bfl.posterior.mean_field import (
     MeanField,
@@ -30,6 +31,7 @@ from tfp_bfl.posterior.samples import Samples
 from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, times, unflatten
 
 __all__ = [
+    "Head",
     "Laplace",
     "LowRank",
     "MeanField",

@@ -28,6 +28,7 @@ class Laplace(NamedTuple):
       effective_parameters: sum_d h_d / (h_d + T / t^2), with the eigenvalues h_d of the curvature; between 0 and D.
       distance: sqrt(g^T (H + T diag(1 / t^2))^-1 g / D), with the gradient g of the negative log likelihood: the root
         mean square distance to its mode, in posterior standard deviations at temperature 1. 0 at a mode.
+      noise_stddev: of Gaussian labels (`linear_head`); None for others.
     """
 
     posterior: Union[MeanField, LowRank]
@@ -35,6 +36,7 @@ class Laplace(NamedTuple):
     log_marginal_likelihood: float
     effective_parameters: float
     distance: float
+    noise_stddev: Optional[float] = None
 
 
 def laplace(
@@ -97,7 +99,7 @@ def laplace(
     precision = eigenvalues + each
     evidence = -nll / heat + 0.5 * float(np.sum(np.log(each / precision)) - squares @ prior)
     return Laplace(
-        _gaussian(mode, precision, vectors),
+        gaussian_of(mode, precision, vectors),
         1 / np.sqrt(prior),
         evidence,
         float(np.sum(eigenvalues / precision)),
@@ -118,7 +120,10 @@ def _fitted_precision(eigenvalues: np.ndarray, square: float) -> float:
     return math.exp((low + high) / 2)
 
 
-def _gaussian(mode: Sequence[Array], precision: np.ndarray, vectors: Optional[np.ndarray]) -> Union[MeanField, LowRank]:
+def gaussian_of(
+    mode: Sequence[Array], precision: np.ndarray, vectors: Optional[np.ndarray]
+) -> Union[MeanField, LowRank]:
+    """Return the Gaussian at a mode with precisions [D] of the weights, or along the columns of `vectors` [D, D]."""
     mean = tuple(np.asarray(x, np.float32) for x in mode)
     if vectors is None:
         return MeanField(mean, _shaped(1 / precision, mean))

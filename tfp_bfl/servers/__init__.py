@@ -14,6 +14,7 @@ from tfp_bfl.servers.gaussian import keep_gaussian
 from tfp_bfl.servers.langevin import langevin
 from tfp_bfl.servers.laplace import laplace
 from tfp_bfl.servers.laplace_dual import laplace_dual
+from tfp_bfl.servers.last_layer import held_sums, last_layer
 from tfp_bfl.servers.optimize import optimize
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 from tfp_bfl.servers.personal import Learning, personal
@@ -31,10 +32,12 @@ __all__ = [
     "dual",
     "factors",
     "follow",
+    "held_sums",
     "keep_gaussian",
     "langevin",
     "laplace",
     "laplace_dual",
+    "last_layer",
     "online",
     "online_product",
     "optimize",

@@ -9,6 +9,7 @@ model = bfl.models.predictive_model(model_fn(), curvatures.pool(state))
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -19,10 +20,13 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.posterior import Laplace, MeanField, laplace
+from tfp_bfl.posterior.linear_head import Expansion, Head, linear_head, moved
 from tfp_bfl.servers.names import check_joining, check_leaving
+from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ClientCurvature, ModelWeights
 
 MOST_BYTES = 2**34
+NUM_HEAD_WEIGHTS = 2  # kernel and bias
 _SUMS, _WEIGHTS = ("curvature", "gradient"), ("point", "moving_mean", "moving_variance")
 
 
@@ -33,11 +37,14 @@ class Settings(NamedTuple):
       prior_stddev: None for the maximum of the marginal likelihood.
       temperature: T.
       groups: the number of each weight tensor's group, which has a prior of its own; () for one prior.
+      head: of an exact last layer, whose mean moves (`posterior.linear_head`); None for Laplace's approximation at the
+        weights.
     """
 
     prior_stddev: Optional[float] = None
     temperature: float = 1.0
     groups: tuple[int, ...] = ()
+    head: Optional[Head] = None
 
 
 class Curvatures(NamedTuple):
@@ -62,7 +69,8 @@ def from_stack(stack: ClientCurvature, weights: ModelWeights, settings: Settings
 
 
 def approximate(state: Curvatures) -> Laplace:
-    """Compute Laplace's approximation (`posterior.laplace`) from the sums of all clients, added in float64.
+    """Compute Laplace's approximation (`posterior.laplace`), or the posterior of a last layer, from the sums of all
+    clients, added in float64.
 
     Raises:
       InvalidArgument: there are no clients.
@@ -75,9 +83,13 @@ def approximate(state: Curvatures) -> Laplace:
     total = lambda field: tf.nest.map_structure(
         lambda *x: np.sum(np.stack(x).astype(np.float64), 0), *(getattr(part, field) for part in parts)
     )
-    settings = state.settings
+    settings, mode = state.settings, _mode(state)
+    if settings.head is not None:
+        number = sum(int(part.num_examples) for part in parts)
+        sums = total("curvature"), _flat(total("gradient")), total("nll"), _flat(mode), np.float64(number)
+        return linear_head(Expansion(*sums), mode, settings.head)
     return laplace(
-        _mode(state),
+        mode,
         total("curvature"),
         total("gradient"),
         float(total("nll")),
@@ -102,6 +114,9 @@ def join(
 ) -> Curvatures:
     """Return the state with clients of another one; both states must be at the same weights.
 
+    Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `state`, which
+    is exact for Gaussian labels.
+
     Args:
       state: to which the clients are added.
       others: from which they are taken: those of the `names`, or all for None.
@@ -111,6 +126,8 @@ def join(
       InvalidArgument: the sums are of another structure or at other weights; there is no such client there, or one of
         the name here already.
     """
+    if state.settings.head is not None and others.settings.head is not None and _shapes(state) == _shapes(others):
+        others = _at_the_head_of(state, others)
     own, their = tf.nest.flatten(state.weights), tf.nest.flatten(others.weights)
     same = len(own) == len(their) and all(np.array_equal(x, y) for x, y in zip(own, their))
     if not same or _shapes(state) != _shapes(others):
@@ -125,10 +142,35 @@ def join(
     return state._replace(clients=clients)
 
 
+def expanded_at(rows: ClientCurvature, at: Array, to: Array) -> ClientCurvature:
+    """Return sums for a last layer as the same quadratic functions, expanded at other weights.
+
+    Args:
+      rows: leaves [K, ...].
+      at, to: the weights of the layer, flattened one tensor after another [D].
+    """
+    shapes = [tuple(x.shape[1:]) for x in rows.gradient]
+    sizes = [math.prod(shape) for shape in shapes]
+    gradient = tf.concat([tf.reshape(x, [-1, size]) for x, size in zip(rows.gradient, sizes)], 1)
+    new = moved(Expansion(rows.curvature, gradient, rows.nll, at, rows.num_examples), to)
+    parts = zip(tf.split(new.gradient, sizes, 1), shapes)
+    return rows._replace(gradient=tuple(tf.reshape(x, [-1, *shape]) for x, shape in parts), nll=new.nll)
+
+
+def _at_the_head_of(state: Curvatures, others: Curvatures) -> Curvatures:
+    stack = tf.nest.map_structure(lambda *x: np.stack(x), *others.clients.values())
+    rows = tf.nest.map_structure(np.asarray, expanded_at(stack, _flat(_mode(others)), _flat(_mode(state))))
+    clients = {name: tf.nest.map_structure(lambda x, k=k: x[k], rows) for k, name in enumerate(others.clients)}
+    mode = _mode(state)
+    below = others.weights.point[: len(others.weights.point) - len(mode)]
+    return others._replace(clients=clients, weights=others.weights._replace(point=(*below, *mode)))
+
+
 def remove(state: Curvatures, *names: str) -> Curvatures:
     """Return the state without these clients' sums.
 
-    The weights stay as the clients have trained them together.
+    The weights stay as the clients have trained them together; of an exact last layer they are those that the other
+    clients' sums give.
 
     Raises:
       InvalidArgument: there is no such client, or none would be left.
@@ -168,6 +210,10 @@ def _mode(state: Curvatures) -> tuple[Any, ...]:
     return tuple(state.weights.point[len(state.weights.point) - number :])
 
 
+def _flat(leaves: Sequence[Array]) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in leaves])
+
+
 def _shapes(state: Curvatures) -> Any:
     first = next(iter(state.clients.values()))
     return [np.shape(x) for x in tf.nest.flatten((first.curvature, first.gradient))], isinstance(first.curvature, tuple)
@@ -179,13 +225,17 @@ def _arrays(state: Curvatures) -> dict[str, Any]:
     arrays = {
         "names": np.array(list(state.clients), np.str_),
         "num_examples": np.array([int(part.num_examples) for part in parts], np.int64),
-        "nll": np.asarray(stacked.nll, np.float32),
+        "nll": np.asarray(stacked.nll, np.float64 if settings.head else np.float32),
         "prior_stddev": np.array([] if settings.prior_stddev is None else [settings.prior_stddev], np.float64),
         "temperature": np.array(settings.temperature, np.float64),
         "groups": np.array(settings.groups, np.int64),
         "full": np.array(int(not isinstance(stacked.curvature, tuple)), np.int64),
     }
     moments = state.weights.moments
+    if settings.head is not None:
+        noise = settings.head.noise_stddev
+        arrays["gaussian"] = np.array(int(settings.head.gaussian), np.int64)
+        arrays["noise_stddev"] = np.array([] if noise is None else [noise], np.float64)
     groups = zip((*_SUMS, *_WEIGHTS), (stacked.curvature, stacked.gradient, state.weights.point, *moments))
     return {**arrays, **{f"{part}/{i}": np.asarray(x) for part, g in groups for i, x in enumerate(tf.nest.flatten(g))}}
 
@@ -206,7 +256,12 @@ def _state(arrays: Mapping[str, np.ndarray]) -> Curvatures:
         )
         for k, client in enumerate(arrays["names"].tolist())
     }
-    settings = Settings(given[0] if given else None, float(arrays["temperature"]), tuple(arrays["groups"].tolist()))
+    prior, heat, groups = given[0] if given else None, float(arrays["temperature"]), tuple(arrays["groups"].tolist())
+    head = None
+    if "gaussian" in arrays:
+        noise = arrays["noise_stddev"].tolist()
+        head = Head(bool(arrays["gaussian"]), prior, noise[0] if noise else None, heat)
+    settings = Settings(prior, heat, groups, head)
     return Curvatures(clients, ModelWeights(MeanField((), ()), point, MeanField(*moments)), settings)
 
 
@@ -229,6 +284,10 @@ def _fits(state: Curvatures, arrays: Mapping[str, np.ndarray]) -> bool:
     fits = fits and len(moments.mean) == len(moments.variance) and settings.temperature > 0
     fits = fits and (settings.prior_stddev is None or settings.prior_stddev > 0) and len(arrays["prior_stddev"]) < 2
     fits = fits and len(settings.groups) in (0, len(mode)) and not (full and settings.groups)
+    if settings.head is not None:
+        noise = settings.head.noise_stddev
+        fits = fits and full and len(mode) == NUM_HEAD_WEIGHTS and (noise is None or noise > 0)
+        fits = fits and len(arrays["noise_stddev"]) < 2
     groups = set(settings.groups)
     fits = fits and groups == set(range(len(groups)))
     return fits and {k: x.shape for k, x in arrays.items()} == {k: x.shape for k, x in _arrays(state).items()}

@@ -72,8 +72,8 @@ def categorical() -> Likelihood:
 
     def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
         # diag(p) - p p^T = sum_c p_c (e_c - p) (e_c - p)^T
-        p = tf.nn.softmax(tf.cast(outputs, tf.float32))
-        identity = tf.eye(outputs.shape[1])
+        p = tf.nn.softmax(outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32))
+        identity = tf.eye(outputs.shape[1], dtype=p.dtype)
         return (identity - p[:, :, tf.newaxis]) * tf.sqrt(p)[:, tf.newaxis, :]
 
     return Likelihood(nll, draw, fisher_root)
@@ -96,7 +96,7 @@ def gaussian(stddev: float) -> Likelihood:
 
     def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
         # The variance 1 / stddev^2 of the gradient in the one output that counts.
-        first = tf.one_hot(0, outputs.shape[1]) / stddev
+        first = tf.one_hot(0, outputs.shape[1], dtype=outputs.dtype) / stddev
         return tf.ones_like(outputs)[:, :, tf.newaxis] * first[:, tf.newaxis]
 
     return Likelihood(nll, draw, fisher_root)

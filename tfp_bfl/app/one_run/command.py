@@ -1,4 +1,4 @@
-"""The commands on trained models: calibrate, export, laplace, predict. The work is in modules of these names."""
+"""The commands on trained models: calibrate, export, laplace, last-layer, predict. Modules so named do the work."""
 
 from __future__ import annotations
 
@@ -47,6 +47,16 @@ Examples:
   tfp-bfl laplace averaged --structure last_layer --output with_posterior
   tfp-bfl predict with_posterior scans/
   tfp-bfl clients remove with_posterior 3 --output without_3
+"""
+
+
+LAST_LAYER_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl run --dataset diabetes --model mlp --algorithm fed_opt --output net
+  tfp-bfl last-layer net --output exact
+  tfp-bfl predict exact new_patients.csv
+  tfp-bfl clients remove exact 3 --output without_3
 """
 
 
@@ -189,6 +199,20 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
     )
 
 
+_prior_stddev = click.option(
+    "--prior-stddev",
+    type=float,
+    metavar="NUMBER",
+    help="Standard deviation of the prior; fitted by the marginal likelihood if not given.",
+)
+_temperature = click.option(
+    "--temperature", type=float, default=1.0, show_default=True, metavar="NUMBER", help="Posterior temperature."
+)
+_new_folder = click.option(
+    "--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays as it is."
+)
+
+
 @click.command("laplace", epilog=LAPLACE_EXAMPLES)
 @click.argument("run", metavar="RUN")
 @click.option(
@@ -198,17 +222,10 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
     show_default=True,
     help="Precision: last_layer for the full matrix of the last layer, or diagonal for all weights.",
 )
-@click.option(
-    "--prior-stddev",
-    type=float,
-    metavar="NUMBER",
-    help="Standard deviation of the prior; fitted by the marginal likelihood if not given.",
-)
+@_prior_stddev
 @click.option("--prior-by-layer", is_flag=True, help="Fit a prior standard deviation for each layer.")
-@click.option(
-    "--temperature", type=float, default=1.0, show_default=True, metavar="NUMBER", help="Posterior temperature."
-)
-@click.option("--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays as it is.")
+@_temperature
+@_new_folder
 @code_options
 def laplace_model(run: str, output: str, **options: Any) -> None:
     """Write a run with a posterior at its weights to a new folder: Laplace's approximation by one more round.
@@ -218,14 +235,53 @@ def laplace_model(run: str, output: str, **options: Any) -> None:
     from tfp_bfl.app.one_run.laplace import laplace
 
     summary = laplace(run, output, **options)
+    _show_posterior(summary, output)
+
+
+def scores_in_words(summary: dict[str, Any], prefix: str = "") -> str:
+    """Return the scores of a summary on the test set, of names that begin with `prefix`; "" if there are none."""
     names = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "RMSE": "rmse"}
-    for prefix, words in (("", ""), ("linearised_", "linearised: ")):
-        scores = {label: summary[prefix + name] for label, name in names.items() if prefix + name in summary}
-        if scores:
-            click.echo(words + "  ".join(f"{label} {value:.4f}" for label, value in scores.items()))
+    scores = {label: summary[prefix + name] for label, name in names.items() if prefix + name in summary}
+    return "  ".join(f"{label} {value:.4f}" for label, value in scores.items())
+
+
+def _show_posterior(summary: dict[str, Any], output: str) -> None:
+    click.echo(scores_in_words(summary))
+    if linearised := scores_in_words(summary, "linearised_"):
+        click.echo(f"linearised: {linearised}")
     stddevs = ", ".join(f"{x:.3g}" for x in summary["prior_stddev"])
+    noise = f"noise standard deviation {summary['noise_stddev']:.4g}; " if "noise_stddev" in summary else ""
     click.echo(
-        f"prior standard deviation {stddevs}; log marginal likelihood {summary['log_marginal_likelihood']:.1f} nats; "
-        f"{summary['effective_parameters']:.1f} effective parameters"
+        f"{noise}prior standard deviation {stddevs}; log marginal likelihood "
+        f"{summary['log_marginal_likelihood']:.1f} nats; {summary['effective_parameters']:.1f} effective parameters"
     )
     click.echo(f"{output} holds the clients' sums and its saved_model.")
+
+
+@click.command("last-layer", epilog=LAST_LAYER_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@_prior_stddev
+@click.option(
+    "--noise-stddev",
+    type=float,
+    metavar="NUMBER",
+    help="Standard deviation of the labels' noise in regression; fitted by the marginal likelihood if not given.",
+)
+@_temperature
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="NUMBER",
+    help="Number of messages from each client.  [default: 1 for regression, 10 for classes]",
+)
+@_new_folder
+@code_options
+def last_layer_model(run: str, output: str, **options: Any) -> None:
+    """Write a run with the exact posterior of its last layer to a new folder, from sums of its clients.
+
+    RUN is a complete run that trains point weights, such as one of --algorithm fed_opt. The layers below the last one
+    stay as they are. For regression the posterior is exact after one message from each client.
+    """
+    from tfp_bfl.app.one_run.last_layer import last_layer
+
+    _show_posterior(last_layer(run, output, **options), output)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Optional, Union
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.one_run.client_model import last_state
 from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
@@ -52,32 +53,11 @@ def laplace(
       InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option is out of its
         range. Then nothing is written.
     """
-    folder, source = new_folder(output), pathlib.Path(run)
-    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
-        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
-    config = config_with_code(source, code)
-    if (source / CURVATURES).is_file():
-        raise InvalidArgument(f"{name(run)} has Laplace's posterior already: give the run that it was made of.")
-    if config.kind != "deterministic":
-        raise InvalidArgument(
-            f"Laplace's approximation finds a posterior over point weights, and {name(run)} is a run of kind "
-            f"{config.kind!r}: run it with --algorithm fed_opt --kind deterministic."
-        )
-    data = build.load(config)
-    config = build.with_clients(config, data)
-    shares = build.shares(config, data.train, data.clients)
-    trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
-    if trained.is_personal or trained.thinning is not None:
-        raise InvalidArgument(
-            f"{config.algorithm} ends with more than one network, and Laplace's approximation is at the weights of "
-            "one: give a run of fed_opt."
-        )
-    weights = trained.predictive_weights(last_state(trained, config, source))
-    if tf.nest.flatten(weights.posterior):
-        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
+    finished = finished_run(run, output, code, "Laplace's approximation")
+    folder, config, data = finished.folder, finished.config, finished.data
     likelihood = {} if data.train.target is None else {"likelihood": build.LIKELIHOOD}
     process = bfl.algorithms.laplace(
-        trained.model_fn,
+        finished.model_fn,
         structure=structure,
         prior_stddev=prior_stddev,
         prior_by_layer=prior_by_layer,
@@ -85,8 +65,8 @@ def laplace(
         element_spec=data.train.element_spec,
         **likelihood,
     )
-    result = bfl.simulate(process, shares.clients, rounds=1, start=weights, seed=config.seed, engine="local")
-    groups = bfl.clients.layers_of(trained.model_fn(), structure) if prior_by_layer else ()
+    result = bfl.simulate(process, finished.clients, rounds=1, start=finished.weights, seed=config.seed, engine="local")
+    groups = bfl.clients.layers_of(finished.model_fn(), structure) if prior_by_layer else ()
     settings = curvatures.Settings(prior_stddev, temperature, groups)
     state = curvatures.from_stack(result.state.step, result.state.weights, settings)
     approximation = curvatures.approximate(state)
@@ -102,3 +82,61 @@ def laplace(
         scores = bfl.evaluation.evaluate(result.model, data.test.features, data.test.labels, **options).metrics
         more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
     return write(folder, config, data, CURVATURES, state, curvatures.pool(state), **more)
+
+
+class FinishedRun(NamedTuple):
+    """A run whose weights get a posterior.
+
+    Fields:
+      folder: the new folder, which does not exist.
+      config: of the run.
+      data: of the run.
+      clients: of the training.
+      model_fn: builds the model.
+      weights: after the last round.
+    """
+
+    folder: pathlib.Path
+    config: RunConfig
+    data: bfl.data.OwnData
+    clients: bfl.data.Clients
+    model_fn: Callable[[], tf.keras.Model]
+    weights: bfl.models.ModelWeights
+
+
+def finished_run(
+    run: Union[str, pathlib.Path], output: Union[str, pathlib.Path], code: Mapping[str, str], what: str
+) -> FinishedRun:
+    """Read a run that ended with point weights.
+
+    Args:
+      run, output, code: as of `laplace`.
+      what: the posterior, as an error names it.
+
+    Raises:
+      InvalidArgument: as `laplace`.
+    """
+    folder, source = new_folder(output), pathlib.Path(run)
+    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
+        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
+    config = config_with_code(source, code)
+    if (source / CURVATURES).is_file():
+        raise InvalidArgument(f"{name(run)} has Laplace's posterior already: give the run that it was made of.")
+    if config.kind != "deterministic":
+        raise InvalidArgument(
+            f"{what} is a posterior over point weights, and {name(run)} is a run of kind {config.kind!r}: run it with "
+            "--algorithm fed_opt --kind deterministic."
+        )
+    data = build.load(config)
+    config = build.with_clients(config, data)
+    shares = build.shares(config, data.train, data.clients)
+    trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
+    if trained.is_personal or trained.thinning is not None:
+        raise InvalidArgument(
+            f"{config.algorithm} ends with more than one network, and {what} is at the weights of one: give a run of "
+            "fed_opt."
+        )
+    weights = trained.predictive_weights(last_state(trained, config, source))
+    if tf.nest.flatten(weights.posterior):
+        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
+    return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights)

@@ -44,7 +44,7 @@ def clients_file(run: Union[str, pathlib.Path]) -> pathlib.Path:
             return pathlib.Path(run) / file
     raise InvalidArgument(
         f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag or partitioned_vi, "
-        f"or of `tfp-bfl laplace`, with {STATE}, {SITES} or {CURVATURES}."
+        f"or of `tfp-bfl laplace` or `last-layer`, with {STATE}, {SITES} or {CURVATURES}."
     )
 
 
@@ -175,7 +175,10 @@ def write(
     weights = resolve.weights_of(build.model_fn(config, test)())
     laplace = {}
     if isinstance(state, curvatures.Curvatures):
-        laplace = {"weights": "point weights with Laplace's posterior", "temperature": state.settings.temperature}
+        head = state.settings.head
+        exact = "with the exact posterior of the last layer"
+        weights_are = exact if head and head.gaussian else "with Laplace's posterior"
+        laplace = {"weights": f"point weights {weights_are}", "temperature": state.settings.temperature}
     settings = {**resolve.stated(config, test.target is not None, weights), **laplace}
     summary = {**scores, **more, "method": resolve.method(settings), "clients": names}
     info = build.export_info(config, train, scores, weights, laplace)

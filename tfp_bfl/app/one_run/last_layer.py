@@ -1,0 +1,82 @@
+"""A finished run with the exact posterior of its last layer, from sums of its clients."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.laplace import finished_run
+from tfp_bfl.app.one_run.revise import CURVATURES, write
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import Later
+
+if TYPE_CHECKING:
+    from tfp_bfl.servers import curvatures
+else:
+    curvatures = Later("tfp_bfl.servers.curvatures")
+
+ROUNDS = 10
+
+
+def last_layer(
+    run: Union[str, pathlib.Path],
+    output: Union[str, pathlib.Path],
+    *,
+    prior_stddev: Optional[float] = None,
+    noise_stddev: Optional[float] = None,
+    temperature: float = 1.0,
+    rounds: Optional[int] = None,
+    code: Mapping[str, str] = {},
+) -> dict[str, Any]:
+    """Write a run with the posterior of its last layer to a new folder, and return its summary.
+
+    Each of the run's clients sends its sums at the run's weights (`algorithms.last_layer`), in one round for
+    regression, in several for classes. The folder is as that of `laplace`.
+
+    Args:
+      run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
+      output: a new folder.
+      prior_stddev, temperature: of `algorithms.last_layer`.
+      noise_stddev: the same, in the units of the label.
+      rounds: number of messages from each client; None for 1 for regression and 10 for classes.
+      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
+
+    Returns:
+      The scores on the test set, prior_stddev, noise_stddev (regression), log_marginal_likelihood,
+      effective_parameters, distance (of the last Newton step), rounds, clients and warnings.
+
+    Raises:
+      InvalidArgument: as `laplace`. Then nothing is written.
+    """
+    finished = finished_run(run, output, code, "The posterior of the last layer")
+    target = finished.data.train.target
+    if target is None and noise_stddev is not None:
+        raise InvalidArgument(f"noise_stddev is of regression, and {run} is of classes: leave it out.")
+    scale = 1.0 if target is None else target.scale
+    settings: dict[str, Any] = {"prior_stddev": prior_stddev, "temperature": temperature}
+    settings["noise_stddev"] = None if noise_stddev is None else noise_stddev / scale
+    process = bfl.algorithms.last_layer(
+        finished.model_fn,
+        likelihood="categorical" if target is None else "gaussian",
+        element_spec=finished.data.train.element_spec,
+        **settings,
+    )
+    rounds = rounds or (ROUNDS if target is None else 1)
+    seed = finished.config.seed
+    result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
+    head = bfl.posterior.Head(target is not None, **settings)
+    state = bfl.servers.held_sums(result.state.step, result.state.weights, head)
+    approximation = curvatures.approximate(state)
+    noise = {} if approximation.noise_stddev is None else {"noise_stddev": approximation.noise_stddev * scale}
+    more: dict[str, Any] = {
+        "prior_stddev": approximation.prior_stddev.tolist(),
+        **{x: getattr(approximation, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
+        **noise,
+        "structure": "last_layer",
+        "temperature": temperature,
+        "rounds": rounds,
+        "warnings": list(result.warnings),
+    }
+    return write(finished.folder, finished.config, finished.data, CURVATURES, state, curvatures.pool(state), **more)
