@@ -108,7 +108,7 @@ def test_existing_folder_is_left_alone(small_run, capsys):
     ("arguments", "message"),
     [
         (["run", "--dataset", "digist"], "did you mean 'digits'"),
-        (["run", "--dataset", "breast_cancer"], "lenet takes images"),
+        (["run", "--dataset", "breast_cancer", "--model", "lenet"], "lenet takes images"),
         (["run", "--rule", "conflaton"], "did you mean 'conflation'"),
         (["run", "--clients", "2000", "--partition", "iid"], "2000 clients can't share"),
         (["run", "--config", "absent.yaml"], "can't be read"),

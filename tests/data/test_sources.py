@@ -63,7 +63,25 @@ def test_as_dataset_gives_examples_in_order():
 
 
 def test_list_sources_names_what_load_takes():
-    assert {"digits", "breast_cancer", "diabetes", "cifar10", "mnist", "fashion_mnist"} == set(data.list_sources())
+    embedded = {"digits", "breast_cancer", "diabetes", "heart_disease"}
+    assert {*embedded, "cifar10", "mnist", "fashion_mnist"} == set(data.list_sources())
+
+
+def test_heart_disease_has_the_patients_of_four_hospitals():
+    train, test = data.load("heart_disease"), data.load("heart_disease", "test")
+    clients, names = train.clients, ("Cleveland", "Hungary", "Switzerland", "VA Long Beach")
+    assert train.client_names == test.client_names == names and train.class_names == ("no", "yes")
+    assert [k + sum(test.owners == name) for k, name in zip(clients.sizes, names)] == [304, 293, 123, 200]
+    chol = [c.name for c in train.columns].index("chol[missing]")
+    empty = clients.examples(2).features[:, chol] * train.columns[chol].stddev + train.columns[chol].mean
+    np.testing.assert_allclose(empty, 1, atol=1e-6)  # No cholesterol in Switzerland.
+    few = train.subset(100, seed=0)
+    assert sum(few.clients.sizes) == 100 and len(few.owners) == 100
+    assert data.read_own(train).client_names == names and data.names_clients("heart_disease")
+    with pytest.raises(
+        InvalidArgument, match=r"owners have the shape \[2\], but must name the client of each of the 1"
+    ):
+        data.Source("x", "train", np.zeros((1, 1)), [0], ("a", "b"), owners=np.array(["a", "b"]))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +93,7 @@ def test_list_sources_names_what_load_takes():
         ("digitz", "train", "There is no data source 'digitz': did you mean 'digits'"),
         ("fasion_mnist", "train", "did you mean 'fashion_mnist'"),
         ("CIFAR10", "train", "did you mean 'cifar10'"),
-        ("qqqqqq", "train", "choose one of 'breast_cancer', 'diabetes', 'digits', 'cifar10'"),
+        ("qqqqqq", "train", "choose one of 'breast_cancer', 'diabetes', 'digits', 'heart_disease', 'cifar10'"),
         ("a b", "train", "TFDS can't read the data source 'a b'"),
         ("iris", "train", "iris is not image classification"),
         ("cats_vs_dogs", "train", "cats_vs_dogs has images of several sizes"),

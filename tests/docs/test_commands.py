@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tfp_bfl.app.cli import cli
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data import is_own, load, parse_partition
-from tfp_bfl.data.sources import EMBEDDED
+from tfp_bfl.data.loading import EMBEDDED
 
 source = functools.cache(load)
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -18,13 +18,14 @@ from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.in_memory import kind_of
-from tfp_bfl.data.own import OwnData, digest, is_own, names_clients, read_own
+from tfp_bfl.data.loading import EMBEDDED_TABLES, list_sources, load, names_clients, peek
+from tfp_bfl.data.own import OwnData, digest, is_own, read_own
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
 from tfp_bfl.data.rows import EncodedRows, read_encoded, read_rows
 from tfp_bfl.data.schema import Parties, Schema
-from tfp_bfl.data.sources import Source, list_sources, load, peek
+from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import TABLES
 from tfp_bfl.faces import export_later
@@ -36,6 +37,7 @@ export_later(__name__, dict.fromkeys(("agree", "check_description", "describe", 
 
 __all__ = [
     "AUGMENTATIONS",
+    "EMBEDDED_TABLES",
     "EMPTY",
     "TABLES",
     "ClientData",

@@ -13,6 +13,9 @@ from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import as_text, ordered
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
+# Of the columns of a table that errors list.
+_MOST_NAMES = 10
+
 
 class Examples(NamedTuple):
     """Hold examples as they were read.
@@ -94,6 +97,12 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
       InvalidArgument: there is no such column, or a column can't be used.
     """
     label, client = reading.label, reading.client
+    if label == Reading().label and label not in table.column_names and not reading.columns:
+        some = ", ".join(map(shown, table.column_names[:_MOST_NAMES]))
+        raise InvalidArgument(
+            f"The table {where} has no column 'label': name the column with the labels by "
+            f"{reading.option_prefix}label; its columns are {some}."
+        )
     for option, given in (
         ("label", [label]),
         ("client-column", [client] if client is not None else []),
@@ -176,7 +185,7 @@ def check_columns(table: Any, columns: Sequence[str], where: str) -> None:
         if name not in table.column_names:
             raise InvalidArgument(
                 f"The table {where} has no column {shown(name)}, which the model requires: its columns are "
-                f"{', '.join(map(shown, table.column_names[:10]))}."
+                f"{', '.join(map(shown, table.column_names[:_MOST_NAMES]))}."
             )
 
 

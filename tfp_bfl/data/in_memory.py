@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -84,12 +83,7 @@ def split_clients(clients: Clients) -> tuple[Source, np.ndarray]:
         )
     owners = np.repeat(np.arange(clients.num_clients), clients.sizes)
     order = np.argsort(rows)
-    return part_of(clients.source, rows[order], clients.source.split), owners[order]
-
-
-def part_of(source: Source, rows: np.ndarray, split: str) -> Source:
-    """Return examples of a source, by their places or a mask, under the name of another split."""
-    return dataclasses.replace(source, split=split, features=source.features[rows], labels=source.labels[rows])
+    return clients.source.select(rows[order]), owners[order]
 
 
 def check_alike(train: Source, test: Any) -> None:

@@ -19,8 +19,8 @@ from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of
 from tfp_bfl.data.folders import image_files, read_folder, splits
-from tfp_bfl.data.in_memory import check_alike, examples_in, kind_of, part_of, split_clients
-from tfp_bfl.data.names import as_text, check_spelling, natural, value
+from tfp_bfl.data.in_memory import check_alike, examples_in, kind_of, split_clients
+from tfp_bfl.data.names import as_text, check_spelling, value
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table
@@ -60,8 +60,8 @@ def is_own(name: str) -> bool:
     return pathlib.PurePath(name).suffix.lower() in SUFFIXES or os.path.isdir(name)
 
 
-def names_clients(path: Path) -> bool:
-    """Return whether data other than tables name the client of each example, by their folders or arrays.
+def folders_name_clients(path: Path) -> bool:
+    """Return whether folders or arrays name the client of each example.
 
     Args:
       path: of an archive or a folder.
@@ -169,12 +169,8 @@ def read_own(
             )
         parts = [p._replace(labels=standardised_target(label, checked[0], y)[1]) for p, y in zip(parts, checked)]
     first, second = _standardised(name, *parts, target=target)
-    owners, notes = parts[0].owners, (*train.notes, *_in_words(first))
-    if owners is None:
-        return OwnData(first, second, notes=notes)
-    names = sorted(set(owners.tolist()), key=natural)
-    clients = Clients(first, [np.flatnonzero(owners == x) for x in names])
-    return OwnData(first, second, clients, tuple(names), notes)
+    notes = (*train.notes, *_in_words(first))
+    return OwnData(first, second, first.clients, first.client_names, notes)
 
 
 def _in_words(source: Source) -> list[str]:
@@ -202,19 +198,19 @@ def digest(data: OwnData) -> str:
 
 def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, task: str) -> OwnData:
     """Return the parts of a source or of clients in memory."""
-    source, clients = (given, None) if isinstance(given, Source) else (given.source, given)
+    source, clients = (given, given.clients) if isinstance(given, Source) else (given.source, given)
     if client is not None:
         raise InvalidArgument(f"client_column is of tables, and dataset is a {type(given).__name__}: leave it out.")
     if (source.target is None) != (task == "classification"):
         labels = "classes" if source.target is None else "numbers"
         raise InvalidArgument(f"task is {task}, but the labels of dataset are {labels}: give the other task.")
-    names = tuple(map(str, range(clients.num_clients))) if clients else ()
+    names = source.client_names if isinstance(given, Source) else tuple(map(str, range(given.num_clients)))
     if test is not None:
         check_alike(source, test)
         return OwnData(source, test, clients, names)
     train, owners = split_clients(clients) if clients else (source, None)
     held = _held_out(train.labels if train.target is None else np.zeros(train.num_examples), owners)
-    rest, test = part_of(train, ~held, "train"), part_of(train, held, "test")
+    rest, test = train.select(~held, "train"), train.select(held, "test")
     if owners is None or clients is None:
         return OwnData(rest, test)
     places = [np.flatnonzero(owners[~held] == k) for k in range(clients.num_clients)]
@@ -337,6 +333,6 @@ def _standardised(name: str, *parts: Examples, target: Optional[Column]) -> list
         means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
         features = [((x - means) / scales).astype(np.float32) for x in features]
     return [
-        Source(name, split, x, part.labels, () if target else part.class_names, columns, target, encoding)
+        Source(name, split, x, part.labels, () if target else part.class_names, columns, target, encoding, part.owners)
         for split, x, part in zip(("train", "test"), features, parts)
     ]

@@ -63,13 +63,15 @@ def read_encoded(
 
     Args:
       path: of a .csv, .tsv or .parquet file.
-      features: of the model.
+      features: of the model; () for a model of numbers, as of `read_rows`.
       columns: D, of all features.
       separator: as of `read_own`.
 
     Raises:
       InvalidArgument: it can't be read, lacks a column, or a cell that must be a number is none.
     """
+    if not features:
+        return EncodedRows(read_rows(path, [column.name for column in columns], separator), ())
     path = pathlib.Path(path)
     where = files.name(path)
     names = [feature.name for feature in features]

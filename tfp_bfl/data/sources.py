@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
-import os
-import pathlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from tfp_bfl.data import _tfds
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.encoding import Feature
+from tfp_bfl.data.names import natural
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.data.statistics import Column, column_of
-from tfp_bfl.errors import InvalidArgument, check_count, missing_package, shown
+from tfp_bfl.errors import InvalidArgument, check_count, shown
 
 if TYPE_CHECKING:  # Imported where it is used: names and partitions do without.
     import tensorflow as tf
 
 TEST_SHARE = 0.2
-# The names that the tests and studies of this library use; any other image classification of TFDS loads as
-# well.
-COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
-
-
 # Of the numbers that are regressed on, by which partitions tell examples apart.
 STRATA = 10
 
@@ -90,6 +81,7 @@ class Source(Learnt):
       target: of what is regressed on: labels are then float32 [N], numbers less its mean and over its standard
         deviation, and class_names is (). None for classes.
       encoding: how the columns of a table became those of `columns`, where they are not all numbers; () otherwise.
+      owners: the name of each example's client [N]; None where the data name none.
 
     Raises:
       InvalidArgument: features or labels can't be what they must be.
@@ -103,6 +95,7 @@ class Source(Learnt):
     columns: tuple[Column, ...] = ()
     target: Optional[Column] = None
     encoding: tuple[Feature, ...] = ()
+    owners: Optional[np.ndarray] = None
 
     def __post_init__(self) -> None:
         features = checked_features(self.features)
@@ -111,6 +104,11 @@ class Source(Learnt):
             labels = checked_targets(self.labels, len(features)).astype(np.float32)
         else:
             labels, class_names = checked_labels(self.labels, len(features), self.class_names)
+        if self.owners is not None and np.shape(self.owners) != (len(labels),):
+            raise InvalidArgument(
+                f"owners have the shape {list(np.shape(self.owners))}, but must name the client of each of the "
+                f"{len(labels)} examples."
+            )
         for name, value in {"features": features, "labels": labels, "class_names": class_names}.items():
             object.__setattr__(self, name, value)
 
@@ -141,6 +139,18 @@ class Source(Learnt):
     def is_image(self) -> bool:
         """Whether the features are bytes."""
         return self.features.dtype == np.uint8 and len(self.features.shape) > 2
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients that the data name, in order; () where they name none."""
+        return () if self.owners is None else tuple(sorted(set(self.owners.tolist()), key=natural))
+
+    @property
+    def clients(self) -> Optional[Clients]:
+        """The clients that the data name, in the order of `client_names`; None where they name none."""
+        if self.owners is None:
+            return None
+        return Clients(self, [np.flatnonzero(self.owners == name) for name in self.client_names])
 
     def partition(self, partition: Partition, seed: int) -> Clients:
         """Split the examples over clients.
@@ -180,7 +190,18 @@ class Source(Learnt):
             )
         rng = generator(seed, "subset")
         keep = np.sort(rng.choice(self.num_examples, num_examples, replace=False))
-        return dataclasses.replace(self, features=self.features[keep], labels=self.labels[keep])
+        return self.select(keep)
+
+    def select(self, rows: np.ndarray, split: Optional[str] = None) -> Source:
+        """Return examples by their places or a mask.
+
+        Args:
+          rows: places [M], or a mask [N].
+          split: the name of the new split; None for the name of this one.
+        """
+        owners = None if self.owners is None else self.owners[rows]
+        examples = {"features": self.features[rows], "labels": self.labels[rows], "owners": owners}
+        return dataclasses.replace(self, split=split or self.split, **examples)
 
     def sha256(self) -> str:
         """Return the SHA-256 sum of features and labels, their types and shapes.
@@ -201,68 +222,6 @@ class Source(Learnt):
         return tf.data.Dataset.from_tensor_slices((self.features, self.labels))
 
 
-class _Table(NamedTuple):
-    features: np.ndarray
-    labels: np.ndarray
-    class_names: tuple[str, ...]
-
-
-def _file(name: str) -> pathlib.Path:
-    """Return the path of one of scikit-learn's data files; importing all of scikit-learn takes longer than training."""
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        raise missing_package("scikit-learn")
-    return pathlib.Path(spec.origin).parent / "datasets" / "data" / name
-
-
-def _digits() -> _Table:
-    rows = np.loadtxt(_file("digits.csv.gz"), delimiter=",")
-    pixels = np.rint(rows[:, :-1].reshape(-1, 8, 8, 1) * (255.0 / 16.0)).astype(np.uint8)
-    return _Table(pixels, rows[:, -1].astype(np.int32), tuple(map(str, range(10))))
-
-
-def _breast_cancer() -> _Table:
-    path = _file("breast_cancer.csv")
-    with open(path, encoding="utf-8") as file:
-        _, _, *class_names = file.readline().strip().split(",")
-    rows = np.loadtxt(path, delimiter=",", skiprows=1)
-    return _Table(rows[:, :-1], rows[:, -1].astype(np.int32), tuple(class_names))
-
-
-def _diabetes() -> _Table:
-    """Return a measure of disease progression a year after ten baseline measurements (Efron et al. 2004)."""
-    rows = np.loadtxt(_file("diabetes_data_raw.csv.gz"))
-    return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), ())
-
-
-EMBEDDED: dict[str, Callable[[], _Table]] = {
-    "breast_cancer": _breast_cancer,
-    "diabetes": _diabetes,
-    "digits": _digits,
-}
-
-
-def _load_embedded(name: str, split: str) -> Source:
-    if split not in ("train", "test"):
-        raise InvalidArgument(f"{name} has no split {split!r}: its splits are 'test', 'train'.")
-    table = EMBEDDED[name]()
-    rng = generator(0, "embedded", name)
-    is_test = np.zeros(len(table.labels), bool)
-    strata = table.labels if table.class_names else np.zeros(len(table.labels))
-    for label in np.unique(strata):
-        members = rng.permutation(np.flatnonzero(strata == label))
-        is_test[members[: round(TEST_SHARE * len(members))]] = True
-    features = table.features
-    if features.dtype != np.uint8:
-        train = features[~is_test]
-        features = ((features - train.mean(0)) / train.std(0)).astype(np.float32)
-    keep = is_test if split == "test" else ~is_test
-    if table.class_names:
-        return Source(name, split, features[keep], table.labels[keep].astype(np.int32), table.class_names)
-    target, labels = standardised_target("target", table.labels[~is_test], table.labels)
-    return Source(name, split, features[keep], labels[keep], target=target)
-
-
 def standardised_target(name: str, train: np.ndarray, numbers: np.ndarray) -> tuple[Column, np.ndarray]:
     """Return the statistics of the training set's numbers, and numbers standardised by them.
 
@@ -273,55 +232,3 @@ def standardised_target(name: str, train: np.ndarray, numbers: np.ndarray) -> tu
     """
     target = column_of(name, train)
     return target, (np.asarray(numbers, np.float64) - target.mean) / target.scale
-
-
-def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:
-    """Load one split of a dataset into memory.
-
-    "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255), "breast_cancer" (float32 [N, 30]: each column
-    less the mean and over the standard deviation of the train split) and "diabetes" (float32 [N, 10], likewise; its
-    labels are numbers to regress on) come with scikit-learn; a fifth, of each class, is the test split, always the
-    same. Every other name is one of TFDS, for image classification with
-    images of one size; the images stay uint8. What TFDS has not prepared yet is downloaded first, if it can
-    be reached.
-
-    Args:
-      name: of the dataset; of TFDS also with config or version, as in "cifar10_corrupted/fog_3".
-      split: "train", "test", or what TFDS reads, as in "train[:10%]".
-      data_dir: where TFDS keeps prepared datasets; its own default (TFDS_DATA_DIR, else
-        ~/tensorflow_datasets) if None.
-
-    Raises:
-      InvalidArgument: there is no such name or split, it is not image classification with images of one
-        size, or it is neither prepared nor can be downloaded.
-
-    Example:
-      >>> bfl.data.load("digits")
-      <Source digits/train: 1438 examples [8, 8, 1], 10 classes>
-    """
-    if not isinstance(name, str) or not isinstance(split, str):
-        raise InvalidArgument(f"name and split are {name!r} and {split!r}, but both must be strings.")
-    if name in EMBEDDED:
-        return _load_embedded(name, split)
-    builder = _tfds.find(name, known=list_sources(), data_dir=data_dir)
-    features, labels, class_names = _tfds.read(builder, name, split)
-    return Source(name, split, features, labels, class_names)
-
-
-def peek(name: str, data_dir: Union[str, os.PathLike] | None = None) -> Source:
-    """Return one example or more of the train split, read at once: enough to know the shapes and the classes.
-
-    Raises:
-      InvalidArgument: as `load`.
-    """
-    return load(name, "train" if name in EMBEDDED else "train[:1]", data_dir)
-
-
-def list_sources() -> tuple[str, ...]:
-    """Return the embedded names and the TFDS names in common use; `load` takes others of TFDS as well.
-
-    Example:
-      >>> bfl.data.list_sources()[:3]
-      ('breast_cancer', 'diabetes', 'digits')
-    """
-    return (*sorted(EMBEDDED), *COMMON_TFDS)

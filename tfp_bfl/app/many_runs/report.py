@@ -177,7 +177,7 @@ def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping
 def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
     """Return the images of a path, or the rows of a table, in the form that a run's model accepts; without labels."""
     if like.columns:
-        features = bfl.data.read_rows(path, [column.name for column in like.columns])
+        features = bfl.data.read_encoded(path, like.encoding, like.columns).rows
     elif len(like.element_shape) == 3:
         paths = sorted(image_files(path)) if path.is_dir() else path
         images = bfl.data.read_images(paths, like.element_shape)

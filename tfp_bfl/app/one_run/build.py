@@ -56,8 +56,9 @@ def model_fn(
 
 
 def is_own(config: RunConfig) -> bool:
-    """Return whether a configuration is of data in a file or folder, or of data that a program gives."""
-    return bfl.data.is_own(config.dataset) or recorded(config.dataset) is not None
+    """Return whether a configuration is of data that may name their clients: in files, in memory, or embedded."""
+    named = bfl.data.is_own(config.dataset) or bfl.data.names_clients(config.dataset)
+    return named or recorded(config.dataset) is not None
 
 
 def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnData:
@@ -88,7 +89,7 @@ def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnDa
             date_unit=config.date_unit,
         )
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
-    return bfl.data.OwnData(train, test)
+    return bfl.data.OwnData(train, test, train.clients, train.client_names)
 
 
 def regresses(config: RunConfig) -> bool:

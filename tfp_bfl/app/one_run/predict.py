@@ -229,12 +229,10 @@ def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str], notes: li
     for path in paths:
         if not str(path).lower().endswith(bfl.data.TABLES):
             raise InvalidArgument(f"{shown(str(path))} is no table, but the model takes rows of one: give a .csv file.")
-    if features := bfl.export.features_of(info):
-        encoded = [bfl.data.read_encoded(path, features, columns, separator) for path in paths]
-        notes += [f"In {name_of(path)}: {note}" for path, x in zip(paths, encoded) for note in x.notes]
-        tables = [x.rows for x in encoded]
-    else:
-        tables = [bfl.data.read_rows(path, [column.name for column in columns], separator) for path in paths]
+    features = bfl.export.features_of(info)
+    encoded = [bfl.data.read_encoded(path, features, columns, separator) for path in paths]
+    notes += [f"In {name_of(path)}: {note}" for path, x in zip(paths, encoded) for note in x.notes]
+    tables = [x.rows for x in encoded]
     names = [f"{name_of(path)}[{i}]" for path, table in zip(paths, tables) for i in range(len(table))]
     return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 

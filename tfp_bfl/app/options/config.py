@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from tfp_bfl.app.options import algorithms as algorithms
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.algorithms import algorithm_options, canonical, in_words, serves, takers
+from tfp_bfl.app.options.datasets import is_table, names_clients, recorded_data
 from tfp_bfl.app.options.fields import (
     INT32_MAX,
     Count,
@@ -56,7 +57,7 @@ class RunConfig(pydantic.BaseModel):
     algorithm: str = option("variational", "Algorithm (see `tfp-bfl list`), or FILE.py:FUNCTION, which is executed.")
     dataset: str = option(
         "digits",
-        "Dataset: digits, breast_cancer, diabetes, an image classification dataset of TFDS; or a path to"
+        "Dataset: digits, breast_cancer, diabetes, heart_disease, an image classification dataset of TFDS; or a path to"
         " a table (.csv, .parquet), an archive (.npz) or a folder of images.",
     )
     label: str = option("label", "Column of a table with the labels.")
@@ -78,7 +79,9 @@ class RunConfig(pydantic.BaseModel):
     test_data: Optional[str] = option(
         None, "File or folder with the test set of user-supplied data; a fifth of the data by default."
     )
-    model: str = option("lenet", "Model, or FILE.py:FUNCTION, which is executed.", names=choices.MODELS)
+    model: str = option(
+        "lenet", "Model, or FILE.py:FUNCTION, which is executed; mlp by default for tables.", names=choices.MODELS
+    )
     kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
     partition: str = option(
         "dirichlet:0.5",
@@ -167,8 +170,10 @@ class RunConfig(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _defaults_of_data(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if "partition" not in values and _names_clients(values.get("dataset"), values.get("client_column")):
+        if "partition" not in values and names_clients(values.get("dataset"), values.get("client_column")):
             values = {**values, "partition": "given"}
+        if "model" not in values and is_table(values.get("dataset")):
+            values = {**values, "model": "mlp"}
         return values
 
     @pydantic.field_validator("drop", "only", "categorical", mode="before")
@@ -210,7 +215,7 @@ class RunConfig(pydantic.BaseModel):
 
         data.parse_partition(self.partition, self.clients)
         if not data.is_own(self.dataset):
-            check_no_file(self, in_memory=_recorded(self.dataset) is not None)
+            check_no_file(self, in_memory=recorded_data(self.dataset) is not None)
         if self.partition != "given":  # Else the data say how many clients there are.
             check_cohort_size(self.clients, self.cohort_size)
         if self.popularity is not None:
@@ -238,7 +243,7 @@ class RunConfig(pydantic.BaseModel):
         """The name of the dataset: of a path the name of the file without its suffix."""
         from tfp_bfl import data
 
-        given = _recorded(self.dataset)
+        given = recorded_data(self.dataset)
         if given:
             return given.name
         return pathlib.Path(self.dataset).stem if data.is_own(self.dataset) else self.dataset
@@ -303,25 +308,6 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
                 f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
             )
     return options_class, {**algorithm_options(algorithm).defaults, **values}
-
-
-def _names_clients(dataset: Any, client_column: Any) -> bool:
-    """Return whether user-supplied data assign their examples to clients."""
-    from tfp_bfl import data
-
-    given = _recorded(dataset)
-    if given:
-        return given.names_clients
-    return client_column is not None or (
-        isinstance(dataset, str) and data.is_own(dataset) and data.names_clients(dataset)
-    )
-
-
-def _recorded(dataset: Any) -> Any:
-    """Return `given_data.recorded` of a dataset, whose module needs NumPy."""
-    from tfp_bfl.app.options.given_data import recorded
-
-    return recorded(dataset)
 
 
 def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:

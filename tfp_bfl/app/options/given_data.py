@@ -12,7 +12,8 @@ from tfp_bfl.errors import InvalidArgument
 _GIVEN = "given: "
 _RECORD = re.compile(
     _GIVEN
-    + r"(?P<kind>[^ ]+)( (?P<name>.*))? \[[0-9, ]+\](, (?P<clients>\d+) clients)?, sha256 (?P<digest>[0-9a-f]{64})"
+    + r"(?P<kind>[^ ]+)( (?P<name>.*))? \[(?P<shape>[0-9, ]+)\](, (?P<clients>\d+) clients)?, "
+    + r"sha256 (?P<digest>[0-9a-f]{64})"
 )
 
 
@@ -23,17 +24,22 @@ class Recorded(NamedTuple):
       name: of the data.
       names_clients: the data say who holds what.
       digest: the SHA-256 sum of `data.digest`.
+      is_table: examples are rows of numbers.
     """
 
     name: str
     names_clients: bool
     digest: str
+    is_table: bool
 
 
 def recorded(dataset: Any) -> Optional[Recorded]:
     """Return what a configuration's dataset says of data that a program gave; None for a name or a path."""
     found = _RECORD.fullmatch(dataset) if isinstance(dataset, str) else None
-    return found and Recorded(found["name"] or NAME, found["clients"] is not None, found["digest"])
+    if not found:
+        return None
+    is_table = found["shape"].count(",") == 1
+    return Recorded(found["name"] or NAME, found["clients"] is not None, found["digest"], is_table)
 
 
 class GivenData:

@@ -1,0 +1,160 @@
+"""Datasets by name: those of scikit-learn and of this package, which are embedded, and TFDS's image classification."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+from collections.abc import Callable
+from typing import NamedTuple, Union
+
+import numpy as np
+
+from tfp_bfl.data import _tfds
+from tfp_bfl.data._random import generator
+from tfp_bfl.data.own import OwnData, folders_name_clients, is_own, read_own
+from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
+from tfp_bfl.errors import InvalidArgument, missing_package
+
+# The names that the tests and studies of this library use; any other image classification of TFDS loads as
+# well.
+COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
+
+
+class _Table(NamedTuple):
+    features: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+
+
+def _file(name: str) -> pathlib.Path:
+    """Return the path of one of scikit-learn's data files; importing all of scikit-learn takes longer than training."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise missing_package("scikit-learn")
+    return pathlib.Path(spec.origin).parent / "datasets" / "data" / name
+
+
+def _digits() -> _Table:
+    rows = np.loadtxt(_file("digits.csv.gz"), delimiter=",")
+    pixels = np.rint(rows[:, :-1].reshape(-1, 8, 8, 1) * (255.0 / 16.0)).astype(np.uint8)
+    return _Table(pixels, rows[:, -1].astype(np.int32), tuple(map(str, range(10))))
+
+
+def _breast_cancer() -> _Table:
+    path = _file("breast_cancer.csv")
+    with open(path, encoding="utf-8") as file:
+        _, _, *class_names = file.readline().strip().split(",")
+    rows = np.loadtxt(path, delimiter=",", skiprows=1)
+    return _Table(rows[:, :-1], rows[:, -1].astype(np.int32), tuple(class_names))
+
+
+def _diabetes() -> _Table:
+    """Return a measure of disease progression a year after ten baseline measurements (Efron et al. 2004)."""
+    rows = np.loadtxt(_file("diabetes_data_raw.csv.gz"))
+    return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), ())
+
+
+EMBEDDED: dict[str, Callable[[], _Table]] = {
+    "breast_cancer": _breast_cancer,
+    "diabetes": _diabetes,
+    "digits": _digits,
+}
+
+
+def _heart_disease() -> OwnData:
+    """Return 920 patients of four hospitals (Janosi et al. 1989, CC BY 4.0): heart_disease/README.md."""
+    return read_own(
+        pathlib.Path(__file__).parent / "heart_disease" / "heart_disease.csv", label="disease", client="hospital"
+    )
+
+
+# Embedded data that name the client of each example.
+FEDERATIONS: dict[str, Callable[[], OwnData]] = {"heart_disease": _heart_disease}
+EMBEDDED_TABLES = ("breast_cancer", "diabetes", "heart_disease")
+
+
+def _load_embedded(name: str, split: str) -> Source:
+    if split not in ("train", "test"):
+        raise InvalidArgument(f"{name} has no split {split!r}: its splits are 'test', 'train'.")
+    if name in FEDERATIONS:
+        own = FEDERATIONS[name]()
+        return own.train if split == "train" else own.test
+    table = EMBEDDED[name]()
+    rng = generator(0, "embedded", name)
+    is_test = np.zeros(len(table.labels), bool)
+    strata = table.labels if table.class_names else np.zeros(len(table.labels))
+    for label in np.unique(strata):
+        members = rng.permutation(np.flatnonzero(strata == label))
+        is_test[members[: round(TEST_SHARE * len(members))]] = True
+    features = table.features
+    if features.dtype != np.uint8:
+        train = features[~is_test]
+        features = ((features - train.mean(0)) / train.std(0)).astype(np.float32)
+    keep = is_test if split == "test" else ~is_test
+    if table.class_names:
+        return Source(name, split, features[keep], table.labels[keep].astype(np.int32), table.class_names)
+    target, labels = standardised_target("target", table.labels[~is_test], table.labels)
+    return Source(name, split, features[keep], labels[keep], target=target)
+
+
+def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:
+    """Load one split of a dataset into memory.
+
+    "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255), "breast_cancer" (float32 [N, 30]: each column
+    less the mean and over the standard deviation of the train split) and "diabetes" (float32 [N, 10], likewise; its
+    labels are numbers to regress on) come with scikit-learn; a fifth, of each class, is the test split, always the
+    same. "heart_disease" has 920 patients of four hospitals (Janosi, Steinbrunn, Pfisterer and Detrano 1989, UCI
+    Machine Learning Repository, CC BY 4.0): a table with categories and empty cells; the hospitals are its
+    `Source.clients`. Every other name is one of TFDS, for image classification with images of one size; the images
+    stay uint8. What TFDS has not prepared yet is downloaded first, if it can be reached.
+
+    Args:
+      name: of the dataset; of TFDS also with config or version, as in "cifar10_corrupted/fog_3".
+      split: "train", "test", or what TFDS reads, as in "train[:10%]".
+      data_dir: where TFDS keeps prepared datasets; its own default (TFDS_DATA_DIR, else
+        ~/tensorflow_datasets) if None.
+
+    Raises:
+      InvalidArgument: there is no such name or split, it is not image classification with images of one
+        size, or it is neither prepared nor can be downloaded.
+
+    Example:
+      >>> bfl.data.load("digits")
+      <Source digits/train: 1438 examples [8, 8, 1], 10 classes>
+    """
+    if not isinstance(name, str) or not isinstance(split, str):
+        raise InvalidArgument(f"name and split are {name!r} and {split!r}, but both must be strings.")
+    if name in EMBEDDED or name in FEDERATIONS:
+        return _load_embedded(name, split)
+    builder = _tfds.find(name, known=list_sources(), data_dir=data_dir)
+    features, labels, class_names = _tfds.read(builder, name, split)
+    return Source(name, split, features, labels, class_names)
+
+
+def peek(name: str, data_dir: Union[str, os.PathLike] | None = None) -> Source:
+    """Return one example or more of the train split, read at once: enough to know the shapes and the classes.
+
+    Raises:
+      InvalidArgument: as `load`.
+    """
+    return load(name, "train" if name in EMBEDDED or name in FEDERATIONS else "train[:1]", data_dir)
+
+
+def list_sources() -> tuple[str, ...]:
+    """Return the embedded names and the TFDS names in common use; `load` takes others of TFDS as well.
+
+    Example:
+      >>> bfl.data.list_sources()[:3]
+      ('breast_cancer', 'diabetes', 'digits')
+    """
+    return (*sorted({*EMBEDDED, *FEDERATIONS}), *COMMON_TFDS)
+
+
+def names_clients(dataset: Union[str, os.PathLike]) -> bool:
+    """Return whether data other than tables name the client of each example: embedded data, folders or archives.
+
+    Args:
+      dataset: a name, or the path of an archive or a folder.
+    """
+    return folders_name_clients(dataset) if is_own(str(dataset)) else dataset in FEDERATIONS
