@@ -86,11 +86,42 @@ def test_families(table, options, words):
         (["--outcome", "age", "--stratified"], "--stratified is for the family cox"),
         (["--outcome", "age", "--random", "(intercept)"], "give --client-column"),
         (["--outcome", "weight"], "There is no column 'weight'"),
+        (["--outcome", "ill", "--predict", "new.csv"], "give --output"),
     ],
 )
 def test_bad_input_is_one_sentence(table, options, message):
     result = run(table, *options)
     assert result.exit_code != 0 and message in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "family"),
+    [
+        (["--outcome", "ill", "--random", "(intercept)"], "bernoulli"),
+        (["--outcome", "visits", "--missing", "indicate"], "poisson"),
+        (["--outcome", "days", "--event", "died"], "cox"),
+    ],
+)
+def test_predictions_for_known_and_new_clients(table, tmp_path, options, family):
+    rows = tmp_path / "new.csv"
+    rows.write_text("hospital,sex,age\nh1,Male,60\nh99,Male,60\nh1,Other,60\nh3,Female,40.5\n")
+    out = tmp_path / "fit"
+    given = ["--family", family, "--client-column", "hospital", "--only", "age,sex", "--output", out, *options]
+    result = run(table, *given, "--predict", rows)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "4 predictions, 1 of them for new clients." in result.output
+    found = list(csv.DictReader((out / "predictions.csv").open()))
+    assert [row["new client"] for row in found] == ["no", "yes", "no", "no"]
+    fills = "--missing" in options
+    assert bool(found[2]["mean"]) == fills and ("1 rows have" in result.output) != fills
+    same = float(found[0]["mean"]) == pytest.approx(float(found[1]["mean"]), rel=1e-12)
+    assert same != ("--random" in options)
+    posterior = json.loads((out / "posterior.json").read_text())
+    coefficients = dict(zip(posterior["names"], posterior["mean"]))
+    predictor = coefficients.get("(intercept)", 0.0) + 60 * coefficients["age"] + coefficients["sex[Male]"]
+    assert float(found[1]["linear predictor"]) == pytest.approx(predictor)
+    low, mean, high = (float(found[1][name]) for name in ("95 % from", "mean", "to"))
+    assert low < mean < high
 
 
 def test_the_names_of_families_are_those_of_the_library():

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import psutil
+import pyarrow.csv
 import pytest
 
 pytest.importorskip("nvflare")
@@ -280,3 +281,24 @@ def test_a_host_that_is_gone_is_gone_without_and_has_a_place_when_it_is_back(fed
     connected(kits / "west", times + 1)
     done = submitted(kits, "back", rounds=2, evaluate_every=2)
     assert json.loads((done / "summary.json").read_text())["num_clients"] == 3
+
+
+@pytest.mark.parametrize("secure_sums", [False, True])
+def test_a_linear_model_is_that_of_all_tables(federation, secure_sums):
+    kits, _ = federation
+    options = {"outcome": "diagnosis", "family": "bernoulli", "event_value": ["malignant"], "prior_stddev": 2.5}
+    options["only"] = ["mean radius", "mean texture"]
+    name, lines = f"linear_{secure_sums}", []
+    how = {"quorum": 3, "deadline": 60, "progress": lines.append, "secure_sums": secure_sums}
+    done = submit(kits / "admin", name, {"glm": options}, kits.parent / name, **how)
+    clients = []
+    for hospital in HOSPITALS:
+        table = pyarrow.csv.read_csv(kits / hospital / "local" / "patients.csv")
+        features = np.stack([table[column].to_numpy() for column in options["only"]], 1)
+        clients.append((features, np.array(table["diagnosis"].to_pylist()) == "malignant"))
+    exact = bfl.glm.fit(clients, "bernoulli", prior_stddev=2.5)
+    found = json.loads((done / "posterior.json").read_text())
+    np.testing.assert_allclose((found["mean"] - exact.mean) / exact.stddev, 0, atol=1e-8)
+    assert found["messages"] == exact.messages and (done / "report.html").exists()
+    assert "3 clients" in json.loads((done / "summary.json").read_text())["lines"][0] and lines
+    assert (kits / "north" / "local" / "linear_models" / f"{name}.json").exists()

@@ -123,6 +123,7 @@ def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
     assert "Coefficients" in page and "Checks" in page and "http://" not in page.replace("http://www.w3.org", "")
     assert len(list(csv.DictReader((done / "coefficients.csv").open()))) >= 3
     summary = json.loads((done / "summary.json").read_text())
+    assert "3 clients" in summary["lines"][0]
     assert summary["parties"] == list(SITES) and summary["largest_answer_bytes"] > 0
     # Each site has the result, and with random effects its own one, which the server has not.
     own = [json.loads((kits / site / "local" / RESULTS / "first.json").read_text()) for site in SITES]

@@ -33,6 +33,7 @@ Examples:
 @click.option("--separator", metavar="TEXT", help="Separator of a .csv or .tsv file; that of the header if not given.")
 @click.option("--date-unit", metavar="UNIT", help="Unit in which dates become numbers: days, weeks, months or years.")
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
+@click.option("--predict", metavar="TABLE", help="Rows to predict, of known and new clients; needs --output.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
 def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> None:
     """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place."""
@@ -41,7 +42,7 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         raise InvalidArgument(f"--level is {given['level']:g}, but must be above 0 and below 1, such as 0.95.")
     if output is not None:
         _check_output(output)
-    _check_options(family, given)
+    _check_options(family, {**given, "output": output})
     from tfp_bfl.glm import design, report
 
     read = design.read_design(
@@ -55,6 +56,7 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         separator=given["separator"],
         date_unit=given["date_unit"],
     )
+    columns = _columns(table, family, given) if given["predict"] else None
     result = _fit(read, family, given)
     posterior = report.posterior_of(result)
     notes = [*read.notes, *posterior.warnings]
@@ -69,7 +71,35 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         drawn = report.estimates(result, read.clients, read.client_names, read.exposure, given["level"], _priors(given))
         how = given["level"], [*notes, *further], of, drawn
         report.write_folder(pathlib.Path(output), result, read.client_names, *how)
-        click.echo(f"{output} holds report.html, coefficients.csv and posterior.json.")
+        if columns is not None:
+            for line in _predict(pathlib.Path(output), columns, result, read.client_names, given):
+                click.echo(line)
+        files = "report.html, coefficients.csv, posterior.json" + (" and predictions.csv" if columns else "")
+        click.echo(f"{output} holds {files}.")
+
+
+def _columns(table: str, family: str, given: dict[str, Any]) -> Any:
+    """Return the columns of the fit, for predictions; the table to predict must be there."""
+    from tfp_bfl.glm import design, predictions
+
+    if not os.path.isfile(given["predict"]):
+        raise InvalidArgument(f"There is no file {path_name(given['predict'])} to predict.")
+    outcome = design.Outcome(
+        given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]
+    )
+    chosen: dict[str, Any] = {name: names_of(given[name]) for name in ("only", "drop", "categorical")}
+    how = given["client_column"], given["missing"], given["separator"]
+    return predictions.columns_of(pathlib.Path(table), outcome, *how, **chosen)
+
+
+def _predict(
+    folder: pathlib.Path, columns: Any, result: Any, client_names: list[str], given: dict[str, Any]
+) -> list[str]:
+    from tfp_bfl.glm.predictions import write_predictions
+
+    how = given["client_column"], given["separator"], given["level"]
+    rows = pathlib.Path(given["predict"])
+    return write_predictions(folder / "predictions.csv", rows, result, columns, client_names, *how)
 
 
 def _check_output(output: str) -> None:
@@ -87,6 +117,8 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
             raise InvalidArgument(f"--{option.replace('_', '-')} is for {of}, but the family is cox.")
     if given["stratified"] and (given["random"] or family != "cox"):
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
+    if given["predict"] and not given["output"]:
+        raise InvalidArgument("--predict writes predictions.csv: give --output FOLDER.")
     if (given["random"] or given["one_message"]) and not given["client_column"]:
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
 

@@ -227,7 +227,7 @@ class Cells:
         self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None
         used = np.all(np.isfinite(self._values.reshape(len(self._values), -1)), 1)
         used &= True if self._exposure is None else np.isfinite(self._exposure)
-        blocks = [self._block(table, column)[used] for column in plan.columns]
+        blocks = [_block(table, column, where)[used] for column in plan.columns]
         self._features = np.concatenate(blocks, 1)
         self._empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
         self._values = self._values[used]
@@ -250,18 +250,8 @@ class Cells:
         """
         if not np.any(self._left):
             raise InvalidArgument(f"No row of {self._where} is complete: give --missing indicate.")
-        family, parts, start = self._outcome.family, [], 0
-        for number, column in enumerate(self._plan.columns):
-            end = start + len(column.names)
-            block = self._features[:, start:end]
-            if encoding.means:
-                block = np.where(np.isnan(block), np.array(encoding.means[start:end]), block)
-            parts.append(block)
-            if column.name in encoding.indicators:
-                parts.append(self._empty[:, number : number + 1].astype(np.float64))
-            start = end
-        every = Encoding(encoding.means, encoding.indicators, ()).names(self._plan)
-        features = np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
+        family = self._outcome.family
+        features = _encoded(self._features, self._empty, self._plan, encoding)
         exposure = None if self._exposure is None else [self._exposure[self._left]]
         given = [(features[self._left], self._values[self._left])]
         return read(given, FAMILIES.get(family), encoding.names(self._plan), exposure, family != "cox").clients[0]
@@ -276,16 +266,53 @@ class Cells:
         cells = texts(table[str(name)])
         return np.where(cells == "", np.nan, np.isin(cells, list(self._plan.events)))
 
-    def _block(self, table: Any, column: Column) -> np.ndarray:
-        """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
-        if column.name not in table.column_names:
-            return np.full((table.num_rows, len(column.names)), np.nan)
-        if column.kind == NUMBER:
-            return design.numbers(table, column.name, self._where)[:, np.newaxis]
-        cells = texts(table[column.name])
-        block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
-        block[~np.isin(cells, column.levels)] = np.nan
-        return block
+
+def encode(table: Any, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
+    """Return the columns of the design of a table without an outcome [N, p]; NaN in rows that can't be encoded.
+
+    A level that no row of the fit has counts as an empty cell.
+
+    Args:
+      table: a pyarrow Table.
+      plan, encoding: of the fit.
+      where: the name of the table, for errors.
+
+    Raises:
+      InvalidArgument: a column is missing, or does not hold numbers.
+    """
+    for column in plan.columns:
+        if column.name not in table.column_names and not encoding.means:
+            raise InvalidArgument(f"{where} has no column {shown(column.name)}, which the fit uses.")
+    blocks = [_block(table, column, where) for column in plan.columns]
+    empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
+    return _encoded(np.concatenate(blocks, 1), empty, plan, encoding)
+
+
+def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Encoding) -> np.ndarray:
+    parts, start = [], 0
+    for number, column in enumerate(plan.columns):
+        end = start + len(column.names)
+        block = features[:, start:end]
+        if encoding.means:
+            block = np.where(np.isnan(block), np.array(encoding.means[start:end]), block)
+        parts.append(block)
+        if column.name in encoding.indicators:
+            parts.append(empty[:, number : number + 1].astype(np.float64))
+        start = end
+    every = Encoding(encoding.means, encoding.indicators, ()).names(plan)
+    return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
+
+
+def _block(table: Any, column: Column, where: str) -> np.ndarray:
+    """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
+    if column.name not in table.column_names:
+        return np.full((table.num_rows, len(column.names)), np.nan)
+    if column.kind == NUMBER:
+        return design.numbers(table, column.name, where)[:, np.newaxis]
+    cells = texts(table[column.name])
+    block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
+    block[~np.isin(cells, column.levels)] = np.nan
+    return block
 
 
 def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[str]]:

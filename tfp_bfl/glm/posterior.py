@@ -90,10 +90,7 @@ class Posterior:
         Raises:
           InvalidArgument: the level is not between 0 and 1.
         """
-        if not 0 < check_number(level, "level") < 1:
-            raise InvalidArgument(f"level is {level:g}, but must be above 0 and below 1, such as 0.95.")
-        law = stats.norm if self.degrees_of_freedom is None else stats.t(self.degrees_of_freedom)
-        half = law.ppf(0.5 + level / 2) * self.stddev
+        half = quantile(level, self.degrees_of_freedom) * self.stddev
         return np.stack([self.mean - half, self.mean + half], axis=1)
 
     def table(self, level: float = 0.95) -> Coefficients:
@@ -152,6 +149,22 @@ class Posterior:
           InvalidArgument: another number of columns.
         """
         return mean_outcome(self.family, *self.linear_predictor(features))
+
+
+def quantile(level: float, degrees_of_freedom: Optional[Union[float, np.ndarray]] = None) -> Any:
+    """Return the half width of a central interval, in standard deviations.
+
+    Args:
+      level: its probability.
+      degrees_of_freedom: of Student's t; None for the normal distribution.
+
+    Raises:
+      InvalidArgument: the level is not between 0 and 1.
+    """
+    if not 0 < check_number(level, "level") < 1:
+        raise InvalidArgument(f"level is {level:g}, but must be above 0 and below 1, such as 0.95.")
+    law = stats.norm if degrees_of_freedom is None else stats.t(degrees_of_freedom)
+    return law.ppf(0.5 + level / 2)
 
 
 def mean_outcome(family: str, centre: np.ndarray, stddev: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
@@ -192,7 +193,10 @@ def linear_model(
     progress = functools.partial(click.echo, err=True)
     how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "progress": progress, "secure_sums": secure_sums}
     with ends_with_cleanup():
-        click.echo(str(submit(kit, name, {"glm": options}, output, without=without, **how)))
+        done = submit(kit, name, {"glm": options}, output, without=without, **how)
+    for line in json.loads((done / "summary.json").read_text(encoding="utf-8"))["lines"]:
+        click.echo(line)
+    click.echo(str(done))
 
 
 @deploy.command("demo")

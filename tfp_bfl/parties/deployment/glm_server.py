@@ -240,6 +240,12 @@ def _finish(
     known = {site: {part: x for part, x in summary.items() if part != OFFER} for site, summary in described.items()}
     parties = {**known, **{site: {"refused": reason} for site, reason in refused.items()}}
     write_whole(folder / PARTIES, json.dumps(parties, indent=1) + "\n")
+    lines = [
+        report.headline(posterior),
+        *warnings,
+        str(posterior.table(job.level)),
+        *report.standard_deviations(result),
+    ]
     summary = {
         "family": job.family,
         "rows": posterior.count,
@@ -247,10 +253,10 @@ def _finish(
         "largest_answer_bytes": sites.most_bytes,
         "parties": sorted(described),
         "warnings": warnings,
+        "lines": lines,
     }
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    for line in (report.headline(posterior), *warnings, str(posterior.table(job.level))):
-        progress.announce(line)
+    progress.announce(lines[0])
     return folder
 
 
