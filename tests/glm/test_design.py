@@ -109,6 +109,24 @@ def test_columns_of_dictionaries_and_frames_are_read():
         ),
         ({"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"n{i}" for i in range(240)]}}, "texts, such as"),
         ({"table": {**TABLE, "age": [None, None, 1.0, None, 1.0, 1.0]}}, "is complete: give --missing indicate"),
+        ({"table": {**TABLE, "age": [1.0, 2.0, 3.0, np.inf, 5.0, 6.0]}}, "holds inf in row 4"),
+        (
+            {"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"{i}" for i in range(239)] + ["high"]}},
+            "holds 'high' in row 240",
+        ),
+        ({"table": {**TABLE, "ill": [None] * 6}}, "The column 'ill' of the table is empty: name another outcome"),
+        (
+            {"table": {**TABLE, "age": [1, 2, -3, 4, 5, 6]}, "outcome": Outcome("age", "poisson")},
+            "must hold counts (0, 1, 2, ...) for the family poisson, but row 3 is -3",
+        ),
+        (
+            {"table": {**TABLE, "age": [1.0, 2.5, 3, 4, 5, 6]}, "outcome": Outcome("age", "poisson")},
+            "but row 2 is 2.5",
+        ),
+        (
+            {"table": {**TABLE, "age": [0.0, 2.5, 3, 4, 5, 6]}, "outcome": Outcome("age", "cox", "ill")},
+            "must hold times above 0 for the family cox, but row 1 is 0",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(options, message):

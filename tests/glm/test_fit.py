@@ -217,6 +217,7 @@ TWICE = np.column_stack([GOOD[0], GOOD[0][:, 0] * 2 - 1])
         ([(GOOD[0], GOOD[1]), (GOOD[0][:, :2], GOOD[1])], {}, "one p for all clients"),
         ([(GOOD[0], GOOD[1][:-1])], {}, "The outcome of client 0 has shape"),
         ([(GOOD[0], GOOD[1] + 1)], {"family": "bernoulli"}, "must be 0 or 1, but row "),
+        ([(GOOD[0][:2], GOOD[1][:2])], {"family": "bernoulli"}, "There are 2 rows for 4 coefficients: drop columns"),
         ([(GOOD[0], -GOOD[1] - 1)], {"family": "poisson"}, "must be a count"),
         (
             [(np.where(GOOD[0] > 60, np.nan, GOOD[0]), GOOD[1])],

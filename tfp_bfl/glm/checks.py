@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,15 +19,17 @@ _MIN_EVENTS_PER_COEFFICIENT = 10
 ADVICE = "or give a prior: prior_stddev=2.5, or --prior-stddev 2.5"
 
 
-def check_determined(information: np.ndarray, names: Sequence[str]) -> None:
+def check_determined(information: np.ndarray, names: Sequence[str], num_rows: float = math.inf) -> None:
     """Refuse coefficients that the rows and the prior do not determine.
 
     Args:
       information: of the rows and the prior together [p, p].
       names: of the coefficients [p].
+      num_rows: the number of rows.
 
     Raises:
-      InvalidArgument: a column is 0 in all rows, or a combination of others; the message names the columns.
+      InvalidArgument: there are fewer rows than coefficients; or a column is 0 in all rows, or a combination of others.
+        The message names the columns.
     """
     if not np.all(np.isfinite(information)):
         raise InvalidArgument(
@@ -39,6 +42,9 @@ def check_determined(information: np.ndarray, names: Sequence[str]) -> None:
     _, factor, _ = scipy.linalg.qr(correlation, pivoting=True)
     if abs(factor[-1, -1]) > _RANK_TOLERANCE * abs(factor[0, 0]):
         return
+    if num_rows < len(names):
+        rows = "is 1 row" if num_rows == 1 else f"are {num_rows:g} rows"
+        raise InvalidArgument(f"There {rows} for {len(names)} coefficients: drop columns, {ADVICE}.")
     _, vectors = np.linalg.eigh(correlation)
     share = np.abs(vectors[:, 0]) / np.max(np.abs(vectors[:, 0]))
     alike = [repr(names[j]) for j in np.argsort(-share, kind="stable") if share[j] > 0.05]
@@ -71,7 +77,8 @@ def separating(
     worst = names[int(np.argmax(size))] if np.any(size) else names[0]
     return InvalidArgument(
         f"The likelihood has no maximum: column {worst!r} predicts the outcome of some rows without error "
-        f"(separation), so that its coefficient grows without bound. Drop it, pool its rare values, {ADVICE}."
+        f"(separation), so that its coefficient grows without bound. Drop it, pool its rare values, or bound it by a "
+        "prior: prior_stddev=2.5, or --prior-stddev 2.5."
     )
 
 

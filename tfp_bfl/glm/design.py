@@ -108,6 +108,7 @@ def read_design(
     if not chosen:
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     values = _outcome(table, outcome, where)
+    check_outcome(values, outcome, where)
     owners = as_text(decoded(table[client_column]).to_pylist()) if client_column else None
     owners = np.full(table.num_rows, "all rows", object) if owners is None else owners
     keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
@@ -236,6 +237,32 @@ def _column(cells: Cells, keep: np.ndarray, where: str) -> tuple[np.ndarray, lis
     return block, [f"{name}[{level}]" for level in levels[1:]]
 
 
+def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
+    """Check the outcomes of a table; empty cells are left out later.
+
+    Args:
+      values: outcomes [N], or (time, event) [N, 2], NaN in empty cells.
+      outcome: its columns.
+      where: the name of the table, for errors.
+
+    Raises:
+      InvalidArgument: a count is no whole number of at least 0, or a time is not above 0; the message names the row.
+    """
+    numbers = values[:, 0] if outcome.family == "cox" else values
+    if outcome.family == "cox":
+        wrong, requirement = numbers <= 0, "times above 0"
+    elif outcome.family == "poisson":
+        wrong, requirement = (numbers < 0) | (numbers != np.round(numbers)), "counts (0, 1, 2, ...)"
+    else:
+        return
+    rows = np.flatnonzero(wrong & ~np.isnan(numbers))
+    if len(rows):
+        raise InvalidArgument(
+            f"The column {shown(outcome.column)} of {where} must hold {requirement} for the family {outcome.family}, "
+            f"but row {rows[0] + 1} is {numbers[rows[0]]:g}."
+        )
+
+
 def _outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
     if outcome.family == "cox":
         if outcome.event is None:
@@ -261,6 +288,8 @@ def _binary(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> 
 def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> Sequence[str]:
     """Return the values that are an event: those given, else the larger of two numbers, or the one that says yes."""
     found = sorted(set(cells.tolist()) - {""}, key=natural)
+    if not found:
+        raise InvalidArgument(f"The column {shown(name)} of {where} is empty: name another outcome.")
     for event in events:
         lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")
     if events:

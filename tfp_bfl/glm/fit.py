@@ -204,7 +204,7 @@ def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: Optional[flo
     Raises:
       InvalidArgument: collinear columns, or no more rows than coefficients where the dispersion is estimated.
     """
-    check_determined(sums.information + np.diag(precision), names)
+    check_determined(sums.information + np.diag(precision), names, sums.num_rows)
     variance, degrees = dispersion, None
     if dispersion is None:
         if sums.num_rows <= len(precision):

@@ -98,7 +98,7 @@ def maximise(
     prior = np.diag(precision)
     most, tolerance = messages + MOST_MESSAGES, _TOLERANCE
     if start is None:
-        check_determined(first.information + prior, names)
+        check_determined(first.information + prior, names, first.num_rows)
         start = solve(first.information + prior, first.gradient)
     else:  # Variances near 0 have a flat maximum, to which steps converge slowly.
         most, tolerance = messages + 4 * MOST_MESSAGES, _FLAT_TOLERANCE

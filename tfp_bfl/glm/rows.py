@@ -139,7 +139,7 @@ def _check_outcome(outcome: np.ndarray, count: int, family: Optional[Family], cl
         name = family.name if family else "cox"
         raise InvalidArgument(
             f"Each {name} outcome must be {requirement}, but row {wrong[0]} of client {client} has "
-            f"{np.array2string(values[wrong[0]], separator=', ')}."
+            f"{', '.join(f'{x:g}' for x in np.atleast_1d(values[wrong[0]]))}."
         )
 
 
