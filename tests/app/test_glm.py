@@ -87,6 +87,7 @@ def test_families(table, options, words):
         (["--outcome", "age", "--random", "(intercept)"], "give --client-column"),
         (["--outcome", "weight"], "There is no column 'weight'"),
         (["--outcome", "ill", "--predict", "new.csv"], "give --output"),
+        (["--outcome", "ill", "--predict", "n.csv", "--date-unit", "days", "--output", "new"], "reads no dates"),
     ],
 )
 def test_bad_input_is_one_sentence(table, options, message):

@@ -119,6 +119,8 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:
         raise InvalidArgument("--predict writes predictions.csv: give --output FOLDER.")
+    if given["predict"] and given["date_unit"]:
+        raise InvalidArgument("--predict reads no dates: leave --date-unit out, and --drop columns of dates.")
     if (given["random"] or given["one_message"]) and not given["client_column"]:
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
 
