@@ -91,6 +91,8 @@ EXPORTS_LATER = {
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data")
+# Reads the data of a run, and refuses what is wrong with them.
+REFUSES = "tfp_bfl.app.one_run.run"
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
@@ -278,7 +280,10 @@ def test_modules_have_no_cycle():
 
 @pytest.mark.parametrize(
     ("start", "slow"),
-    [*((x, TENSORFLOW | {"sklearn", "scipy", "matplotlib"}) for x in QUICK), *((x, TENSORFLOW) for x in STATISTICS)],
+    [
+        *((x, TENSORFLOW | {"sklearn", "scipy", "matplotlib"}) for x in QUICK),
+        *((x, TENSORFLOW) for x in (*STATISTICS, REFUSES)),
+    ],
 )
 def test_what_must_be_quick_imports_no_tensorflow(start, slow):
     edges, found, ahead = edges_at_import_time(), set(), [start]

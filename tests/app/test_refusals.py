@@ -25,6 +25,7 @@ REFUSED = [
     ["run", "--dataset", "text.csv"],
     ["run", "--dataset", "text.csv", "--label", "nosuch"],
     ["run", "--dataset", "nosuch.csv"],
+    ["run", "--dataset", "text.csv", "--drop", "age", "--partition", "iid", "--clients", "99"],
     ["sweep", "--vary", "rul=linear_pool", "--output", "new"],
     ["sweep", "--dataset", "text.csv", "--output", "new"],
     ["report", "nosuch"],
@@ -63,6 +64,7 @@ def test_bad_arguments_are_refused_before_tensorflow_is_imported(tmp_path):
     for file in ("config.yaml", "summary.json", "saved_model/saved_model.pb"):
         (tmp_path / "complete" / file).write_text("{}")
     rows = "".join(f"{i},{'low' if i else 'none'},{'sick' if i % 2 else 'well'}\n" for i in range(40))
+    rows += "unknown,low,well\n"
     (tmp_path / "text.csv").write_text("age,dose,label\n" + rows)
     for kit, role in (("admin", ADMIN), ("server", SERVER), *((kit, "party") for kit in SITES)):
         (tmp_path / kit / "local").mkdir(parents=True)

@@ -150,9 +150,11 @@ def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
     """Return the configuration with the number of clients that the data name, if they are the run's.
 
     Raises:
-      InvalidArgument: the options say another number, or draw larger cohorts.
+      InvalidArgument: the options say another number, or draw larger cohorts; or the partition leaves a client with no
+        examples.
     """
     if config.partition != GIVEN or data.clients is None:
+        _partition(config, data.train)  # Here, before TensorFlow is imported.
         return config
     number = data.clients.num_clients - config.unseen_clients
     if "clients" in config.model_fields_set and config.clients != number:
@@ -162,6 +164,11 @@ def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
         )
     check_cohort_size(number, config.cohort_size)
     return config.model_copy(update={"clients": number})
+
+
+def _partition(config: RunConfig, train: bfl.data.Source) -> bfl.data.Clients:
+    number = config.clients + config.unseen_clients
+    return train.partition(bfl.data.parse_partition(config.partition, number), seed=config.seed)
 
 
 class Shares(NamedTuple):
@@ -190,11 +197,7 @@ def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.C
     Raises:
       InvalidArgument: a client would be left without any.
     """
-    if config.partition == GIVEN and given is not None:
-        clients = given
-    else:
-        number = config.clients + config.unseen_clients
-        clients = train.partition(bfl.data.parse_partition(config.partition, number), seed=config.seed)
+    clients = given if config.partition == GIVEN and given is not None else _partition(config, train)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
     server = held_out = unlabelled = calibration = unseen = None

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import baselines, build, client_scores, ensembles, records
+from tfp_bfl.app.one_run import build, client_scores, ensembles, records
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.progress import Reporter, reporter
 from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
@@ -126,6 +126,8 @@ def _run(
     job = prepare(config, user_data, code)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
+    from tfp_bfl.app.one_run import baselines  # Which imports TensorFlow.
+
     with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
         tell.announce(job.in_words())
         for note in job.notes:
