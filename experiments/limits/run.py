@@ -62,8 +62,20 @@ def cell_name(options: Options) -> str:
 Pair = tuple[np.ndarray, np.ndarray]
 
 
+Predicted = tuple[list[Optional[Pair]], list[Optional[Pair]], list[Pair]]
+
+
 def score(options: Options) -> Options:
     """Train, calibrate, and count."""
+    of_held_out, of_known, of_unseen = predictions(options)
+    return {
+        **_accuracies([pair for pair in of_held_out if pair], of_unseen),
+        **counts(of_held_out, of_known, of_unseen, options),
+    }
+
+
+def predictions(options: Options) -> Predicted:
+    """Train, and return predictions and labels of each client, as `counts` takes them."""
     seed = options["seed"]
     source = bfl.data.load(options["dataset"])
     every = source.partition(bfl.data.parse_partition(options["partition"], options["clients"]), seed=seed)
@@ -86,10 +98,7 @@ def score(options: Options) -> Options:
     rest = [np.setdiff1d(known.indices[k], clients.indices[k]) for k in range(known.num_clients)]
     of_known = [predicted(rng.permutation(part)[:500]) if len(part) else None for part in rest]
     of_unseen = [predicted(rng.permutation(part)[: options["many"] + 1000]) for part in unseen.indices]
-    return {
-        **_accuracies([pair for pair in of_held_out if pair], of_unseen),
-        **counts(of_held_out, of_known, of_unseen, options),
-    }
+    return of_held_out, of_known, of_unseen
 
 
 def _hold_out(clients: bfl.data.Clients, share: float, seed: int) -> tuple[list[np.ndarray], bfl.data.Clients]:
@@ -106,7 +115,7 @@ def _accuracies(of_held_out: Sequence[Pair], of_unseen: Sequence[Pair]) -> Optio
     return {"held_out_accuracy": right(of_held_out), "accuracy": right(of_unseen)}
 
 
-def _held(pair: Pair, limit: float) -> tuple[float, float]:
+def covered(pair: Pair, limit: float) -> tuple[float, float]:
     """Return the coverage of a client's sets, and their mean number of classes."""
     sets = bfl.evaluation.prediction_sets(pair[0], limit)
     return float(np.mean(sets[np.arange(len(sets)), pair[1]])), float(np.mean(sets.sum(-1)))
@@ -152,13 +161,13 @@ def counts(
             "many_": bfl.evaluation.conformal_limit(p[:many], y[:many], coverage),
         }
         for prefix, threshold in limits.items():
-            found[prefix].append(_held(test, threshold))
+            found[prefix].append(covered(test, threshold))
     known = [
-        _held(pair, calibration.limit(histogram(*own) if own else None))[0]
+        covered(pair, calibration.limit(histogram(*own) if own else None))[0]
         for pair, own in zip(of_known, of_held_out)
         if pair and len(pair[1]) >= counted
     ]
-    result = {"held_out_coverage": _held(second, limit)[0], "concentration": calibration.concentration}
+    result = {"held_out_coverage": covered(second, limit)[0], "concentration": calibration.concentration}
     for prefix, pairs in found.items():
         inside, size = np.transpose(pairs)
         result |= {f"{prefix}unseen_coverage": float(inside.mean()), f"{prefix}least_coverage": float(inside.min())}
