@@ -302,3 +302,17 @@ def test_a_linear_model_is_that_of_all_tables(federation, secure_sums):
     assert found["messages"] == exact.messages and (done / "report.html").exists()
     assert "3 clients" in json.loads((done / "summary.json").read_text())["lines"][0] and lines
     assert (kits / "north" / "local" / "linear_models" / f"{name}.json").exists()
+
+
+def test_sites_join_and_leave_a_linear_model(federation):
+    kits, _ = federation
+    options = {"outcome": "diagnosis", "family": "bernoulli", "event_value": ["malignant"], "prior_stddev": 2.5}
+    options["only"] = ["mean radius", "mean texture"]
+    how = {"quorum": 2, "deadline": 60, "progress": lambda line: None}
+    first = submit(kits / "admin", "two", {"glm": options}, kits.parent / "two", without=["west"], **how)
+    record = json.loads((first / "posterior.json").read_text())
+    revision = {**record["options"], "revise": {"record": record, "add": ["west"], "remove": ["north"]}}
+    how["secure_sums"] = True
+    done = submit(kits / "admin", "two_again", {"glm": revision}, kits.parent / "two_again", **how)
+    found = json.loads((done / "posterior.json").read_text())
+    assert found["clients"] == ["south", "west"] and found["rows"] != record["rows"]

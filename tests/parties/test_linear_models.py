@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.certificates import certify
 from tests.glm.test_agreement import sites_of, table
 from tfp_bfl import glm
+from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
@@ -61,6 +62,9 @@ class Channel:
         for name, content in what.items():
             lie = self.lies.get((task, name, number))
             if lie == "silence":
+                continue
+            if name not in self.sites:
+                yield name, Refusal("it is not connected")
                 continue
             try:
                 yield name, lie or self.reply(task, self.sites[name], content)
@@ -139,6 +143,46 @@ def test_one_baseline_hazard_needs_times_that_masks_can_not_add(kits):
     check_equal(run(kits, Channel(kits), options), pooled(options))
     with pytest.raises(InvalidArgument, match="with --secure-sums give --stratified"):
         run(kits, Channel(kits), options, "second", secure_sums=True)
+
+
+@pytest.mark.parametrize("secure_sums", [False, True])
+@pytest.mark.parametrize("options", [{"outcome": "days", "drop": ["age", "sex"]}, {**ILL, "prior_stddev": 0.5}])
+def test_sites_join_and_leave_by_their_sums(kits, options, secure_sums):
+    """The revised fit of s0 and s1 in the place of s2 is that of s0 and s1 alone."""
+    without_s2, without_s0 = (run(kits, Channel(kits), options, f"without_{x}", without=[x]) for x in ("s2", "s0"))
+    record = json.loads((without_s0 / "posterior.json").read_text())
+    assert record["clients"] == ["s1", "s2"]
+    channel = Channel(kits)
+    revision = {**record["options"], "revise": {"record": record, "add": ["s0"], "remove": ["s2"]}}
+    done = run(kits, channel, revision, "revised", secure_sums=secure_sums)
+    assert {site for _, what in channel.sent for site in what} == {"s0", "s2"}
+    found, exact = (json.loads((x / "posterior.json").read_text()) for x in (done, without_s2))
+    assert found["clients"] == exact["clients"] == ["s0", "s1"] and found["rows"] == exact["rows"]
+    distance = (np.array(found["mean"]) - exact["mean"]) / np.sqrt(np.diag(exact["covariance"]))
+    # Means for empty cells stay those of the first fit.
+    np.testing.assert_allclose(distance, 0, atol=1e-7 if options["outcome"] == "days" else 0.2)
+    again = {**record["options"], "revise": {"record": found, "add": ["s2"], "remove": ["s0"]}}
+    back = json.loads((run(kits, Channel(kits), again, "back") / "posterior.json").read_text())
+    np.testing.assert_allclose(back["sums"], record["sums"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("revision", "secure_sums", "message"),
+    [
+        ({"add": ["s1"]}, False, "s1 is in the fit already"),
+        ({"remove": ["s2"]}, False, "s2 is not in the fit"),
+        ({}, False, "requires sites to add or to remove"),
+        ({"add": ["s2"]}, True, "at least two sites must join or leave at once"),
+        ({"add": ["s9"]}, False, r"needs an answer of each of its sites \(s9"),
+        ({"add": ["s2"], "colour": 1}, False, "do not have the required form"),
+    ],
+)
+def test_revisions_that_can_not_be_are_one_sentence(kits, revision, secure_sums, message):
+    done = run(kits, Channel(kits), without=["s2"])
+    record = json.loads((done / "posterior.json").read_text())
+    options = {**record["options"], "revise": {"record": record, **revision}}
+    with pytest.raises((Error, InvalidArgument), match=message):
+        run(kits, Channel(kits), options, "second", secure_sums=secure_sums)
 
 
 def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
@@ -258,3 +302,9 @@ def test_questions_of_another_form_are_refused(kits, change, message):
 def test_bad_options_are_one_sentence(options, message):
     with pytest.raises(InvalidArgument, match=message):
         make_glm_job(options, False)
+
+
+def test_a_revision_needs_the_folder_of_a_fit(tmp_path, capsys):
+    command = ["deploy", "glm-revise", str(tmp_path), str(tmp_path), "--name", "x", "--output", "o", "--add", "s1"]
+    assert run_command_line(command) == 2
+    assert "is not the posterior.json of `deploy glm`" in capsys.readouterr().err

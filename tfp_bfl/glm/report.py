@@ -17,6 +17,7 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fit import fit
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
 from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page
 
@@ -148,6 +149,7 @@ def write_folder(
     notes: Sequence[str],
     outcome: Mapping[str, Any],
     found: Optional[Estimates] = None,
+    columns: Optional[Mapping[str, Any]] = None,
 ) -> None:
     """Write the files of a fit to a new folder.
 
@@ -159,6 +161,7 @@ def write_folder(
       notes: sentences above the report.
       outcome: column, event and exposure of the outcome, for posterior.json.
       found: coefficients of clients; None leaves them out.
+      columns: further content of posterior.json.
     """
     posterior = posterior_of(result)
     table = posterior.table(level)
@@ -169,6 +172,7 @@ def write_folder(
     writer.writerows(table)
     write_bytes(folder / "coefficients.csv", text.getvalue().encode("utf-8"))
     record = {**as_json(result), "clients": list(client_names), "outcome": dict(outcome), "notes": list(notes)}
+    record |= columns or {}
     write_bytes(folder / "posterior.json", (json.dumps(record, indent=1) + "\n").encode("utf-8"))
     rows = [(str(r["coefficient"]), [Cell(_number(value)) for value in list(r.values())[1:]]) for r in table]
     passed = [(name, [Cell(outcome)]) for name, outcome in checks(posterior)]
@@ -197,6 +201,9 @@ def as_json(result: Result) -> dict[str, Any]:
         "messages": posterior.messages,
         "log_likelihood": posterior.log_likelihood,
     }
+    if posterior.sums is not None and posterior.sums_at is not None:  # By which clients join and leave.
+        record["sums"], record["sums_at"] = pack(*posterior.sums).tolist(), posterior.sums_at.tolist()
+        record["given_dispersion"] = posterior.given_dispersion
     if posterior.degrees_of_freedom is not None:
         record["degrees_of_freedom"] = np.asarray(posterior.degrees_of_freedom).tolist()
     if isinstance(result, Hierarchical):
@@ -205,6 +212,43 @@ def as_json(result: Result) -> dict[str, Any]:
         record["parameters"] = result.parameters.tolist()
         record["effects"] = [effect.mean.tolist() for effect in result.effects]
     return record
+
+
+def from_json(record: Mapping[str, Any]) -> Posterior:
+    """Return the posterior of `as_json`, of a model without random effects.
+
+    Args:
+      record: of posterior.json.
+
+    Raises:
+      InvalidArgument: it has another form.
+    """
+    try:
+        names, arrays = list(map(str, record["names"])), {}
+        for name, shape in (("mean", 1), ("covariance", 2), ("prior_precision", 1)):
+            arrays[name] = np.array(record[name], np.float64)
+            if arrays[name].shape != (len(names),) * shape or not np.all(np.isfinite(arrays[name])):
+                raise ValueError
+        has_sums = "sums" in record
+        given = record.get("given_dispersion")
+        return Posterior(
+            names,
+            arrays["mean"],
+            arrays["covariance"],
+            str(record["family"]),
+            int(record["rows"]),
+            int(record["events"]),
+            len(record["clients"]),
+            int(record["messages"]),
+            float(record["log_likelihood"]),
+            arrays["prior_precision"],
+            float(record["dispersion"]),
+            sums=Sums.unpack(np.array(record["sums"], np.float64), len(names)) if has_sums else None,
+            sums_at=np.array(record["sums_at"], np.float64) if has_sums else None,
+            given_dispersion=None if given is None else float(given),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None
 
 
 def _of_clients(

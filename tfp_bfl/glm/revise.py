@@ -67,16 +67,30 @@ def revise(
       >>> np.allclose(left.posterior.mean, bfl.glm.fit(clients[:3] + clients[4:]).mean)
       True
     """
-    if posterior.sums is None or posterior.sums_at is None:
-        raise InvalidArgument(
-            "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
-            "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
-        )
-    sums, clients = posterior.sums, posterior.num_clients
-    is_binary = posterior.family == "bernoulli"
-    for given, exposure, sign in ((add, add_exposure, 1.0), (remove, remove_exposure, -1.0)):
+    _check_sums(posterior)
+    parts = []
+    for given, exposure, sign in ((add, add_exposure, 1), (remove, remove_exposure, -1)):
         own, number = _sums(posterior, given, exposure)
-        sums, clients = (sums if own is None else sums.add(own, sign)), clients + int(sign) * number
+        if own is not None:
+            parts.append((own, sign, number))
+    return revise_by_sums(posterior, parts)
+
+
+def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]]) -> Revised:
+    """Add sums of clients to a fit, and subtract others.
+
+    Args:
+      posterior: as of `revise`.
+      parts: sums at `posterior.sums_at`, 1 to add or -1 to subtract them, and the number of their clients.
+
+    Raises:
+      InvalidArgument: as of `revise`.
+    """
+    _check_sums(posterior)
+    assert posterior.sums is not None and posterior.sums_at is not None
+    sums, clients, is_binary = posterior.sums, posterior.num_clients, posterior.family == "bernoulli"
+    for own, sign, number in parts:
+        sums, clients = sums.add(own, sign), clients + sign * number
     if sums.num_rows < 1 or clients < 1 or not 0 <= sums.num_events <= (sums.num_rows if is_binary else np.inf):
         raise InvalidArgument(
             f"{posterior.num_clients} clients with {posterior.count} rows and {posterior.events} events are there, and "
@@ -116,6 +130,14 @@ def revise(
         warnings=warnings,
     )
     return Revised(revised, moved)
+
+
+def _check_sums(posterior: Posterior) -> None:
+    if posterior.sums is None or posterior.sums_at is None:
+        raise InvalidArgument(
+            "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
+            "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
+        )
 
 
 def _sums(posterior: Posterior, given: Given, exposure: Optional[Sequence[np.ndarray]]) -> tuple[Optional[Sums], int]:

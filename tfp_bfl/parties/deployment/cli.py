@@ -186,14 +186,57 @@ def linear_model(
     **given: Any,
 ) -> None:
     """Fit a generalised linear model over the tables of the sites, print its progress, and download its folder."""
-    from tfp_bfl.parties.deployment.submit import submit
-
     lists = ("event_value", "only", "drop", "categorical", "random")
     options = {**given, **{option: names_of(given[option]) for option in lists}}
-    progress = functools.partial(click.echo, err=True)
-    how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "progress": progress, "secure_sums": secure_sums}
+    how = {"quorum": quorum, "deadline": deadline, "secure_sums": secure_sums, "without": without}
+    _submit_model(kit, name, options, output, how)
+
+
+@deploy.command("glm-revise")
+@click.argument("kit", metavar="ADMIN_KIT")
+@click.argument("fit", metavar="FOLDER")
+@_submission
+@click.option(
+    "--add", multiple=True, metavar="SITE", help="Name of a site that joins; repeat the option for each site."
+)
+@click.option(
+    "--remove", multiple=True, metavar="SITE", help="Name of a site that leaves; repeat the option for each site."
+)
+def revised_model(
+    kit: str,
+    fit: str,
+    name: str,
+    output: str,
+    quorum: int,
+    deadline: float,
+    secure_sums: bool,
+    without: Sequence[str],
+    add: Sequence[str],
+    remove: Sequence[str],
+) -> None:
+    """Add sites to the fit of `deploy glm` in FOLDER, and remove others, by their sums; no other site computes."""
+    import pathlib
+
+    from tfp_bfl.files import name as path_name
+
+    path = pathlib.Path(fit) / "posterior.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        options = {**record["options"], "revise": {"record": record, "add": list(add), "remove": list(remove)}}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidArgument(
+            f"{path_name(path)} is not the posterior.json of `deploy glm`: give its folder."
+        ) from None
+    how = {"quorum": quorum, "deadline": deadline, "secure_sums": secure_sums, "without": without}
+    _submit_model(kit, name, options, output, how)
+
+
+def _submit_model(kit: str, name: str, options: dict[str, Any], output: str, how: dict[str, Any]) -> None:
+    """Submit a linear model, and print its table."""
+    from tfp_bfl.parties.deployment.submit import submit
+
     with ends_with_cleanup():
-        done = submit(kit, name, {"glm": options}, output, without=without, **how)
+        done = submit(kit, name, {"glm": options}, output, progress=functools.partial(click.echo, err=True), **how)
     for line in json.loads((done / "summary.json").read_text(encoding="utf-8"))["lines"]:
         click.echo(line)
     click.echo(str(done))

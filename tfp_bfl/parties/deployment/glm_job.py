@@ -23,6 +23,21 @@ CELLS, TIMES = "cells", "times"
 _MOST_POINTS = 100
 
 
+class Revision(pydantic.BaseModel):
+    """Sites that join an earlier fit, and leave it.
+
+    Attributes:
+      record: content of posterior.json of that fit.
+      add, remove: names of the sites.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    record: dict[str, Any]
+    add: list[str] = []
+    remove: list[str] = []
+
+
 class GlmJob(pydantic.BaseModel):
     """The options of a linear model over sites, as of `tfp-bfl glm`."""
 
@@ -43,6 +58,7 @@ class GlmJob(pydantic.BaseModel):
     stratified: bool = False
     second_order: bool = False
     level: float = 0.95
+    revise: Optional[Revision] = None
 
     @property
     def columns(self) -> Outcome:
@@ -77,12 +93,34 @@ def make_glm_job(options: Any, secure_sums: bool) -> GlmJob:
         raise InvalidArgument(f"--exposure is for poisson, but the family is {job.family}.")
     if job.random and job.family == "cox":
         raise InvalidArgument("--random is for gaussian, bernoulli and poisson, but the family is cox.")
+    if job.revise is not None:
+        _check_revision(job, job.revise, secure_sums)
     if secure_sums and job.family == "cox" and not job.stratified:
         raise InvalidArgument(
             "One baseline hazard for all sites needs the times of events of each site, which are no sum: with "
             "--secure-sums give --stratified, a baseline hazard for each site."
         )
     return job
+
+
+def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
+    asked, clients = [*revision.add, *revision.remove], revision.record.get("clients", [])
+    if job.family == "cox" or job.random or job.second_order or "sums" not in revision.record:
+        raise InvalidArgument(
+            "Sites join and leave fits of gaussian, bernoulli and poisson outcomes without random effects and second "
+            "order: submit a new fit."
+        )
+    if not asked or len(set(asked)) < len(asked):
+        raise InvalidArgument("A revision requires sites to add or to remove, each once.")
+    there = [site for site in revision.add if site in clients]
+    absent = [site for site in revision.remove if site not in clients]
+    if there or absent:
+        which, state = (there, "is in the fit already") if there else (absent, "is not in the fit")
+        raise InvalidArgument(f"{which[0]} {state}, whose sites are {', '.join(map(str, clients))}.")
+    if secure_sums and len(asked) < 2:
+        raise InvalidArgument(
+            "With --secure-sums at least two sites must join or leave at once: the sum of one site is its own."
+        )
 
 
 def to_arrays(question: Question, step: int) -> dict[str, np.ndarray]:

@@ -15,17 +15,18 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import Plan, agree, check_description, settle
-from tfp_bfl.glm.federation import Question
+from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, check_description, settle
+from tfp_bfl.glm.federation import Question, ask_sums
 from tfp_bfl.glm.fit import fit_federation
 from tfp_bfl.glm.fixed_point import decode
 from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
 from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.revise import revise_by_sums
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment.attendance import PARTIES
 from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Channel, Refusal, Reply
-from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, GlmJob, make_glm_job, to_arrays
+from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, GlmJob, Revision, make_glm_job, to_arrays
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.site import OFFER
 
@@ -151,7 +152,8 @@ def serve_glm(
     job = make_glm_job(options, secure_sums)
     progress.phase("asking the sites for their columns")
     refused: dict[str, str] = dict.fromkeys(without, "the run was submitted without it")
-    sites = _Sites(channel, [site for site in channel.names if site not in refused], secure_sums)
+    asked = [*job.revise.add, *job.revise.remove] if job.revise else channel.names
+    sites = _Sites(channel, [site for site in asked if site not in refused], secure_sums)
     how = {"options": dict(options), "secure_sums": secure_sums}
     described, reasons = sites.talk({site: {"step": "describe", **how} for site in sites.asked})
     refused |= reasons
@@ -164,6 +166,8 @@ def serve_glm(
             refused[site] = str(error)
             del described[site]
     folder.mkdir(parents=True, exist_ok=True)
+    if job.revise is not None:
+        return _revise(sites, folder, name, job, job.revise, described, refused, how, progress)
     while True:
         _check(len(described), quorum, refused, secure_sums)
         plan = agree(described, job.columns, job.missing)
@@ -171,7 +175,7 @@ def serve_glm(
         left = _begin(sites, name, described, plan, how)
         if not left:
             try:
-                result, notes = _fit(sites, job, plan)
+                result, encoding, notes = _fit(sites, job, plan)
                 break
             except _SitesLeft as error:
                 left = error.reasons
@@ -184,7 +188,9 @@ def serve_glm(
             progress.phase(f"Without {site}: {left[site]}")
             del described[site]
         refused |= left
-    return _finish(sites, folder, name, job, result, notes, described, refused, progress)
+    columns = {"columns": _columns(plan), "events_of": list(plan.events), "encoding": encoding._asdict()}
+    columns["options"] = job.model_dump()
+    return _finish(sites, folder, name, job, result, notes, described, refused, columns, progress)
 
 
 def _begin(
@@ -193,29 +199,89 @@ def _begin(
     """Send the job to all sites, and return the reasons of those that refuse."""
     offers = {site: summary[OFFER] for site, summary in described.items()} if how["secure_sums"] else {}
     job = {**how, "version": bfl.__version__, "sites": len(described), "offers": offers, "events": list(plan.events)}
-    job["columns"] = [[column.name, column.kind, list(column.levels)] for column in plan.columns]
-    message = {"step": "begin", "run": name, "job": job}
-    return sites.talk({site: {**message, "number": k} for k, site in enumerate(sorted(described))})[1]
+    job["columns"] = _columns(plan)
+    message, removed = {"step": "begin", "run": name, "job": job}, how["options"].get("revise", {}).get("remove", ())
+    of = {site: {"number": k, "sign": -1 if site in removed else 1} for k, site in enumerate(sorted(described))}
+    return sites.talk({site: {**message, **own} for site, own in of.items()})[1]
 
 
-def _fit(sites: _Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hierarchical], list[str]]:
-    """Return the fit, and sentences on the columns.
+def _columns(plan: Plan) -> list[Any]:
+    return [[column.name, column.kind, list(column.levels)] for column in plan.columns]
+
+
+def _fit(sites: _Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hierarchical], Encoding, list[str]]:
+    """Return the fit, how rows are encoded, and sentences on the columns.
 
     Raises:
       _SitesLeft: sites did not answer, or refused.
     """
     encoding, notes = settle(plan, job.missing, sites.total(Question(CELLS, np.zeros((1, 0)))))
-    message = {"step": "encode", **encoding._asdict()}
-    refused = sites.talk(dict.fromkeys(sites.asked, message))[1]
-    if refused:
-        raise _SitesLeft(refused)
+    _encode(sites, encoding)
     sites.names = [*([INTERCEPT] if job.family != "cox" else []), *encoding.names(plan)]
     options: dict[str, Any] = {
         name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
     }
     if job.random:
-        return fit_hierarchical_federation(sites, job.family, random=job.random, **options), notes
-    return fit_federation(sites, job.family, stratified=job.stratified, **options), notes
+        return fit_hierarchical_federation(sites, job.family, random=job.random, **options), encoding, notes
+    return fit_federation(sites, job.family, stratified=job.stratified, **options), encoding, notes
+
+
+def _encode(sites: _Sites, encoding: Encoding) -> None:
+    message = {"step": "encode", **encoding._asdict()}
+    refused = sites.talk(dict.fromkeys(sites.asked, message))[1]
+    if refused:
+        raise _SitesLeft(refused)
+
+
+def _revise(
+    sites: _Sites,
+    folder: pathlib.Path,
+    name: str,
+    job: GlmJob,
+    revision: Revision,
+    described: Mapping[str, Any],
+    refused: Mapping[str, str],
+    how: Mapping[str, Any],
+    progress: Reporter,
+) -> pathlib.Path:
+    """Add the sums of sites that join an earlier fit, and subtract those of sites that leave; no other site computes.
+
+    Raises:
+      InvalidArgument: a site has a level that the fit has not, or no coefficients are determined.
+      Error: one of these sites does not answer, or refuses.
+    """
+    record = revision.record
+    try:
+        posterior = report.from_json(record)
+        columns = tuple(Column(str(n), str(kind), tuple(levels)) for n, kind, levels in record["columns"])
+        plan = Plan(columns, tuple(record["events_of"]))
+        encoding = Encoding(*(tuple(record["encoding"][part]) for part in Encoding._fields))
+        clients = sorted({*record["clients"], *revision.add} - {*revision.remove})
+    except (KeyError, TypeError, ValueError):
+        raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None
+    levels = {column.name: {*column.levels} for column in columns if column.levels}
+    for site in sites.asked:
+        own = {column: {*found} for column, _, found in described.get(site, {}).get("columns", ())}
+        unknown = [f"{column}: {x}" for column in levels for x in sorted(own.get(column, set()) - levels[column])]
+        if unknown:
+            raise InvalidArgument(f"{site} has levels that the fit has not ({', '.join(unknown[:5])}): fit anew.")
+    try:
+        left = {site: refused.get(site, NO_ANSWER) for site in sites.asked if site not in described}
+        left |= _begin(sites, name, described, plan, how) if not left else {}
+        if left:
+            raise _SitesLeft(left)
+        _encode(sites, encoding)
+        sites.names = posterior.names
+        at = np.zeros(len(sites.names)) if posterior.sums_at is None else posterior.sums_at
+        change = ask_sums(sites, Question("sums", at))[0]
+    except _SitesLeft as error:
+        raise Error(f"A revision needs an answer of each of its sites ({_reasons(error.reasons)}).") from None
+    revised = revise_by_sums(posterior, [(change, 1, len(revision.add) - len(revision.remove))])
+    kept = {part: record[part] for part in ("columns", "events_of", "encoding", "options")} | {"clients": clients}
+    moved = (
+        f"The revised maximum is {revised.moved:.2g} posterior standard deviations from the coefficients of the sums."
+    )
+    return _finish(sites, folder, name, job, revised.posterior, [moved], described, refused, kept, progress)
 
 
 def _finish(
@@ -227,6 +293,7 @@ def _finish(
     notes: Sequence[str],
     described: Mapping[str, Any],
     refused: Mapping[str, str],
+    columns: Mapping[str, Any],
     progress: Reporter,
 ) -> pathlib.Path:
     """Send the result to the sites, and write the folder."""
@@ -236,7 +303,8 @@ def _finish(
     absences = [f"Without {site}: {reason}" for site, reason in sorted(refused.items())]
     warnings = [*absences, *notes, *posterior.warnings]
     of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
-    report.write_folder(folder, result, sorted(described), job.level, warnings, of)
+    clients = columns.get("clients", sorted(described))
+    report.write_folder(folder, result, clients, job.level, warnings, of, columns=columns)
     known = {site: {part: x for part, x in summary.items() if part != OFFER} for site, summary in described.items()}
     parties = {**known, **{site: {"refused": reason} for site, reason in refused.items()}}
     write_whole(folder / PARTIES, json.dumps(parties, indent=1) + "\n")
@@ -251,7 +319,7 @@ def _finish(
         "rows": posterior.count,
         "messages": posterior.messages,
         "largest_answer_bytes": sites.most_bytes,
-        "parties": sorted(described),
+        "parties": clients,
         "warnings": warnings,
         "lines": lines,
     }

@@ -80,9 +80,10 @@ class GlmSite:
         offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
         return {**summary, "version": bfl.__version__} | ({} if offer is None else {OFFER: offer})
 
-    def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
+    def _begin(self, run: str, number: int, job: Any, sign: int = 1) -> dict[str, Any]:
         """Begin a run: the rows of this site follow from the columns that all sites agreed on."""
         self._cells = self._rows = None
+        self._sign = -1 if sign == -1 else 1
         self._open.close()
         self._is_bound = False
         file, sites = read_file(self._folder), int(job["sites"])
@@ -151,7 +152,7 @@ class GlmSite:
         elif question.kind == TIMES:
             return {"sums": event_times(self._rows)}
         else:
-            numbers = answer(self._rows, self._job.family, question)
+            numbers = self._sign * answer(self._rows, self._job.family, question)
         return self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
