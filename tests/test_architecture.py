@@ -45,6 +45,10 @@ MAY_IMPORT = {
         *("rules", "weighting", "servers", "contrib.kernel"),
     },
     "parties": {"contracts", "data", "federated"},
+    "interop": {
+        *("algorithms", "contracts", "data", "federated", "parties", "posterior", "rules", "servers", "weighting"),
+        "weights",
+    },
     "engines.ray": {"data", "federated"},
     "engines.tff": {"contracts", "federated"},
     "engines": set(),

@@ -55,7 +55,7 @@ _STEPS = {
 
 
 def check_fit(work: ClientWork[Sent], rule: ModelRule[Sent, Given], step: ServerStep[Given]) -> None:
-    """Raise InvalidArgument where the rule does not take what the clients send, or does not give what the step takes."""
+    """Raise InvalidArgument where the rule does not take what clients send, or does not give what the step takes."""
     if not isinstance(step, ServerStep):
         raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {shown(step)}.")
     if rule.takes not in (None, work.sends):

@@ -1,0 +1,77 @@
+"""The state of a server of clients of any framework, in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tfp_bfl.contracts import ServerState
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated.round import Round, types_of
+from tfp_bfl.files import Path
+from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.parties.arrays import digest_of, from_arrays, to_arrays
+
+# The newest, and one before it in case that it is damaged.
+_KEPT = 2
+
+
+class Store:
+    """Files `round_N.npz`, each the state after round N and the names of the clients.
+
+    Args:
+      folder: of the files; it need not exist.
+      round: of the server.
+      first: its first state, arrays.
+      settings: what else two servers of one folder must have in common.
+    """
+
+    def __init__(self, folder: Path, round: Round, first: ServerState, settings: Sequence[Any]):
+        self._folder, self._spec = pathlib.Path(folder), types_of(round.initialize)
+        words = digest_of(to_arrays(first)), *map(repr, settings)
+        self._digest = np.frombuffer(hashlib.sha256("\n".join(words).encode()).digest(), np.uint8)
+
+    def write(self, state: ServerState, clients: Sequence[str]) -> None:
+        """Write the state after a round; the file is there whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        names = {"clients": np.array(clients, str), "settings": self._digest}
+        write_arrays(self._folder / f"round_{int(state.round)}.npz", {**to_arrays(state), **names})
+        for path in self._files()[_KEPT:]:
+            path.unlink(missing_ok=True)
+
+    def newest(self) -> Optional[tuple[ServerState, tuple[str, ...]]]:
+        """Return the newest state that can be read, with the names of the clients; None where there is no file.
+
+        Raises:
+          InvalidArgument: a file is of another server, or all are damaged.
+        """
+        damage = None
+        for path in self._files():
+            try:
+                arrays = read_arrays(path, "state", path.stat().st_size)
+                clients, settings = arrays.pop("clients"), arrays.pop("settings")
+                is_ours = np.array_equal(settings, self._digest)
+                state = from_arrays(arrays, self._spec) if is_ours else None
+            except (InvalidArgument, KeyError) as error:
+                damage = damage or error
+                continue
+            if state is None:
+                raise InvalidArgument(
+                    f"{self._folder} holds rounds of a server with other first arrays, rule or options: give another "
+                    "folder."
+                )
+            return state, tuple(map(str, clients))
+        if damage is not None:
+            raise InvalidArgument(f"No file of {self._folder} can be read: {damage}") from damage
+        return None
+
+    def _files(self) -> list[pathlib.Path]:
+        """Return the files, the newest first."""
+        numbered = ((re.fullmatch(r"round_(\d+)\.npz", path.name), path) for path in self._folder.glob("round_*.npz"))
+        found = [(int(match[1]), path) for match, path in numbered if match]
+        return [path for _, path in sorted(found, reverse=True)]
