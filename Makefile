@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 CHECKS ?= lint docs
 SEEDS ?= 0 1 2 3 4 5 6 7 8 9
 
-.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured tables docs lint format clean
+.PHONY: clusters test-clusters test-flower deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured tables docs lint format clean
 
 help:
 	@echo "Python 3.11, 3.12 or 3.13: the first that is found of $(PYTHONS), or make PYTHON=..."
@@ -28,6 +28,7 @@ help:
 	@echo "make test-seeds  the fast tests under ten base seeds, or make test-seeds SEEDS=\"1 2\""
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make deployment  an environment of a server or a site, with NVIDIA FLARE, in .venvs/deployment"
+	@echo "make test-flower  the strategy for Flower and its program, with PyTorch, in .venvs/flower"
 	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
 	@echo "make clusters  an environment of a cluster's machine, with Ray, in .venvs/clusters"
 	@echo "make test-clusters  Ray over network namespaces (as root): its bits, lost machines, strangers, unseen data"
@@ -117,6 +118,9 @@ $(CLUSTERS)/.installed: requirements/clusters.lock setup.cfg pyproject.toml
 
 test-clusters: clusters
 	$(CLUSTERS)/bin/python -m pytest -q -p no:cacheprovider tests/clusters
+
+test-flower:
+	tests/flower.sh
 
 wheel:
 	tests/wheel.sh

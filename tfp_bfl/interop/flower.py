@@ -27,11 +27,11 @@ class BayesianStrategy(FedAvg):
     Clients get the arrays "mean/NAME", "variance/NAME" and "point/NAME" in an ArrayRecord, and reply with arrays of the
     same names and with their number of examples in a MetricRecord. Cohorts, evaluation and keys are those of Flower's
     FedAvg. Replies with an error or a fault are left out of their round and named in the log. With a server that has a
-    folder, `start` goes on from the last round in it.
+    folder, `start` resumes from the last round in it.
 
     Args:
       server: the server, with the first arrays.
-      client_key: name of the metric that names a client, such as "partition-id", for runs that go on; None for
+      client_key: name of the metric that names a client, such as "partition-id", for runs that resume; None for
         Flower's number of the node, which is another one in each run.
       **options: of `flwr.serverapp.strategy.FedAvg`, such as fraction_train.
 

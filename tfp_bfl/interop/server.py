@@ -64,7 +64,8 @@ class Server:
       robust: a robust aggregator, such as "trimmed:0.2" or "median" (`rules.parse_robust`).
       num_clients: K, of all clients of the federation, which `servers.dual` needs; None for the most that were in a
         round.
-      folder: where the state is written after each round, and from where it goes on; None for memory alone.
+      folder: the folder where the state is written after each round and from which a new server resumes; None for
+        memory alone.
       seed: of a server step or rule with noise.
       min_stddev: smallest standard deviation. A client below half of it is faulty; the pool comes up to it.
       max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.

@@ -1,7 +1,7 @@
 """A Bayesian server in Flower for the PyTorch clients of `client.py`: python server.py FOLDER [ROUNDS].
 
 The server writes its state to FOLDER after each round. Run the program again with more rounds, or after it was killed,
-and it goes on from there.
+and it resumes from there.
 """
 
 import logging
