@@ -55,8 +55,6 @@ python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Fields", "params_style"), "Source", "Sources"]
 
-autodoc_mock_imports = ["flwr"]  # of an environment of its own
-
 highlight_language = "text"  # blocks that name no language are commands and equations
 html_theme = "furo"
 html_title = f"tfp_bfl {release}"

@@ -30,7 +30,7 @@ def identity():
 
 def strategy(folder=None, **options):
     server = bfl.interop.Server(FIRST, 1.0, rule="log_linear_pool", folder=folder)
-    return bfl.interop.BayesianStrategy(
+    return bfl.interop.flower_strategy(
         server, min_train_nodes=1, min_available_nodes=1, fraction_evaluate=0.0, **options
     )
 

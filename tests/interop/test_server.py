@@ -1,5 +1,7 @@
 """A server over named arrays: against the library's own rounds, closed forms and bad answers."""
 
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -257,7 +259,7 @@ def test_point_weights_alone_are_averaged():
 
 
 def test_without_flower_the_strategy_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "flwr", None)
-    monkeypatch.delitem(__import__("sys").modules, "tfp_bfl.interop.flower", raising=False)
-    with pytest.raises(bfl.errors.MissingDependency, match="BayesianStrategy needs Flower, which is not installed"):
-        bfl.interop.BayesianStrategy  # noqa: B018
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.delitem(sys.modules, "tfp_bfl.interop.bayesian_strategy", raising=False)
+    with pytest.raises(bfl.errors.MissingDependency, match="flower_strategy needs Flower, which is not installed"):
+        bfl.interop.flower_strategy(Server({"w": np.zeros(1)}, 1.0))

@@ -2,109 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
-from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
-from tfp_bfl.interop.server import Answer, Server
+from tfp_bfl.interop.server import Server
 
-try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-    from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAvg, Result
-except ImportError as error:
-    raise MissingDependency(
-        "interop.BayesianStrategy needs Flower, which is not installed: install it with pip install 'flwr>=1.42'."
-    ) from error
-
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from tfp_bfl.interop.bayesian_strategy import BayesianStrategy
 
 
-class BayesianStrategy(FedAvg):
-    """A strategy of Flower that pools the means and variances of its clients by a `Server`.
+def flower_strategy(server: Server, *, client_key: Optional[str] = None, **options: Any) -> BayesianStrategy:
+    """Return a strategy of Flower that pools the means and variances of its clients by a `Server`.
 
-    Clients get the arrays "mean/NAME", "variance/NAME" and "point/NAME" in an ArrayRecord, and reply with arrays of the
-    same names and with their number of examples in a MetricRecord. Cohorts, evaluation and keys are those of Flower's
-    FedAvg. Replies with an error or a fault are left out of their round and named in the log. With a server that has a
-    folder, `start` resumes from the last round in it.
+    Clients get the arrays "mean/NAME", "variance/NAME" and "point/NAME" in an ArrayRecord. They reply with arrays of
+    the same names and with their number of examples in a MetricRecord. Cohorts, evaluation and keys are those of
+    Flower's FedAvg. Replies with an error or a fault are left out of their round and named in the log. With a server
+    that has a folder, `start` resumes from the last round in it, and runs until the server has done `num_rounds`.
 
     Args:
-      server: the server, with the first arrays.
+      server: the server, with the first arrays; leave out the `initial_arrays` of `start`.
       client_key: name of the metric that names a client, such as "partition-id", for runs that resume; None for
         Flower's number of the node, which is another one in each run.
       **options: of `flwr.serverapp.strategy.FedAvg`, such as fraction_train.
 
     Raises:
-      MissingDependency: of the import, where Flower is not installed.
+      MissingDependency: Flower is not installed.
 
-    Example:
-      server = bfl.interop.Server(mean, 0.01, rule="log_linear_pool", folder="rounds")
-      strategy = bfl.interop.BayesianStrategy(server, fraction_train=0.5)
-      result = strategy.start(grid, num_rounds=20)
+    The program of docs/frameworks.md is an example.
     """
+    from tfp_bfl.interop.bayesian_strategy import BayesianStrategy
 
-    def __init__(self, server: Server, *, client_key: Optional[str] = None, **options: Any):
-        super().__init__(**options)
-        self.server = server
-        self._client_key = client_key
-
-    def start(
-        self, grid: Grid, initial_arrays: Optional[ArrayRecord] = None, num_rounds: int = 3, **options: Any
-    ) -> Result:
-        """Run rounds until the server has done `num_rounds`; those that its folder holds are done already.
-
-        Args:
-          grid, **options: of Flower.
-          initial_arrays: must be None: the server has them.
-          num_rounds: number of rounds in all.
-
-        Returns:
-          Flower's result; its rounds are counted from 1 in each call.
-
-        Raises:
-          InvalidArgument: initial_arrays are given.
-        """
-        if initial_arrays is not None:
-            raise InvalidArgument("The first arrays are those of the server: leave initial_arrays out.")
-        left = num_rounds - self.server.round
-        if left <= 0:
-            return Result(arrays=self._record())
-        return super().start(grid, self._record(), left, **options)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the messages of a round, which has the server's number."""
-        return super().configure_train(self.server.round + 1, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[Optional[ArrayRecord], Optional[MetricRecord]]:
-        """Return the server's arrays after the round, and the numbers that it reports.
-
-        A round without a valid reply leaves the arrays as they are.
-        """
-        valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
-        if not valid:
-            return None, None
-        try:
-            metrics = self.server.next([self._answer(message) for message in valid])
-        except Error as error:
-            logger.warning("%s", error)
-            return None, None
-        for client, reason in metrics["faulty"].items():
-            logger.warning("The reply of client %s is left out: %s", client, reason)
-        numbers = {name: x for name, x in metrics.items() if isinstance(x, (int, float))}
-        return self._record(), MetricRecord(numbers)
-
-    def _record(self) -> ArrayRecord:
-        return ArrayRecord({name: Array(x) for name, x in self.server.arrays.items()})
-
-    def _answer(self, message: Message) -> Answer:
-        content = message.content
-        arrays = {name: x.numpy() for record in content.array_records.values() for name, x in record.items()}
-        metrics = {name: x for record in content.metric_records.values() for name, x in record.items()}
-        node = message.metadata.src_node_id
-        client = node if self._client_key is None else metrics.get(self._client_key, node)
-        return Answer(str(client), metrics.get(self.weighted_by_key, -1), arrays)
+    return BayesianStrategy(server, client_key=client_key, **options)

@@ -23,7 +23,7 @@ def main(grid, context):
     mean = {name: w.detach().numpy() for name, w in make_model().named_parameters()}
     server = bfl.interop.Server(mean, 0.01, rule="mean_precision_average", folder=FOLDER)  # Bayes
     nodes = {"min_train_nodes": NUM_CLIENTS, "min_available_nodes": NUM_CLIENTS, "fraction_evaluate": 0.0}
-    strategy = bfl.interop.BayesianStrategy(server, client_key="partition-id", **nodes)  # Bayes
+    strategy = bfl.interop.flower_strategy(server, client_key="partition-id", **nodes)  # Bayes
     done = server.round
     strategy.start(grid, num_rounds=ROUNDS)
     print(f"rounds {done + 1} to {server.round}: accuracy {accuracy(server.arrays):.3f}")
