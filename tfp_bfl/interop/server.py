@@ -72,9 +72,6 @@ class Server:
       max_change_norm: a client whose weights moved further than this is faulty; None for any distance.
       min_examples: a client with fewer is faulty.
 
-    Attributes:
-      state: the `contracts.ServerState`.
-
     Raises:
       InvalidArgument: names of means and variances that differ, arrays that are no finite floats, a variance that is
         not above zero, a rule and a step that do not fit, or a folder of another server.
@@ -130,7 +127,7 @@ class Server:
 
     @property
     def state(self) -> ServerState:
-        """State after the last round."""
+        """State after the last round, a `contracts.ServerState`."""
         return self._now[0]
 
     @property
