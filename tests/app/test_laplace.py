@@ -98,6 +98,10 @@ def test_bad_input_is_refused_in_a_sentence(averaged, with_posterior, tmp_path, 
         ({"algorithm": "variational", "kind": "flipout"}, "is a run of kind 'flipout'"),
         ({"algorithm": "fed_ag"}, "has found a posterior already"),
         ({"algorithm": "fed_sgld"}, "ends with more than one network"),
+        (
+            {"algorithm": "fed_opt", "kind": "deterministic", "class_weight": "balanced"},
+            "was trained with class weights, and",
+        ),
     ],
 )
 def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, monkeypatch):

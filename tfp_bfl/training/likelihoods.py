@@ -155,18 +155,23 @@ def class_weighted(weights: Union[str, Sequence[float]]) -> Likelihood:
     Raises:
       InvalidArgument: they are not at least two numbers above 0.
     """
-    numbers = _weights(weights) if isinstance(weights, str) else [check_number(x, "a class weight") for x in weights]
-    if len(numbers) < 2:
-        raise InvalidArgument(f"There is a class weight for {len(numbers)} class, but there must be at least two.")
-    plain, table = categorical(), tf.constant(numbers, tf.float32).numpy()
+    numbers = _weights(weights) if isinstance(weights, str) else weights
+    # Under this name the description of a run has them.
+    class_weights = [check_number(x, "a class weight") for x in numbers]
+    if len(class_weights) < 2:
+        raise InvalidArgument(
+            f"There is a class weight for {len(class_weights)} class, but there must be at least two."
+        )
+    plain, table = categorical(), tf.constant(class_weights, tf.float32).numpy()
 
     def weight(labels: tf.Tensor) -> tf.Tensor:
         return tf.gather(tf.constant(table), labels)
 
     def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        if outputs.shape[1] != len(numbers):
+        if outputs.shape[1] != len(class_weights):
             raise InvalidArgument(
-                f"There are {len(numbers)} class weights, but the model has {outputs.shape[1]} classes: give one each."
+                f"There are {len(class_weights)} class weights, but the model has {outputs.shape[1]} classes: give one "
+                "for each."
             )
         losses = plain.nll(labels, outputs)
         return losses * tf.cast(weight(labels), losses.dtype)
@@ -176,12 +181,11 @@ def class_weighted(weights: Union[str, Sequence[float]]) -> Likelihood:
 
 def _weights(text: str) -> list[float]:
     try:
-        numbers = [float(x) for x in text.split(",")]
+        return [float(x) for x in text.split(",")]
     except ValueError:
         raise InvalidArgument(
             f"The class weights are {shown(text)}, but must be numbers separated by commas, such as 0.5,2."
         ) from None
-    return [check_number(x, "a class weight") for x in numbers]
 
 
 def balanced_weights(counts: Sequence[float]) -> list[float]:

@@ -55,6 +55,11 @@ def laplace(
     """
     finished = finished_run(run, output, code, "Laplace's approximation")
     folder, config, data = finished.folder, finished.config, finished.data
+    if config.class_weight is not None:
+        raise InvalidArgument(
+            "The run was trained with class weights, and Laplace's approximation is at the mode of the likelihood "
+            "without them: run it again without class_weight."
+        )
     likelihood = {} if data.train.target is None else {"likelihood": build.LIKELIHOOD}
     process = bfl.algorithms.laplace(
         finished.model_fn,
