@@ -94,7 +94,7 @@ def rows_of(stacked: Stack[Sent]) -> Sent:
 
 
 class Coding(NamedTuple):
-    """The decoding of a client's weights from its `Compact`, whose code is sent as bytes.
+    """The decoding of a client's weights from its `Compact`; the code is sent as bytes.
 
     Fields:
       expand: (message, compact) -> the weights, to the same bits on both sides.
@@ -125,7 +125,7 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
         What guards point weights guards these statistics too: robust aggregation, bounds, privacy, secure sums.
       extra_pool: `MEAN` or `SUM`, of the clients' extra statistics: by their weights, or each client once.
       keeps_sent: its memory must be what it sent, which a compressor would change.
-      check: raises InvalidArgument for clients (`data.ClientData`) whose examples are not those that it is of; None
+      check: raises InvalidArgument for clients (`data.ClientData`) with other examples than its own; None
         for work that is of no examples in particular.
       is_private: its noise hides examples (differential privacy), so that its seed must be secret.
       num_clients: the number of clients for which it has settings; None for any number.

@@ -92,7 +92,7 @@ CHOSEN_FEDAVG = {
 }
 
 
-# FedAvg whose clients train by SGD with momentum. Its rates are a tenth of FL-SWAG's, for the momentum of 0.9, and as
+# FedAvg by SGD with momentum on the clients. Its rates are a tenth of FL-SWAG's, for the momentum of 0.9, and as
 # many as each grid has; the best one has the lowest NLL on the held-out training data of `momentum_choice`.
 BASELINE, CHOSEN_RATE = "FedAvg, momentum", "chosen"
 

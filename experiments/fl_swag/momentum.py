@@ -1,4 +1,4 @@
-"""FedAvg in one round whose clients train by SGD with momentum, where FL-SWAG's train by plain SGD."""
+"""FedAvg in one round by SGD with momentum, where the clients of FL-SWAG train by plain SGD."""
 
 from __future__ import annotations
 

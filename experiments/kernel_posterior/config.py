@@ -264,7 +264,7 @@ BANDWIDTH_STUDY: dict[str, dict[str, Any]] = {
 }
 
 # Whether clients' weights look Gaussian: each factor varies with the others at the base, or all of them on a grid.
-# `clients` are those looked at together, of the federation's; `round` the one whose global weights they start from.
+# `clients` are those looked at together, of the federation's; `round` the one that they start from.
 NORMALITY: dict[str, dict[str, Any]] = {
     "tiny": {
         "federation": 12,

@@ -62,7 +62,7 @@ def test_means_stay_and_variances_become_its_own():
 @pytest.mark.parametrize("recipe", ["common_variances", "fed_opt"])
 def test_clients_without_rows_are_refused(recipe):
     process = bfl.algorithms.fed_opt(model_fn) if recipe == "fed_opt" else process_of(recipe)
-    with pytest.raises(InvalidArgument, match="A newcomer's row is of a process whose clients have rows"):
+    with pytest.raises(InvalidArgument, match="A newcomer's row requires a process with rows of clients"):
         fit_newcomers(process, process.local.initialize(), OTHERS)
 
 

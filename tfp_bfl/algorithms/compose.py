@@ -77,7 +77,7 @@ def compose(
       augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
       privacy: clipping and noise (`rules.private`), for a rule that is a plain sum and clients that weigh the same;
         None for none.
-      secure_sums: the largest weight that a client may have: clients send whole numbers (`rules.quantised`), whose sum
+      secure_sums: the largest weight that a client may have: clients send whole numbers (`rules.quantised`); their sum
         is all that the server need see; None for numbers as they are.
       **process_options: of `federated.build_process`: element_spec, seed, max_magnitude, max_change_norm,
         max_weight_ratio (10 where weights follow from what clients send), min_examples, notices, and the burn_in_rounds

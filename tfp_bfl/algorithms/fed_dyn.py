@@ -46,7 +46,7 @@ def fed_dyn(
       model_fn: builds a Keras model that returns logits; or such a model.
       alpha: the coefficient of the regulariser. The smaller it is, the longer a client trains to reach its minimum.
       rule: for the weights; one that weights the means of Gaussian weights by precision is warned of.
-      **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
+      **options: of `compose` and of `clients.variational`; the optimizer must be "sgd" or "momentum".
 
     Raises:
       InvalidArgument: as `compose`, alpha that is not above 0, a proximal term besides, or means that do not move by

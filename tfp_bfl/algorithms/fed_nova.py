@@ -32,7 +32,7 @@ def fed_nova(model_fn: Model, *, rule: AnyRule = DEFAULT_RULE, **options: object
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
       rule: for the weights; one that weights the means of Gaussian weights by precision is warned of.
-      **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
+      **options: of `compose` and of `clients.variational`; the optimizer must be "sgd" or "momentum".
 
     Raises:
       InvalidArgument: as `compose`, and for means that do not move by SGD.
@@ -69,6 +69,6 @@ def _step(
 
 
 def _scaled(start: ModelWeights, end: ModelWeights, factor: tf.Tensor) -> ModelWeights:
-    """Return the weights whose means and point weights are start + factor (end - start), all else as at the end."""
+    """Return weights with means and point weights start + factor (end - start), all else as at the end."""
     begin = flat_values(start)
     return with_flat_values(end, begin + factor * (flat_values(end) - begin))

@@ -53,7 +53,7 @@ def scaffold(
       model_fn: builds a Keras model that returns logits; or such a model.
       rule: for the weights; one that weights the means of Gaussian weights by precision is warned of.
       server_optimizer: of `servers.server_optimizer`; None to take the pool.
-      **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
+      **options: of `compose` and of `clients.variational`; the optimizer must be "sgd" or "momentum".
 
     Raises:
       InvalidArgument: as `compose`, and for means that do not move by SGD.

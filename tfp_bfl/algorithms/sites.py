@@ -51,7 +51,7 @@ def bayesian_admm(
     server_step_size: Optional[float] = None,
     **options: object,
 ) -> federated.BayesianProcess:
-    """Bayesian ADMM: partitioned inference whose clients are held to q by a step size, and whose server averages them.
+    """Bayesian ADMM: partitioned inference with a step size that holds clients to q, and an averaging server.
 
     client:  q_k minimises E_q[-log likelihood_k] / T - <t_k, natural> + rho KL[q_k || q]
     site:    t_k <- t_k + damping rho (natural(q_k) - natural(q))
@@ -72,7 +72,7 @@ def bayesian_admm(
       InvalidArgument: as `partitioned_vi`.
 
     Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM. Departure: q begins at the model's first posterior,
-    and theirs at the prior, with clients whose first round alone begins at networks of their own.
+    and theirs at the prior, with clients that begin at personal networks in the first round alone.
     """
     shared = tuple(name for name in SHARED if name != "weighting")
     work, process = split_options(bayesian_admm, clients.sites, options, shared)

@@ -1,4 +1,4 @@
-"""The command `tfp-bfl glm`: a generalised linear model of a table whose rows belong to clients."""
+"""The command `tfp-bfl glm`: a generalised linear model of a table with the clients' rows."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def exact_chains(
       seed: the same seed, the same draws.
 
     Raises:
-      InvalidArgument: arguments outside their ranges, starts that are not [M, D], a model whose potential is random, or
+      InvalidArgument: arguments outside their ranges, starts that are not [M, D], a model with a random potential, or
         a chain that accepts less than a hundredth of its proposals.
 
     Source: Neal 2011, "MCMC using Hamiltonian dynamics"; Roberts & Tweedie 1996.
@@ -130,7 +130,7 @@ def exact_chains(
 def _hmc(
     log_density: Callable[[tf.Tensor], tf.Tensor], step_size: float, num_leapfrog_steps: int, burn_in: int
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return HMC's kernel, whose step size adapts, and its trace: the log acceptance ratio and the step size."""
+    """Return HMC's kernel with an adaptive step size, and its trace: the log acceptance ratio and the step size."""
     transition = tfp.mcmc.DualAveragingStepSizeAdaptation(
         tfp.mcmc.HamiltonianMonteCarlo(log_density, step_size=step_size, num_leapfrog_steps=num_leapfrog_steps),
         num_adaptation_steps=4 * burn_in // 5,

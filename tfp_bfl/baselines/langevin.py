@@ -212,7 +212,7 @@ def langevin_chain(
 
     Raises:
       InvalidArgument: arguments outside their ranges, features and labels that do not fit, a model with variational
-        layers or with layers whose losses or noise a step would miss.
+        layers, or with layers that have losses or noise that a step would miss.
       Diverged: the weights are not finite after a step, where the chain stops; the error has the `state` before.
 
     Source: Welling & Teh 2011; Li et al. 2016 (arXiv:1512.07666), algorithm 1. Departures: batches without replacement,

@@ -21,7 +21,7 @@ _NOISE = 2**30
 def compressed(
     work: ClientWork, compressor: Union[str, Compressor], per_tensor: bool = False, error_memory: bool = False
 ) -> ClientWork:
-    """Return the same work, of whose means and point weights w_k the change is sent compressed: w + C(w_k - w).
+    """Return the same work with the change of means and point weights w_k sent compressed: w + C(w_k - w).
 
     E C(x) = x, so that a rule that is linear (`Rule.linear`) pools without bias. With an error memory a client sends
     next time what it did not send this time:

@@ -1,4 +1,4 @@
-"""Client work from variances of the client's own, whose change goes back to what gave them."""
+"""Client work from personal variances; their change is returned to what gave them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
     Args:
       work: that sends `WEIGHTS` and keeps nothing, such as `clients.meta_learning`.
       variances: of `models.PERSONAL_VARIANCES`.
-      threshold: weights whose dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / theta^2, is above it are 0 for
+      threshold: weights with a dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / theta^2, is above it are 0 for
         the client, which neither trains nor sends them; None for none.
 
     Returns:

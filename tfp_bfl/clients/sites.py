@@ -103,10 +103,10 @@ def sites(
 
     Raises:
       InvalidArgument: numbers outside their ranges, empty sites that are sent, a momentum that no natural gradients
-        have, or a model without variational weights, or whose initial posterior is wider than its prior.
+        have, or a model without variational weights, or with an initial posterior wider than its prior.
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
-    IVON-ADMM, whose v_k is -t_k.
+    IVON-ADMM; its v_k is -t_k.
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     check_counts(local_epochs=local_epochs, batch_size=batch_size)

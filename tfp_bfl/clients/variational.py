@@ -58,7 +58,7 @@ def variational(
       learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar;
         None for `clients.inverse_decay` from the default of the inference, or of the optimizer, on
         (`clients.default_rate`).
-      optimizer_fn: one of `clients.OPTIMIZERS`, or a function that builds a Keras optimizer, whose learning rate is
+      optimizer_fn: one of `clients.OPTIMIZERS`, or a function that builds a Keras optimizer; its learning rate is
         then set to that; its state starts anew each round. None for "momentum", and for "adam" with update_prior. It
         sees all means and point weights as one vector, all log s as another. SGD, with or without momentum, is
         stationary where the weighted mean of the clients' gradients vanishes; Adam and other adaptive optimizers are

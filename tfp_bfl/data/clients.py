@@ -109,7 +109,7 @@ class ClientData(abc.ABC):
         examples = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))))
         ends = np.cumsum(self.sizes[list(chosen)])
         starts = np.concatenate([[0], ends[:-1]])
-        # The operation instead of `map`, whose function would be made anew for every dataset and stay for ever.
+        # The operation instead of `map`: its function would be made anew for every dataset and stay for ever.
         variant = tf.raw_ops.MapDataset(
             input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.from_tensor_slices((starts, ends))),
             other_arguments=list(examples),

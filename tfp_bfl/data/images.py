@@ -267,7 +267,7 @@ def _read_archive(file: BinaryIO, shape: tuple[int, int, int]) -> tuple[np.ndarr
 
 
 def _read_array(stream: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    # The only version that NumPy writes for numbers, and the one whose header has a limit.
+    # The only version that NumPy writes for numbers, and the one with a limit of its header.
     if np.lib.format.read_magic(stream) != (1, 0):
         raise _Unreadable("has an array that is not in version 1.0 of NumPy's format")
     dimensions, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)

@@ -106,7 +106,7 @@ def read_own(
     - A table in memory, such as a pandas DataFrame: as a table in a file.
     - Arrays in memory, (features, labels) or (features, labels, clients): features [N, columns] are standardised as
       those of a table, images [N, height, width, channels] stay as they are.
-    - A `Source`, or `Clients` over one, whose numbers stay as they are.
+    - A `Source`, or `Clients` over one; its numbers stay as they are.
 
     Without a test set, `TEST_SHARE` of each client's and each class's examples are held out, always the same.
 
@@ -294,18 +294,18 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, 
 
 def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
     """Return a mask of test examples: `TEST_SHARE` of each client's and class's, but not all of a client's."""
-    whose = np.zeros(len(labels), np.int64) if owners is None else np.unique(owners, return_inverse=True)[1]
+    places = np.zeros(len(labels), np.int64) if owners is None else np.unique(owners, return_inverse=True)[1]
     rng = generator(0, "held out")
     held = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        members = members[np.argsort(whose[members], kind="stable")]
+        members = members[np.argsort(places[members], kind="stable")]
         # Every fifth, from a random one on: so much of the class, and of each client about as much.
         steps = np.floor(np.arange(len(members) + 1) * TEST_SHARE + rng.random())
         held[members[np.diff(steps) > 0]] = True
-    for k in np.unique(whose):
-        if held[whose == k].all():
-            held[np.flatnonzero(whose == k)[0]] = False
+    for k in np.unique(places):
+        if held[places == k].all():
+            held[np.flatnonzero(places == k)[0]] = False
     if not held.any():
         raise InvalidArgument(f"There are too few examples, {len(labels)}, to hold a test set out: give one.")
     return held

@@ -239,7 +239,7 @@ def like(clients: Clients) -> Partition:
 
         examples of class c of client k = n_c N_kc / sum_j N_jc,   n_c those of the source, N_kc those of `clients`
 
-    up to one, whose expectation is this. Shards are drawn anew until every client has an example.
+    up to one, with this expectation. Shards are drawn anew until every client has an example.
 
     Args:
       clients: of the training data, of the same classes.

@@ -24,7 +24,7 @@ class Schema(Learnt):
       element_shape: of one example's features.
       is_image: whether they are bytes, [height, width, channels]; else float32.
       class_names: C names; () where numbers are regressed on.
-      columns: of a table, by whose means and standard deviations all sites standardise theirs.
+      columns: of a table: all sites standardise theirs by these means and standard deviations.
       target: of what is regressed on; None for classes.
     """
 
@@ -37,7 +37,7 @@ class Schema(Learnt):
 
 
 class Parties(NamedTuple):
-    """Clients whose examples are elsewhere: `simulate` takes them with the engine that reaches them.
+    """Clients with examples that are elsewhere: `simulate` takes them with the engine that reaches them.
 
     Fields:
       source: what their data look like.

@@ -109,7 +109,7 @@ def expected_calibration_error(
 
     The estimate is biased upwards where bins hold few examples. Over classes most probabilities are small and right, so
     that it is small too: compare it with others of as many classes. Source: Naeini et al. 2015; Guo et al. 2017
-    (arXiv:1706.04599), equation 3; over classes as Jeon et al. 2023 (arXiv:2510.20225), whose ten bins leave out 1.
+    (arXiv:1706.04599), equation 3; over classes as Jeon et al. 2023 (arXiv:2510.20225), but their ten bins leave out 1.
 
     Args:
       probabilities: [B, C], each row a distribution.
@@ -173,7 +173,7 @@ def adaptive_calibration_error(probabilities: Any, labels: Any, num_bins: int = 
 
         ace = sum_m count_m / B * |accuracy_m - confidence_m|
 
-    The examples are sorted by confidence and divided into M bins whose counts differ by one at most; examples of equal
+    The examples are sorted by confidence and divided into M bins of equal counts up to one; examples of equal
     confidence may fall into two bins. No bin is empty, as bins of equal width are.
 
     Args:

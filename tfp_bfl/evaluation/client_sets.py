@@ -72,7 +72,7 @@ class ClientCalibration(NamedTuple):
     def limit(self, own: Optional[np.ndarray] = None) -> float:
         """Return the least probability with which a class is in a client's prediction sets (`prediction_sets`).
 
-        With F(t) the share of all examples whose label has a probability of at least t, and n, k(t) the number of the
+        With F(t) the share of all examples with a label of probability at least t, and n, k(t) the number of the
         client's own examples and of those among them,
 
             coverage(t) ~ Beta(c F(t) + k(t), c (1 - F(t)) + n - k(t)),   t = the largest with

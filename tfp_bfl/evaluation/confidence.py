@@ -23,7 +23,7 @@ class ConfidenceCurve(NamedTuple):
 
 
 def confidence_curve(probabilities: Any, labels: Any, num_points: int = 20) -> ConfidenceCurve:
-    """Return accuracy on the examples whose most probable class has at least a given probability.
+    """Return accuracy on the examples with a predicted class of at least a given probability.
 
         accuracy_i = mean of [argmax_c p_bc = y_b]   over the b with max_c p_bc >= i / P,    i = 0..P - 1
 

@@ -155,7 +155,7 @@ def decompose_entropy(probabilities: Any) -> EntropyParts:
     """
     probabilities = check_probabilities(probabilities, "[S, B, C]")
     mean = tf.reduce_mean(probabilities, axis=0)
-    # p log(p / m) - p + m, whose sum over the classes is that of p log(p / m): no term is negative, nothing cancels.
+    # p log(p / m) - p + m has the same sum over the classes as p log(p / m): no term is negative, nothing cancels.
     ratio = probabilities / tf.maximum(mean, _tiny(mean))
     divergence = mean * (ratio * tf.math.log(tf.maximum(ratio, _tiny(mean))) - (ratio - 1.0))
     information = tf.reduce_mean(tf.reduce_sum(divergence, axis=-1), axis=0) / _log_classes(mean)

@@ -24,7 +24,7 @@ class RiskCoverage(NamedTuple):
 
     Fields:
       limit: [M], the distinct uncertainties, from the smallest up.
-      coverage: [M], the share of examples whose uncertainty is at most that.
+      coverage: [M], the share of examples with at most that uncertainty.
       risk: [M], the share of those that are wrong.
     """
 
@@ -126,7 +126,7 @@ def abstention_limit(
     coverage: Optional[float] = None,
     confidence: float = 0.9,
 ) -> Limit:
-    """Return the largest limit whose kept examples are accurate enough, or the smallest that keeps enough of them.
+    """Return the largest limit with enough accuracy below it, or the smallest that keeps enough of them.
 
     For an accuracy a: with probability `confidence` over the held-out examples, the accuracy on new ones like them
     below the limit is at least a. One limit for each twentieth of the examples is tried, at the level
@@ -134,8 +134,8 @@ def abstention_limit(
 
         BetaInv(1 - delta; k + 1, m - k) <= 1 - a                   the Clopper-Pearson bound of the risk
 
-    Sources: selective classification with guaranteed risk, Geifman & El-Yaniv 2017 (arXiv:1705.08500), whose bisection
-    stops where few are kept; so all are tried, as Angelopoulos et al. 2021 (arXiv:2110.01052) test limits.
+    Sources: selective classification with guaranteed risk, Geifman & El-Yaniv 2017 (arXiv:1705.08500); their bisection
+    stops where few are kept, so all are tried, as Angelopoulos et al. 2021 (arXiv:2110.01052) test limits.
 
     Args:
       probabilities: [B, C] of held-out examples, on which nobody trained.

@@ -22,6 +22,6 @@ def check_num_samples(num_samples: int, num_examples: int, num_classes: int) -> 
     most = max(1, int(_SHARE * psutil.virtual_memory().available / of_one))
     if num_samples > most:
         raise InvalidArgument(
-            f"num_samples is {num_samples}, whose predictions of {num_examples} examples at once take "
+            f"num_samples is {num_samples}; predictions of {num_examples} examples at once take "
             f"{num_samples * of_one / 2**30:,.0f} GiB: take at most {most} here."
         )

@@ -15,7 +15,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 def check_probabilities(probabilities: Any, shape: str = "[B, C]") -> tf.Tensor:
-    """Return `probabilities` as a float32 or float64 tensor whose last axis holds a distribution.
+    """Return `probabilities` as a float32 or float64 tensor with a distribution along its last axis.
 
     The shape is checked as far as it is known; the values only if they are known, thus in eager mode.
 
@@ -123,7 +123,7 @@ def correct(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
-    """Return the share of the examples whose most probable class is the label.
+    """Return the share of the examples with the label as the most probable class.
 
         accuracy = mean_b [argmax_c p_bc = y_b]
 

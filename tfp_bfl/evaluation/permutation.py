@@ -44,7 +44,7 @@ def permuted_stddevs(model: tf.keras.Model, seed: int = 0) -> Iterator[None]:
     weights = layout(model).variational
     if not weights:
         raise InvalidArgument(
-            f"The model {model.name!r} has no variational weights, whose standard deviations could be permuted."
+            f"The model {model.name!r} has no variational weights, and so no standard deviations to permute."
         )
     before = [tf.identity(w.scale) for w in weights]
     try:

@@ -37,7 +37,7 @@ class Info(NamedTuple):
       configuration: of its training, such as that of a run.
       metrics: name -> number.
       data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
-        run that was revised clients, those whose part of it the model holds; of a client's own model client, its
+        run that was revised clients, those with a part in the model; of a client's own model client, its
         number, and client_in_training; columns and target, how a table and what is regressed on were standardised;
         encoding, how the columns of a table with categories or empty cells became these columns; and metrics_on, the
         split that the metrics are of.

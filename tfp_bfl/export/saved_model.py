@@ -69,7 +69,7 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
 
     Args:
       model_or_run: a Keras model that returns logits [B, C], what `tfp_bfl.simulate` returned, or the folder of a
-        complete run (or a SavedModel of this library), whose SavedModel is then copied.
+        complete run (or a SavedModel of this library); its SavedModel is then copied.
       path: a folder that doesn't exist or is empty.
       info: what is known of the model: class names, configuration, metrics, data. What it leaves out is taken from the
         run; of a Keras model it stays unknown.

@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
 
     @property
     def far(self) -> dict[int, str]:
-        """Sound clients whose change or extra statistics are not of the others' size, with the reason."""
+        """Sound clients with a change or extra statistics not of the others' size, with the reason."""
         report = self.metrics["clients"]
         sound = report["fault"] == 0
         if np.count_nonzero(sound) < 3:
@@ -240,7 +240,7 @@ class Attempts:
         return None
 
     def _trial(self, state: ServerState, present: Sequence[int]) -> Outcome:
-        """Run a round whose clients' weights are within `max_weight_ratio` of each other, with a state that is sound.
+        """Run a round with clients' weights within `max_weight_ratio` of each other, with a state that is sound.
 
         Workers that died are started again.
         """

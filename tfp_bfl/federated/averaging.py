@@ -103,7 +103,7 @@ class RoundAverage:
         self.sums = [a + b for a, b in zip(self.sums, terms)] if self.sums else terms
 
     def restore(self, number: int, first: Optional[int], sums: Sequence[np.ndarray]) -> None:
-        """Continue from the checkpoint of round `number`, whose sums begin with round `first`.
+        """Continue from the checkpoint of round `number`, with sums that begin with round `first`.
 
         Raises:
           InvalidArgument: the checkpoint lies inside the averaging window, and its sums are of another window.

@@ -96,7 +96,7 @@ def simulate_chains(
         rounds or fewer up to round 2,000, point weights "0", "1", ... [M, R, ...] and "rounds" [R]. A run that diverges
         has left there what came before.
       xla: compiles the loop by XLA, which makes rounds of small models many times faster and those of convolutions
-        slower. It needs client work and rules whose shapes are known beforehand, and clients of one size unless the
+        slower. It needs client work and rules with shapes that are known beforehand, and clients of one size unless the
         work lets them be padded.
       **options: cohort_size and popularity, fields of `Cohorts` as keywords.
 

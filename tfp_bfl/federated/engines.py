@@ -29,7 +29,7 @@ class Engine(Protocol):
         """Return the `state` after one more round over the datasets' clients, and its `metrics`, of arrays.
 
         The datasets are what the clients' `shards` gave. Also `left_out`, of an engine that knows clients by number:
-        those who did not answer or whose answer is none, with the reason.
+        clients without an answer, or with an invalid one, with the reason.
 
         Raises:
           ComputationError: an operation of a client's work raised; another round may do without that client.

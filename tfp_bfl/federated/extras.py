@@ -20,7 +20,7 @@ def joined(work: ClientWork[Sent], weights: Sent, extra: TensorTree, weight: tf.
     """Return a client's weights with its extra statistics among the point weights.
 
     Args:
-      work: whose `extra_pool` says how they are pooled. For the sum they are divided by the client's weight, with which
+      work: its `extra_pool` says how they are pooled. For the sum they are divided by the client's weight, with which
         the rule multiplies them.
       weights: that the client sends.
       extra: its statistics, in the structure of `work.extra(weights)`.

@@ -28,7 +28,7 @@ def fit_newcomers(
     clients share of h stay. Without it (`BayesianProcess.personal_weights`) a newcomer has the mean of all rows.
 
     Args:
-      process: whose clients have rows, such as `algorithms.meta_vd`.
+      process: its clients have rows, such as `algorithms.meta_vd`.
       state: of a run.
       clients: the newcomers, with the examples to fit to.
       rounds: steps of e.
@@ -40,14 +40,14 @@ def fit_newcomers(
     Raises:
       InvalidArgument: clients without rows of their own, or fewer than one round.
 
-    Source: Jeon et al. 2023 (arXiv:2510.20225), whose step of e_m this is, alone.
+    Source: Jeon et al. 2023 (arXiv:2510.20225): their step of e_m, alone.
     """
     check_count(rounds, "rounds")
     step, weights = tf.nest.map_structure(tf.convert_to_tensor, (state.step, state.weights))
     parameters, personal = getattr(step, "parameters", None), process.server_step.personal
     if process.client_work.extra is None or parameters is None or personal is None or parameters.rows == ():
         raise InvalidArgument(
-            "A newcomer's row is of a process whose clients have rows, such as algorithms.meta_vd with a hypernetwork: "
+            "A newcomer's row requires a process with rows of clients, such as algorithms.meta_vd with a hypernetwork: "
             "use personal_weights(state, client) for any other."
         )
     number = parameters.rows.shape[0]

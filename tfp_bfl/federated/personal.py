@@ -162,7 +162,7 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def _without_noise(model: tf.keras.Model, noise: str) -> tf.keras.Model:
-    """Return the model, whose calls from now on are without noise if that is asked for."""
+    """Return the model; its calls from now on are without noise if that is asked for."""
     if noise == "none" and "call" not in vars(model):
         call = model.call
 

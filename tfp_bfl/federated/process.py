@@ -203,7 +203,7 @@ def build_process(
     call: which clients lie together changes the result by the rounding of sums alone.
 
     Args:
-      model_fn: builds the Keras model whose weights the first state has; or such a model.
+      model_fn: builds the Keras model with the weights of the first state; or such a model.
       client_work: a `ClientWork`, or a function that builds its variables in the present graph and returns
         (message, examples, seed) -> `ClientResult`.
       weigh: (local posterior, anchor, number of examples) -> the client's weight.
@@ -214,13 +214,13 @@ def build_process(
       seed: Random seed of the initial weights, as far as initializers have no seed of their own (`models.seeded`), and
         of the noise where `simulate` names no other seed.
       max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
-      max_change_norm: a client whose weights moved further than this, by `models.change_norm`, is faulty; None for
+      max_change_norm: a client with weights that moved further than this, by `models.change_norm`, is faulty; None for
         any distance.
       max_weight_ratio: no client weighs more than so many times the median of its round: `simulate` runs a round in
         which one does again, with weights cut to that. None for any weights.
       min_examples: a client with fewer is faulty, and `simulate` refuses it before the first round.
       burn_in_rounds: of the client work or the server step: `simulate` refuses runs of no more rounds.
-      thinning: for a chain whose rounds are samples of a posterior over point weights: which `simulate` keeps.
+      thinning: for a chain with rounds that are samples of a posterior over point weights: which `simulate` keeps.
       privacy: what the rule's clipping and noise are (`rules.private`), by which `simulate` draws clients and accounts.
       notices: warnings that a run of several rounds logs and reports.
 

@@ -267,7 +267,7 @@ def summed(
 
         @tf.function(autograph=False)
         def loop() -> Contribution:
-            # Not `for examples in dataset`: that becomes a reduction, whose body is made anew at every call.
+            # Not `for examples in dataset`: that becomes a reduction, and its body is made anew at every call.
             iterator = iter(dataset.with_options(_without_autotuning()))
 
             def a_client(total: Contribution, element: tf.experimental.Optional) -> Any:

@@ -24,7 +24,7 @@ from scipy import stats
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.glm.sums import Sums, pack, unpack
 
-# The check of proportional hazards warns in this share of fits whose hazards are proportional, at most.
+# The check of proportional hazards warns in this share of fits with proportional hazards, at most.
 _SIGNIFICANT = 0.05
 _ROUNDING = 1e-12
 

@@ -52,7 +52,7 @@ def sampling(
         prediction); "mean": the posterior's mean, and no dropout.
       seed: [2] integers or a tensor. The same seed gives the same noise; each layer call in the block draws from its
         own substream. None: from TensorFlow's global generator (`tf.random.set_seed`), anew each call.
-      perturbations: s * eps for the weights whose noise is drawn already, from `seed` itself, by the `ref()` of their
+      perturbations: s * eps for the weights with drawn noise, from `seed` itself, by the `ref()` of their
         mean's variable: one draw for a whole model is cheaper than one a layer. Other weights draw for themselves.
 
     Raises:

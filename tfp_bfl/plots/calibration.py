@@ -61,8 +61,8 @@ def reliability_bars(reliability: Reliability, over: str = "top_label") -> Figur
     style.tidy(top, f"Calibration: ECE {ece:.3f}, MCE {mce:.3f}", y="accuracy in the bin")
 
     bottom.bar(left, share, width=width, align="edge", color=style.MUTED, linewidth=0.8, edgecolor="white")
-    whose, of = ("a class", "probabilities") if over == "classes" else ("the predicted class", "examples")
-    style.tidy(bottom, x=f"confidence: probability of {whose}", y=f"fraction of {of}")
+    event, of = ("a class", "probabilities") if over == "classes" else ("the predicted class", "examples")
+    style.tidy(bottom, x=f"confidence: probability of {event}", y=f"fraction of {of}")
     figure.align_ylabels([top, bottom])
     style.figure_legend(figure, top)
     return figure

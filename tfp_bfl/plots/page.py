@@ -97,7 +97,7 @@ class Section(NamedTuple):
 
 
 def picture(figure: Figure, caption: str = "") -> Picture:
-    """Draw a figure for the page, whose size it then has, laid out for good: to save it once more costs little."""
+    """Draw a figure for the page at its final size and with its final layout: to save it once more costs little."""
     if figure.get_layout_engine() is not None:
         width, height = figure.get_size_inches()
         figure.set_size_inches(_PAGE_WIDTH, height * (1 + _PAGE_WIDTH / width) / 2)

@@ -62,8 +62,8 @@ BETTER = {
 }
 BETTER |= {f"{prefix}{name}": direction for prefix in _OF_PARTS for name, direction in BETTER.items()}
 BETTER |= {
-    f"{adapted}{whose}_accuracy{least}": 1
-    for whose in ("client", "unseen_client")
+    f"{adapted}{group}_accuracy{least}": 1
+    for group in ("client", "unseen_client")
     for adapted in ("", "adapted_")
     for least in ("", "_least")
 }

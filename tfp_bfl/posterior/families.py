@@ -18,7 +18,7 @@ class Family(NamedTuple):
     Fields:
       sample: (q, seed, number of draws or None) -> draws.
       marginals: q -> `MeanField`.
-      positive: the field whose leaves must be above zero; None for none.
+      positive: the field with leaves that must be above zero; None for none.
     """
 
     sample: Callable[[Any, Any, Optional[int]], Any]

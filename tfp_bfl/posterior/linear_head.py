@@ -174,7 +174,7 @@ def active(expansion: Expansion, num_outputs: int, head: Head) -> Expansion:
 
 
 def whole(mean: tf.Tensor, noise_precision: Scalar, num_outputs: int, head: Head) -> tf.Tensor:
-    """Return weights of `active` [D] as those of all outputs, whose second is the logarithm of the noise variance."""
+    """Return weights of `active` [D] as those of all outputs; the second is the logarithm of the noise variance."""
     if not head.gaussian or num_outputs == 1:
         return mean
     others = tf.zeros([tf.shape(mean)[0], num_outputs - 1], mean.dtype)

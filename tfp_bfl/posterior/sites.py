@@ -39,7 +39,7 @@ def flatten(leaves: TensorTree) -> tf.Tensor:
 
 
 def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
-    """Return vectors [..., D] as a structure like `like`, whose leaves have their shapes after the same
+    """Return vectors [..., D] as a structure like `like`; its leaves have their shapes after the same
     leading axes.
     """
     leaves = tf.nest.flatten(like)

@@ -1,7 +1,7 @@
 """Aggregation rules: how K clients' posteriors over the same weights become one.
 
 A rule is three pure functions. `summarise(local, anchor, weight)` runs on a client and gives its statistics;
-`merge(a, b)` adds two clients' statistics (a commutative monoid whose neutral element is all zeros);
+`merge(a, b)` adds two clients' statistics (a commutative monoid with all zeros as its neutral element);
 `pool(total, anchor)` runs on the server. Statistics are centred on the anchor, the posterior that the server
 broadcast, so that float32 keeps its digits where clients lie close together.
 

@@ -100,7 +100,7 @@ def _pool(rule: Rule[Statistics], stacked: MeanField, weights: tf.Tensor, anchor
 
 
 def _centre(stacked: MeanField, weights: tf.Tensor) -> MeanField:
-    """Return the weighted mean, where sums are centred for rules whose equation has no anchor."""
+    """Return the weighted mean, where sums are centred for rules without an anchor in their equation."""
     shares = weights / tf.reduce_sum(weights)
 
     def mean(m: tf.Tensor) -> tf.Tensor:

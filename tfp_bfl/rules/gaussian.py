@@ -22,7 +22,7 @@ def client_gaussian() -> ModelRule[ModelWeights, ClientGaussian]:
     The linear pool of the clients' weights as points without spread; BatchNorm's statistics likewise.
 
     Returns:
-      A rule over `ModelWeights`, whose pooled result has the posterior over all point weights in the place of these.
+      A rule over `ModelWeights`; its pooled result has the posterior over all point weights in the place of these.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3 (FedAG).
     """

@@ -69,7 +69,7 @@ def mean_precision_average() -> Rule[Sums]:
 
     mean = sum_k b_k m_k,   1 / variance = sum_k b_k / s_k^2
 
-    Clients who move their means by SGD on the mean loss of n examples, and whose precisions are 1 / t^2 + n h_k, are
+    Clients that move their means by SGD on the mean loss of n examples, and have precisions 1 / t^2 + n h_k, are
     then stationary at the posterior of all data: sum_k b_k (gradient of client k) = 0 and 1 / variance = 1 / t^2 +
     n sum_k b_k h_k. The log-linear pool has the same variance, but weights the means by precision, for which a client's
     displacement must be a natural gradient.

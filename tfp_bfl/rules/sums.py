@@ -38,7 +38,7 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
     metric `clipped_numbers` counts those beyond the bound.
 
     Args:
-      rule: of `tfp_bfl.rules`, or its name; one whose statistics merge by a plain sum.
+      rule: of `tfp_bfl.rules`, or its name; its statistics merge by a plain sum.
       max_weight: a public bound of the clients' weights, which are divided by it; a larger weight counts as it.
       bound: of z.
       bits: of z without its sign, from 8 to 52.
@@ -96,7 +96,7 @@ def private(
     `simulate` draws them. The metric `clipped_clients`, as all that a round reports of clients, is outside it.
 
     Args:
-      rule: of `tfp_bfl.rules`, or its name; one whose statistics merge by a plain sum, without a robust aggregator.
+      rule: of `tfp_bfl.rules`, or its name; its statistics merge by a plain sum, without a robust aggregator.
       clip_norm: C, of all means or shifts together, in the anchor's standard deviations; without a posterior in the
         weights' own unit.
       variance_clip_norm: V, of all variances or precisions together, in the anchor's; None for a twentieth of

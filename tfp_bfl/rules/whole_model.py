@@ -40,7 +40,7 @@ def whole_model(rule: AnyRule[Sent, Given]) -> ModelRule[Sent, Given]:
       rule: of `tfp_bfl.rules`, or its name, such as "conflation".
 
     Returns:
-      A rule whose `local`, `anchor` and pooled result are `ModelWeights`, or a `MeanField` each.
+      A rule with `local`, `anchor` and pooled result of `ModelWeights`, or a `MeanField` each.
 
     Raises:
       InvalidArgument: not a rule, or no name of one.

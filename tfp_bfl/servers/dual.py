@@ -51,7 +51,7 @@ def dual(
     Raises:
       InvalidArgument: a number outside its range.
 
-    Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM, whose v_k is -t_k.
+    Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM; its v_k is -t_k.
     """
     check_number(step_size, "step_size")
     check_damping(damping)

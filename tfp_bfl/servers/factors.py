@@ -33,7 +33,7 @@ class Factors(NamedTuple):
       names: of the clients.
       num_examples: of each.
       sites: of each.
-      weights: the server's, whose posterior is the prior times all sites.
+      weights: the server's; their posterior is the prior times all sites.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Factors(NamedTuple):
 
 
 def from_state(state: ServerState, num_examples: Union[Sequence[int], np.ndarray]) -> Factors:
-    """Return the factors of a run's last state, whose memory holds a `Site` a client; their names are their numbers."""
+    """Return the factors of a run's last state, a `Site` of each client; the names are their numbers."""
     clients = np.asarray(state.memory.client).tolist()
     rows = [Site(*(np.asarray(x)[k] for x in state.memory.rows)) for k in range(len(clients))]
     sizes = tuple(int(num_examples[k]) for k in clients)

@@ -35,7 +35,7 @@ def curvature(
 
     Args:
       model: without variational layers.
-      weights: those of the model, whose `values` count.
+      weights: those of the model; their `values` count.
       likelihood: of the labels.
       examples: features [N, ...], labels [N].
       seed: [2].

@@ -36,7 +36,7 @@ class Likelihood(NamedTuple):
     weight: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
 
     def nll_of_drawn(self, labels: tf.Tensor, outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Compute losses of labels drawn from the model, by the squares of whose gradients curvature is estimated.
+        """Compute losses of labels drawn from the model, to estimate the curvature by the squares of their gradients.
 
             sqrt(w(y)) * -log p(drawn | outputs),   w the `weight` of the example's label
 

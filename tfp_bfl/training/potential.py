@@ -16,7 +16,7 @@ from tfp_bfl.tensors import Array
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.weights import batch_normalized_call, functional_call, layout
 
-# Examples whose gradient is taken at once in a sum over all of a client's.
+# Number of examples of one gradient in a sum over all of a client's.
 AT_ONCE = 512
 
 
@@ -54,7 +54,7 @@ class Potential:
         self.size = sum(v.shape.num_elements() for v in self.leaves)
 
     def shaped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Return vectors [..., D] as the weights of the model, whose leaves keep the leading axes."""
+        """Return vectors [..., D] as the weights of the model; leaves keep the leading axes."""
         return unflatten(vectors, self.leaves)
 
     def start(self) -> tf.Tensor:

@@ -14,7 +14,7 @@ from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights.functional_call import variational_call
 from tfp_bfl.weights.model_weights import ModelWeights, assign_weights, layout
 
-# Of the probabilities whose logarithms are logits.
+# Floor of the probabilities, of which the logits are the logarithms.
 _LEAST = 1e-37
 
 

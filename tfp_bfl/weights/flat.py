@@ -31,11 +31,11 @@ class Prior(NamedTuple):
 
     Fields:
       mean: m [D + P].
-      precision: 1 / t^2 [D + P]; 0 for point weights, whose prior is flat.
+      precision: 1 / t^2 [D + P]; 0 for point weights, with a flat prior.
       log_stddev: log t [D].
       pull: the gradient of -log prior at m, 0 for a Gaussian: with it the prior is proportional to
-        exp(-pull (w - m) - (w - m)^2 / (2 t^2)), whose own mean may lie far from m, where numbers cancel.
-      hierarchical: [D] 1 for the weights whose prior is hierarchical (`VariationalWeight`): `precision` and
+        exp(-pull (w - m) - (w - m)^2 / (2 t^2)), with a mean that may lie far from m, where numbers cancel.
+      hierarchical: [D] 1 for the weights with a hierarchical prior (`VariationalWeight`): `precision` and
         `log_stddev` are then of t / sqrt(mean^2 + s^2), of q itself.
       in_mean: factor of the KL's gradient in the means [D + P]: 0 where it is left out.
     """

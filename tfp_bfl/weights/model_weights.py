@@ -104,7 +104,7 @@ def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
     variational_of = {id(w.scale): w for w in variational}
     for name, (group, _) in groups.items():
         for variable, value in zip(group, tensors[name]):
-            if id(variable) in variational_of:  # whose mean is set by now
+            if id(variable) in variational_of:  # its mean is set by now
                 variational_of[id(variable)].assign_log_stddev(0.5 * tf.math.log(value))
             else:
                 variable.assign(value)

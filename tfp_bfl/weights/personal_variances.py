@@ -153,7 +153,7 @@ class PersonalVariances(NamedTuple):
         return tf.where(client < self.num_clients, known, tf.reduce_mean(parameters.rows, 0))
 
     def of_client(self, parameters: Parameters, client: Scalar, mean: tf.Tensor) -> tf.Tensor:
-        """Return sigma^2 [D] of a client, known or never seen, whose weights have these means [D]."""
+        """Return sigma^2 [D] of a client, known or never seen, from the means of its weights [D]."""
         row = self.row(parameters, client)
         return self.variance(self.logits(parameters.shared, row, parameters.middle), mean)
 
@@ -329,7 +329,7 @@ def _settings(
 
 
 def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
-    """Return 1 for weights whose dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, is at most a
+    """Return 1 for weights with a dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, is at most a
     threshold: [D].
 
     p = sigma^2 / (mean^2 + sigma^2), so that a mean of 0 is above any threshold; all are kept if it is None.

@@ -50,11 +50,11 @@ def write(
     Args:
       folders: of the runs.
       output: a new HTML file; or .csv, .md or .tex, of the table of scores alone.
-      ood: a dataset whose images the runs' models were not made for, such as "mnist" for one of Fashion-MNIST; of its
+      ood: images that the runs' models were not trained for, such as "mnist" for one of Fashion-MNIST; of its
         test split as many, drawn by the run's seed, as the run's own test set has at most. Or a path: images, or a
         table with the columns of the runs, without labels.
       style: of a table.
-      given: the data of each run whose data a program gave, None of the others; () where none did.
+      given: the data of each run that got its data from a program, None of the others; () where none did.
 
     Raises:
       InvalidArgument: `output` exists or can't be made, a folder is not that of a complete run or named twice, a run's

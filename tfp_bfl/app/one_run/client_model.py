@@ -26,7 +26,7 @@ def client_model(
 ) -> tuple[tf.keras.Model, bfl.export.Info]:
     """Return the model that predicts for a client after a run's last round, and its scores on the whole test set.
 
-    A client whose number is not below the run's clients was never in training, and gets what the algorithm has for
+    A client with a number beyond the run's clients was never in training, and gets what the algorithm has for
     such; meta_vd the variances of the mean embedding.
 
     Args:
@@ -35,7 +35,7 @@ def client_model(
       code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
 
     Raises:
-      InvalidArgument: it is not the folder of a complete run whose clients have models of their own, or has no whole
+      InvalidArgument: it is not the folder of a complete run with personal models of the clients, or has no whole
         checkpoint any more.
     """
     folder = pathlib.Path(run)
@@ -60,8 +60,8 @@ def client_model(
         seed=config.seed,
         precision=config.evaluation_precision,
     ).metrics
-    whose = {"client": client, "client_in_training": client < config.clients}
-    return model, info._replace(metrics=scores, data={**(info.data or {}), **whose})
+    of_client = {"client": client, "client_in_training": client < config.clients}
+    return model, info._replace(metrics=scores, data={**(info.data or {}), **of_client})
 
 
 def last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path) -> Any:

@@ -57,11 +57,11 @@ def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str
     `number` on apart.
     """
     summary = {}
-    for whose, part in {"client": scores[:number], "unseen_client": scores[number:]}.items():
+    for group, part in {"client": scores[:number], "unseen_client": scores[number:]}.items():
         for when, adapted in {"": False, "adapted_": True}.items() if part else ():
             of_all = bfl.federated.summarise_clients(part, adapted=adapted)
-            summary[f"{when}{whose}_accuracy"] = of_all["uniform"]
-            summary[f"{when}{whose}_accuracy_least"] = of_all["least"]
+            summary[f"{when}{group}_accuracy"] = of_all["uniform"]
+            summary[f"{when}{group}_accuracy_least"] = of_all["least"]
     return summary
 
 

@@ -90,7 +90,7 @@ def laplace(
 
 
 class FinishedRun(NamedTuple):
-    """A run whose weights get a posterior.
+    """A finished run without a posterior.
 
     Fields:
       folder: the new folder, which does not exist.

@@ -153,7 +153,7 @@ class _Sites(_Inferred, AnyKind):
         super().check(config)
         if config.kind != "flipout":
             raise InvalidArgument(
-                f"{self.recipe} finds a posterior over weights whose prior stays, kind {config.kind!r} has none: use "
+                f"{self.recipe} finds a posterior over weights with a fixed prior, kind {config.kind!r} has none: use "
                 "kind 'flipout'."
             )
 

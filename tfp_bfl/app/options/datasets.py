@@ -26,7 +26,7 @@ def is_table(dataset: Any) -> bool:
 
 
 def recorded_data(dataset: Any) -> Any:
-    """Return `given_data.recorded` of a dataset, whose module needs NumPy."""
+    """Return `given_data.recorded` of a dataset; its module needs NumPy."""
     from tfp_bfl.app.options.given_data import recorded
 
     return recorded(dataset)

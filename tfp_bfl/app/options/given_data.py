@@ -66,7 +66,7 @@ class GivenData:
 
     @property
     def task(self) -> Optional[str]:
-        """The task that a source's labels say; None for data whose task an option says."""
+        """The task that a source's labels say; None for data with their task in an option."""
         train, _ = self._parts
         source = getattr(train, "source", train)
         if not isinstance(source, data.Source):

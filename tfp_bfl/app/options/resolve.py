@@ -99,7 +99,7 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
     Args:
       config: of the run, `resolved`.
       regression: the labels are numbers.
-      weights: of the model; None for a run that recorded none, whose options are stated as they were given.
+      weights: of the model; None for a run that recorded none: its options are stated as they were given.
     """
     recorded = config.recorded()
     if weights is None:

@@ -36,10 +36,10 @@ class KernelModes(NamedTuple):
     Fields:
       mode: [D].
       num_zero_spread: weights on which all clients agree; they stay.
-      num_zero_bandwidths: other weights whose bandwidth is zero, such as where half of the clients agree; they stay.
+      num_zero_bandwidths: other weights of bandwidth zero, such as where half of the clients agree; they stay.
       num_empty_windows: weights with a point that had no client within the bandwidth; it keeps its last value.
       num_unconverged: weights with a point that still moved after the last iteration.
-      num_fallbacks: weights whose bandwidth is another's: `bandwidths.plug_in`, `cross_validated`, `adaptive`.
+      num_fallbacks: weights with the bandwidth of another weight: `bandwidths.plug_in`, `cross_validated`, `adaptive`.
     """
 
     mode: Any
@@ -84,9 +84,9 @@ def kernel_mode(values: Array, *options: Any, weights: Optional[Array] = None, *
     until x moves by less than 1e-6, `max_iterations` times at most. K(u) = 3/4 (1 - u^2) for `|u| < 1` (Epanechnikov),
     or exp(-u^2 / 2) (Gaussian). As h grows the mode becomes the clients' mean: that of federated averaging. (A step by
     K climbs the density of K's shadow, Cheng 1995: for a Gaussian that is itself; for Epanechnikov's it is the biweight
-    density, of (1 - u^2)^2, whose mode this is.)
+    density, of (1 - u^2)^2, and this is its mode.)
 
-    Weights on which all clients agree or whose bandwidth is zero stay at their start, and so does a point without a
+    Weights on which all clients agree, or of bandwidth zero, stay at their start, and so does a point without a
     client within h, such as a mean between two groups. `kernel_modes` counts these. The order of the clients does not
     matter to the last bit.
 

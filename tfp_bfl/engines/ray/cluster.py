@@ -39,7 +39,7 @@ from tfp_bfl.errors import (
 from tfp_bfl.federated.local import LocalEngine, client_of
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed_spec, types_of
 
-# How often Ray begins a task again whose process or machine is lost: a client may end each process.
+# How often Ray begins a task again after its process or machine is lost: a client may end each process.
 logger = logging.getLogger(__name__)
 
 _RETRIES = 20
@@ -78,7 +78,7 @@ def ray_runtime(
         with bfl.federated.ray_runtime("10.0.0.1:6379") as runtime:
             bfl.simulate(process, files, rounds=60, engine="ray", runtime=runtime)
 
-    A task whose machine is lost is done again on another, with the same numbers. A program that is connected already
+    The task of a lost machine is done again on another, with the same numbers. A program that is connected already
     stays so. TLS and the token are Ray's own, by the environment: docs/clusters.md.
 
     Args:

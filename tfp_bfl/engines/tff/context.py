@@ -177,7 +177,7 @@ def remote_workers(
     """Run the with-block's TFF computations on workers that run already, which stay as they are.
 
     With several workers the clients of a computation are split among them, each part is aggregated where it
-    was computed, and the parts are merged. That takes a computation whose aggregations do not depend on each
+    was computed, and the parts are merged. That takes a computation with aggregations that do not depend on each
     other's results (broadcast, compute, aggregate: one round); another one raises InvalidArgument. What takes
     nothing placed at the clients runs on the first worker.
 

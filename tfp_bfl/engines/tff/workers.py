@@ -167,7 +167,7 @@ class Worker:
         if self._log.closed or os.getpid() != self._owner:
             return
         try:
-            # First: it cancels calls in flight, whose threads would otherwise wait for the answer.
+            # First: it cancels calls in flight; their threads would otherwise wait for the answer.
             self.channel.close()
             _signal_group(self._process, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
