@@ -130,8 +130,8 @@ def simulate(
 
     Raises:
       InvalidArgument: an unknown option, or one that is given twice; rounds or evaluate_every below 1, or no more than
-        the process's burn-in; a cohort larger than the clients, or smaller than the process needs; data that
-        do not fit the model; fewer clients than the process needs; checkpoints of another run, or of more rounds, or all
+        the process's burn-in; a cohort larger than the clients, or smaller than the process needs; data that do not
+        fit the model; fewer clients than the process needs; checkpoints of another run, or of more rounds, or all
         damaged; average_rounds beyond the rounds, with `stop` or `draws`, or for an algorithm without one Gaussian
         posterior.
       MissingDependency: the engine is tff, and TensorFlow Federated is not installed.
