@@ -138,6 +138,33 @@ def test_a_table_as_it_is(tmp_path, capsys):
 
 
 @pytest.mark.deep(after="tests/app/test_own_data.py")
+def test_embedded_hospitals_are_the_clients(tmp_path):
+    output = tmp_path / "run"
+    assert run_command_line(["run", "--dataset", "heart_disease", *TRAINING[2:], "--output", str(output)]) == 0
+    config = yaml.safe_load((output / "config.yaml").read_text())
+    assert (config["model"], config["partition"], config["clients"]) == ("mlp", "given", 4)
+    assert json.loads((output / "summary.json").read_text())["accuracy"] > 0.7
+    assert run_command_line(["report", str(output), "--output", str(tmp_path / "page.html")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "partition"),
+    [
+        ("heart_disease", "mlp", "given"),
+        ("breast_cancer", "mlp", "dirichlet:0.5"),
+        ("PATIENTS.CSV", "mlp", "dirichlet:0.5"),
+        ("digits", "lenet", "dirichlet:0.5"),
+        (f"given: DataFrame [60, 3], 2 clients, sha256 {'0' * 64}", "mlp", "given"),
+        (f"given: arrays [60, 8, 8, 1], sha256 {'0' * 64}", "lenet", "dirichlet:0.5"),
+    ],
+)
+def test_the_defaults_of_a_dataset(dataset, model, partition):
+    config = make_config(None, {"dataset": dataset})
+    assert (config.model, config.partition) == (model, partition)
+    assert make_config(None, {"dataset": dataset, "model": "conv_net"}).model == "conv_net"
+
+
+@pytest.mark.deep(after="tests/app/test_own_data.py")
 def test_a_folder_of_images(tmp_path):
     from PIL import Image
 

@@ -148,7 +148,7 @@ def test_rows_for_a_model(tmp_path):
     assert notes == (
         "1 row with 'IV' in 'grade', which training did not have: treated as an empty cell.",
         "1 row with 'new' in 'drug', which training did not have: treated as a rare category.",
-        "1 cell of 'drug' are empty, and in training none was: the mean is used.",
+        "1 cell is empty in 'drug', and in training none was: the mean is used.",
     )
     (tmp_path / "bad.csv").write_text("age,grade,drug,smokes\nold,I,a,true\n")
     with pytest.raises(InvalidArgument, match="'age' holds 'old' in row 1, which is no number: give numbers and dates"):

@@ -115,6 +115,7 @@ def test_rows_to_ask_a_model_about(tmp_path):
             {"label": "sick", "client": "centre"},
             "'age' holds inf in row 8, which is not finite, or too large",
         ),
+        (TABLE, {}, "has no column 'label': name the column with the labels by --label; its columns are 'age', 'dose'"),
         (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
         (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),
         (TABLE.slice(0, 1), {"label": "sick", "client": "centre", "is_part": True}, "too few examples, 1, to hold"),

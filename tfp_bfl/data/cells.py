@@ -128,7 +128,8 @@ def read_cells(
     many = bad.sum() < 0.5 * filled and len(plain.unique()) > MOST_LEVELS
     if found.is_ambiguous or bad.sum() <= _MOST_ERRORS * filled or many:
         if bad.any() and not found.is_ambiguous:
-            troubles.advise("correct the cell, or give --categorical for categories")
+            troubles.advise("correct the cell")
+            troubles.advise("give --categorical for categories")
         return _numbers(plain, name, troubles)
     return _few(Cells(name, "category", texts(column)), troubles)
 
@@ -193,7 +194,7 @@ def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
         row = int(np.argmax(cells.values != ""))
         problem = f"holds {number} texts, such as {shown(cells.values[row])} in row {row + 1}"
         troubles.add(cells.name, problem)
-        troubles.advise("give --categorical for categories with many values")
+        troubles.advise("give --categorical for categories")
         return None
     return cells
 

@@ -254,6 +254,6 @@ def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:
                 rows = "1 row" if len(new) == 1 else f"{len(new):,} rows"
                 sentences.append(f"{rows} with {levels} in {name}, which training did not have: treated as {what}.")
         if empty and not feature.has_missing:
-            cells_are = "1 cell" if empty == 1 else f"{empty:,} cells"
-            sentences.append(f"{cells_are} of {name} are empty, and in training none was: the mean is used.")
+            cells_are = "1 cell is" if empty == 1 else f"{empty:,} cells are"
+            sentences.append(f"{cells_are} empty in {name}, and in training none was: the mean is used.")
     return sentences
