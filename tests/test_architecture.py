@@ -27,14 +27,8 @@ MAY_IMPORT = {
     # The command line: `cli` and `doctor`.
     "app.glm": {"app.options", "glm"},
     "app": {
-        "__init__",
-        "app.options",
-        "app.glm",
-        "app.one_run",
-        "app.many_runs",
-        "parties.deployment",
-        "data",
-        "federated",
+        *("__init__", "app.options", "app.glm", "app.one_run", "app.many_runs", "parties.deployment"),
+        *("data", "federated"),
     },
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
@@ -45,10 +39,7 @@ MAY_IMPORT = {
         *("rules", "weighting", "servers", "contrib.kernel"),
     },
     "parties": {"contracts", "data", "federated"},
-    "interop": {
-        *("algorithms", "contracts", "data", "federated", "parties", "posterior", "rules", "servers", "weighting"),
-        "weights",
-    },
+    "interop": {*PUBLIC, "contracts", "parties", "weights"},
     "engines.ray": {"data", "federated"},
     "engines.tff": {"contracts", "federated"},
     "engines": set(),

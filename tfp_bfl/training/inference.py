@@ -20,7 +20,8 @@ INFERENCES = {
     "backprop": "means and log standard deviations by the optimizer",
 }
 DEFAULT_INFERENCE = "curvature"
-# Posterior temperature by likelihood: from trials of 0.005 to 0.05 by one seed; no study has chosen it yet.
+# Posterior temperature by likelihood: within 0.006 nats of the best of 0.005 to 1 with all examples of three datasets
+# (experiments/default_posterior).
 TEMPERATURES = {"categorical": 0.01, "class_weighted": 0.01}
 NOISES = {"shared": "one draw of the weights for a batch", "flipout": "a draw for each example"}
 _NATURAL: dict[str, dict[str, Any]] = {
