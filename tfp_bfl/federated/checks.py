@@ -61,7 +61,7 @@ def check_settings(
         default = None if backend.runtime is None else "tff"
         backend = backend._replace(engine=check_engine(backend.engine or default))
     if process.privacy:
-        process.privacy.epsilon(clients.num_clients, rounds)  # That it can be told, before work starts.
+        process.privacy.epsilon(clients.num_clients, rounds)  # Raises before work starts if it cannot be computed.
     prediction = prediction._replace(average_rounds=num_averaged, draws=prediction.draws or process.thinning)
     return settings._replace(cohorts=cohorts, seed=seed, prediction=prediction, engine=backend)
 

@@ -68,9 +68,9 @@ def online_product(
 
 
 def _check_fits(prior: MeanField, point: tuple[tf.Tensor, ...]) -> None:
-    tell = lambda leaves: ", ".join(f"{tf.as_dtype(x.dtype).name} {list(x.shape)}" for x in leaves)
-    if not isinstance(prior.mean, tuple) or tell(prior.mean) != tell(point):
+    forms = lambda leaves: ", ".join(f"{tf.as_dtype(x.dtype).name} {list(x.shape)}" for x in leaves)
+    if not isinstance(prior.mean, tuple) or forms(prior.mean) != forms(point):
         raise InvalidArgument(
-            f"prior must be over a tuple of the weights of the clients' posteriors, {tell(point)}, but is over "
-            f"{tell(tf.nest.flatten(prior.mean))}."
+            f"prior must be over a tuple of the weights of the clients' posteriors, {forms(point)}, but is over "
+            f"{forms(tf.nest.flatten(prior.mean))}."
         )

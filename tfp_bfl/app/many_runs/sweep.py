@@ -178,7 +178,7 @@ def sweep(
     except Error as error:
         failure = error
     folders = [output / name for name in cells if is_done(output / name)]
-    if folders:  # What is done is told of, whatever became of the rest.
+    if folders:  # Finished runs are reported, whatever became of the rest.
         write_tables(folders, output)
         (output / "report.html").unlink(missing_ok=True)
         write(folders, output / "report.html")
@@ -192,7 +192,7 @@ def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: st
 
     Args:
       folder: of the run.
-      options: as `RunConfig.told` gives them.
+      options: as `RunConfig.recorded` returns them.
       progress: as in `execute`.
     """
     from tfp_bfl.app.one_run.run import execute, resume

@@ -71,8 +71,8 @@ def execute(
     """
     output = output or config.output
     folder = free_folder(config, output) if output else None  # Its name without `output` needs TensorFlow.
-    with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
-        return _run(config, folder, tell, code, on_round)
+    with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as status:
+        return _run(config, folder, status, code, on_round)
 
 
 def resume(
@@ -111,15 +111,15 @@ def resume(
     own = (("model", model), ("rule", rule), ("algorithm", algorithm))
     named = {name: value for name, value in own if value}
     config = make_config(folder / "config.yaml", named)
-    with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
-        return _run(config, folder, tell, code, on_round)
+    with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as status:
+        return _run(config, folder, status, code, on_round)
 
 
 def _run(
-    config: RunConfig, folder: Optional[pathlib.Path], tell: Reporter, code: Code, hook: Optional[OnRound]
+    config: RunConfig, folder: Optional[pathlib.Path], status: Reporter, code: Code, hook: Optional[OnRound]
 ) -> pathlib.Path:
     started = time.perf_counter()
-    tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
+    status.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
     user_data = build.load(config, code.data) if code.data or build.is_own(config) else None
     config = build.with_clients(config, user_data) if user_data else config
     folder = folder or free_folder(config, None)  # After the data, as what follows imports TensorFlow.
@@ -129,21 +129,21 @@ def _run(
     from tfp_bfl.app.one_run import baselines  # Which imports TensorFlow.
 
     with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
-        tell.announce(job.in_words())
+        status.announce(job.in_words())
         for note in job.notes:
-            tell.note(note)
-        start = _pretrained(job, folder, tell, runtime)
-        tell.phase("tracing, and the first round", lazily=True)
-        with recorder(folder, job.config, tell, hook) as on_round:
+            status.note(note)
+        start = _pretrained(job, folder, status, runtime)
+        status.phase("tracing, and the first round", lazily=True)
+        with recorder(folder, job.config, status, hook) as on_round:
             result = _simulated(job, held, folder / "checkpoints", on_round, start, runtime)
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
-        tell.phase(f"predicting {job.test.num_examples:,} test examples")
+        status.phase(f"predicting {job.test.num_examples:,} test examples")
         final = job.score(result.model)
         apart = job.apart(result.model)
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
         simple = baselines.baselines(job.clients, job.test)
         if job.shards:
-            tell.phase("scores of the clients' own models")
+            status.phase("scores of the clients' own models")
             of_clients = client_scores.score(
                 job.config, job.process, result, job.everybody, job.shards, **job.prediction
             )
@@ -175,7 +175,7 @@ def _run(
             ],
         }
         info = build.export_info(job.config, job.train, scores, job.weights)
-        tell.phase("SavedModel, figures and report")
+        status.phase("SavedModel, figures and report")
         write_results(folder, job.config, job.clients, job.test, final, result, summary, info, apart)
     return folder
 
@@ -204,12 +204,12 @@ def _simulated(
     )
 
 
-def _pretrained(job: Job, folder: pathlib.Path, tell: Reporter, runtime: Any) -> Optional[bfl.models.ModelWeights]:
+def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: Any) -> Optional[bfl.models.ModelWeights]:
     """Return pre-train at the server, unless rounds have begun, and record the scores; None without pre-training."""
     server, held_out = job.shares.server, job.shares.held_out
     if not server or not held_out or bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
         return None
-    tell.phase("pre-training at the server")
+    status.phase("pre-training at the server")
     _, features, labels = held_out.examples(0)
     engine: dict[str, Any] = {"engine": "local"} if job.engine == "ray" else {"engine": job.engine, "runtime": runtime}
     pretrained = bfl.federated.pretrain(

@@ -105,7 +105,7 @@ def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pa
 
 
 @contextlib.contextmanager
-def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Optional[OnRound]) -> Iterator[OnRound]:
+def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: Optional[OnRound]) -> Iterator[OnRound]:
     """Return the function that records a round: metrics.jsonl, progress, TensorBoard events."""
     writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
     begun: list[int] = []
@@ -120,7 +120,7 @@ def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Opti
             begun[:] = [number]
             lines.write(json.dumps(row) + "\n")
             lines.flush()
-            tell.round({**row, "round": number})
+            status.round({**row, "round": number})
             if hook:
                 hook(row)
             if writer:
