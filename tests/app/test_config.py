@@ -86,6 +86,7 @@ OWN = {
     "bandwidth_scale": 2.0,
     "local_epochs": 2,
     "learning_rate": 0.02,
+    "class_weight": "balanced",
     "empty_sites": True,
     "keep_every": 7,
     "estimator": "plain",

@@ -141,8 +141,8 @@ def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:
     table = class_tables.baselines(runs)
     if table.rows:
         how = (
-            "Predictions without a network, from the same training data: a useful model is better than each. The "
-            "linear model, for rows of a table, is logistic or linear regression on the rows of all clients."
+            "The model beside predictions without a network from the same training data: a useful model is better than "
+            "each. The linear model, for rows of a table, is logistic or linear regression on the rows of all clients."
         )
         yield Section("Baselines", how, tables=[table], is_wide=len(runs) > 1)
 
