@@ -36,6 +36,14 @@ def test_bytes_are_scaled(model):
         np.testing.assert_allclose(tf.nn.softmax(model.predict(PIXELS, verbose=0)), wanted[0], atol=1e-6)
 
 
+def test_one_image_without_a_batch_is_refused(model):
+    message = r"takes a batch of images \[None, 8, 8, 1\], and here is \[.*\]: give one image as image\[None\]"
+    with pytest.raises(Exception, match=message):  # Keras wraps errors in one of its own.
+        model.predict(PIXELS[0], verbose=0)
+    with pytest.raises(InvalidArgument, match=message), bfl.layers.sampling("mean"):
+        model(PIXELS[0])
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
 def test_other_whole_numbers_are_refused(model, dtype):
     message = r"images have the type u?int.., but must be bytes"

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl import posterior
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import as_floats, noise
 from tfp_bfl.posterior import LowRank, MeanField, Samples
 from tfp_bfl.weights.functional_call import batch_moments, functional_call
@@ -112,8 +113,17 @@ def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
       The same model.
     """
     if len(model.input_shape) == _IMAGES and "call" not in vars(model):  # Else it does so already.
-        call = model.call
-        model.call = lambda inputs, training=None, mask=None: call(as_floats(inputs), training=training, mask=mask)
+        call, shape = model.call, model.input_shape
+
+        def scaled(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            if len(inputs.shape) != len(shape):
+                raise InvalidArgument(
+                    f"The model takes a batch of images {list(shape)}, and here is {list(inputs.shape)}: give one "
+                    "image as image[None]."
+                )
+            return call(as_floats(inputs), training=training, mask=mask)
+
+        model.call = scaled
     return model
 
 
