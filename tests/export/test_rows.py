@@ -40,13 +40,17 @@ GIVEN = {
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    train = read_own(TABLE).train
+def train():
+    return read_own(TABLE).train
+
+
+@pytest.fixture(scope="module")
+def saved(train, tmp_path_factory):
     data = {"columns": [list(x) for x in train.columns], "encoding": [x._asdict() for x in train.encoding]}
     model = mlp("flipout", train.element_shape, 2, hidden=(4,), seed=0)
     folder = tmp_path_factory.mktemp("rows") / "saved"
     export.save(model, folder, export.Info(class_names=["ill", "well"], data=data))
-    return folder, train
+    return folder
 
 
 def inputs(named=None):
@@ -62,11 +66,13 @@ def encoded(train):
     return encode(Raw(cells), train.encoding, train.columns).astype(np.float32)
 
 
-def test_the_graph_encodes_as_the_training(saved):
-    folder, train = saved
+def test_the_graph_encodes_as_the_training(train):
     graph = rows.encoder(train.encoding, train.columns)(inputs())
     np.testing.assert_allclose(graph, encoded(train), rtol=1e-6)
-    loaded = export.load(folder)
+
+
+def test_a_saved_model_accepts_rows(saved, train):
+    loaded = export.load(saved)
     wanted = loaded.predict(encoded(train), num_samples=5, seed=1)
     names = {name: spec.name for name, spec in rows.inputs_of(train.encoding).items()}
     assert list(names.values()) == ["age_in_years", "age_in_years_2", "column_1st", "column_class", "grade"]
@@ -77,19 +83,18 @@ def test_the_graph_encodes_as_the_training(saved):
         np.testing.assert_allclose(found["probabilities"], wanted["probabilities"], rtol=1e-5)
 
 
-def test_tensorflow_lite_accepts_rows_with_its_own_operations(saved, tmp_path):
-    folder, train = saved
-    export.save_tflite(folder, tmp_path / "m.tflite", num_samples=3, seed=1)
+def test_tensorflow_lite_accepts_rows_with_its_own_operations(saved, train, tmp_path):
+    export.save_tflite(saved, tmp_path / "m.tflite", num_samples=3, seed=1)
     interpreter = tf.lite.Interpreter(str(tmp_path / "m.tflite"))
     names = {name: spec.name for name, spec in rows.inputs_of(train.encoding).items()}
     runner = interpreter.get_signature_runner("predict_rows")
     found = runner(**{name: value.numpy() for name, value in inputs(names).items()})
-    wanted = export.load(folder).predict_rows(inputs(), 3, 1)
+    wanted = export.load(saved).predict_rows(inputs(), 3, 1)
     np.testing.assert_allclose(found["probabilities"], wanted["probabilities"], rtol=1e-4)
 
 
 def test_the_card_states_columns_and_inputs(saved):
-    card = (saved[0] / "model_card.md").read_text()
+    card = (saved / "model_card.md").read_text()
     for line in ("| 1st | `column_1st` | a, ö |", "| age in years | `age_in_years` | numbers |", "predict_rows"):
         assert line in card
 
@@ -105,8 +110,7 @@ def test_the_card_states_columns_and_inputs(saved):
         {"encoding": [{**Feature("x", "category")._asdict(), "levels": [1]}]},
     ],
 )
-def test_an_encoding_of_another_form_is_refused(saved, tmp_path, change):
-    _, train = saved
+def test_an_encoding_of_another_form_is_refused(train, tmp_path, change):
     model = mlp("flipout", train.element_shape, 2, hidden=(4,), seed=0)
     data = {"columns": [list(x) for x in train.columns], **change}
     if not change["encoding"]:
@@ -118,7 +122,7 @@ def test_an_encoding_of_another_form_is_refused(saved, tmp_path, change):
 
 
 def test_a_graph_that_does_not_fit_its_encoding_is_refused(saved, tmp_path):
-    forged = copy(saved[0], tmp_path / "forged")
+    forged = copy(saved, tmp_path / "forged")
 
     def without(content):
         info = json.loads(content)
@@ -128,7 +132,7 @@ def test_a_graph_that_does_not_fit_its_encoding_is_refused(saved, tmp_path):
     change_file(forged, manifest.INFO, without)
     with pytest.raises(InvalidArgument, match="it has a signature 'predict_rows', which an export has not"):
         export.load(forged)
-    forged = copy(saved[0], tmp_path / "forged")
+    forged = copy(saved, tmp_path / "forged")
     change_file(forged, manifest.INFO, lambda content: content.replace(b'"1st"', b'"2nd"').replace(b'"1st[', b'"2nd['))
     with pytest.raises(InvalidArgument, match="its signature predict_rows does not take the columns that its info"):
         export.load(forged)
