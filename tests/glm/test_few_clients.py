@@ -56,6 +56,7 @@ def test_the_maximum_is_that_of_the_restricted_likelihood(random):
             information += design.T @ np.linalg.solve(variance, design)
         return gaussian_marginal(pairs, parameters, columns) - 0.5 * np.linalg.slogdet(information)[1]
 
+    assert result.posterior.log_likelihood == pytest.approx(gaussian_marginal(pairs, result.parameters, columns))
     best, step = value(result.parameters), 1e-3 * np.eye(layout.size)
     # The coefficients maximise the likelihood for these variances, on which the determinant alone depends.
     assert all(value(result.parameters + sign * s) < best for s in step for sign in (1, -1))
@@ -77,7 +78,16 @@ def test_intervals_of_few_clients_have_their_coverage(clients, repetitions=600):
     assert abs(np.mean(variances) - 1) < 3.5 * np.std(variances) / np.sqrt(repetitions) + 0.02
 
 
-@pytest.mark.parametrize(("family", "restricted"), [("bernoulli", True), ("poisson", True)])
-def test_restricted_is_for_gaussian_outcomes(family, restricted):
+@pytest.mark.parametrize("family", ["bernoulli", "poisson"])
+def test_restricted_is_for_gaussian_outcomes(family):
     with pytest.raises(ValueError, match="restricted is for the family 'gaussian'"):
-        glm.fit_hierarchical(federation(family, clients=3), family, restricted=restricted)
+        glm.fit_hierarchical(federation(family, clients=3), family, restricted=True)
+
+
+def test_second_order_is_of_the_likelihood_that_is_not_restricted():
+    pairs = federation("gaussian", clients=12)
+    first, second = (glm.fit_hierarchical(pairs, restricted=x, second_order=True) for x in (None, False))
+    np.testing.assert_array_equal(first.posterior.mean, second.posterior.mean)
+    assert first.posterior.degrees_of_freedom is None
+    with pytest.raises(ValueError, match="second_order integrates the coefficients out already"):
+        glm.fit_hierarchical(pairs, restricted=True, second_order=True)

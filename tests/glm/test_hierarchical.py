@@ -83,7 +83,7 @@ def test_other_sums_are_those_of_the_integral(family):
 @pytest.mark.parametrize("random", [["(intercept)"], ["(intercept)", "x1"]])
 def test_the_maximum_is_that_of_the_marginal_likelihood(random):
     pairs, columns = federation("gaussian"), (0, 1)[: len(random)]
-    result = glm.fit_hierarchical(pairs, random=random)
+    result = glm.fit_hierarchical(pairs, random=random, restricted=False)
     best = optimize.minimize(
         lambda t: -gaussian_marginal(pairs, t, columns), result.parameters + 0.05, method="BFGS", options={"gtol": 1e-6}
     )

@@ -119,8 +119,8 @@ def fit_hierarchical(
       random: names of the coefficients that differ between clients, at most three.
       between_stddev: s of a half-normal prior on the diagonal of L; None for a flat one.
       restricted: "gaussian" only: variances by restricted maximum likelihood, which integrates the coefficients out,
-        and intervals of Student's t by Satterthwaite's degrees of freedom (`restricted`); None for True. False for
-        maximum likelihood, whose variances are too small with few clients.
+        and intervals of Student's t by Satterthwaite's degrees of freedom (`restricted`); None for True, unless
+        second_order. False for maximum likelihood, whose variances are too small with few clients.
       second_order: as of `fit`, over all parameters.
       secure_sums: as of `fit`.
 
@@ -182,7 +182,9 @@ def fit_hierarchical_federation(
         check_number(between_stddev, "between_stddev")
     if restricted and family != "gaussian":
         raise InvalidArgument(f"restricted is for the family 'gaussian', but the family is {family!r}.")
-    is_restricted = family == "gaussian" if restricted is None else restricted
+    if restricted and second_order:
+        raise InvalidArgument("second_order integrates the coefficients out already: leave restricted out.")
+    is_restricted = family == "gaussian" and not second_order if restricted is None else restricted
     names = federation.names
     layout = _layout(names, random, family, federation.num_clients)
     pooled = fit_federation(federation, family, prior_stddev=prior_stddev, intercept_stddev=intercept_stddev)
@@ -212,13 +214,15 @@ def fit_hierarchical_federation(
         skewed = moments.warnings
     elif is_restricted:
         degrees, messages = likelihood.degrees_of_freedom(parameters, covariance), messages + 1
-    factor = layout.factor(parameters)
+    factor, value = layout.factor(parameters), maximum.sums.log_likelihood
+    if is_restricted:  # Without the determinant.
+        value += 0.5 * float(np.linalg.slogdet(maximum.sums.information[:size, :size] + np.diag(fixed))[1])
     posterior = dataclasses.replace(
         pooled,
         mean=mean[:size],
         covariance=covariance[:size, :size],
         messages=messages,
-        log_likelihood=maximum.sums.log_likelihood,
+        log_likelihood=value,
         dispersion=float(np.exp(2 * layout.log_stddev(parameters))),
         sums=None,
         sums_at=None,

@@ -13,10 +13,12 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.writing import write_bytes
+from tfp_bfl.glm.checks import check_determined
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fit import fit
 from tfp_bfl.glm.hierarchical import Hierarchical
-from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.newton import inverse, solve
+from tfp_bfl.glm.posterior import Posterior, quantile
 from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
 from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page
@@ -139,6 +141,38 @@ def estimates(
     mean, half = posterior.mean[places], half[places]
     pooled = Estimate("pooled", mean, mean - half, mean + half, is_pooled=True)
     return Estimates([posterior.names[j] for j in places], found, pooled)
+
+
+def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: float) -> Optional[Estimates]:
+    """Return each client's own coefficients by one Newton step from the pooled ones; None without sums of clients.
+
+        b_k = b + (information_k + diag(1 / s^2))^-1 (gradient_k - diag(1 / s^2) b),   b = posterior.sums_at
+
+    For Gaussian outcomes, with the dispersion of all clients, it is the client's own fit.
+
+    Args:
+      posterior: of all clients.
+      parts: client -> its sums at `posterior.sums_at`.
+      level: of the intervals.
+    """
+    if posterior.sums_at is None or len(parts) < 2:
+        return None
+    at, precision, places = posterior.sums_at, posterior.precision, range(len(posterior.names))[:_MOST_PANELS]
+    found = []
+    for name, sums in parts.items():
+        mean, stddev = np.full((2, len(at)), np.nan)
+        information = sums.information / posterior.dispersion + np.diag(precision)
+        try:
+            check_determined(information, posterior.names)
+            mean = at + solve(information, sums.gradient / posterior.dispersion - precision * at)
+            stddev = np.sqrt(np.diag(inverse(information)))
+        except (np.linalg.LinAlgError, InvalidArgument):
+            pass  # The client does not determine the coefficients alone.
+        half = quantile(level) * stddev
+        found.append(Estimate(name, mean[places], (mean - half)[places], (mean + half)[places]))
+    low, high = posterior.interval(level)[places].T
+    pooled = Estimate("pooled", posterior.mean[places], low, high, is_pooled=True)
+    return Estimates([posterior.names[j] for j in places], found[:_MOST_CLIENTS], pooled)
 
 
 def write_folder(

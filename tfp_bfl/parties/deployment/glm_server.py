@@ -23,6 +23,7 @@ from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revise import revise_by_sums
 from tfp_bfl.glm.rows import INTERCEPT
+from tfp_bfl.glm.sums import Sums
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment.attendance import PARTIES
 from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Channel, Refusal, Reply
@@ -52,6 +53,8 @@ class _Sites:
         self._channel, self.asked, self._is_secure = channel, list(asked), secure_sums
         self._step = 0
         self.names: Sequence[str] = ()
+        # Of the last sums at coefficients, without masks.
+        self.parts: dict[str, Sums] = {}
         self.most_bytes = 0
 
     @property
@@ -81,6 +84,8 @@ class _Sites:
         shapes = {part.shape for part in parts.values()}
         if len(shapes) > 1:
             raise Error("The answers of the sites have different lengths: do all run the same version?")
+        if question.kind == "sums" and not self._is_secure:
+            self.parts = {site: Sums.unpack(part, len(self.names)) for site, part in parts.items()}
         total: np.ndarray = np.sum(np.stack([*parts.values()]), 0, kind)
         return decode(total) if self._is_secure else total
 
@@ -304,7 +309,9 @@ def _finish(
     warnings = [*absences, *notes, *posterior.warnings]
     of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
     clients = columns.get("clients", sorted(described))
-    report.write_folder(folder, result, clients, job.level, warnings, of, columns=columns)
+    own = sites.parts if len(sites.parts) == len(clients) else {}  # A revision has those of few sites.
+    found = None if isinstance(result, Hierarchical) else report.estimates_by_sums(posterior, own, job.level)
+    report.write_folder(folder, result, clients, job.level, warnings, of, found, columns)
     known = {site: {part: x for part, x in summary.items() if part != OFFER} for site, summary in described.items()}
     parties = {**known, **{site: {"refused": reason} for site, reason in refused.items()}}
     write_whole(folder / PARTIES, json.dumps(parties, indent=1) + "\n")
