@@ -243,7 +243,7 @@ def test_a_memory_of_another_model(tmp_path):
     other = gaussians.clients_of([np.full((n, 2), m) for n, m in zip(SIZES, MEANS)])
     make = lambda size: algorithms.qlsd(gaussians.model_fn(size), step_size=STEP, **gaussians.OPTIONS)
     simulate(make(3), data, 1, engine="local", checkpoint_dir=tmp_path)
-    with pytest.raises(InvalidArgument, match="are of another"):
+    with pytest.raises(InvalidArgument, match="are of a run that differs in"):
         simulate(make(2), other, 2, engine="local", checkpoint_dir=tmp_path)
 
 

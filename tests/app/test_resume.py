@@ -188,10 +188,10 @@ def contents(folder):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("rule", "conflation", "are of another rule, "),
-        ("model", "lenet", "are of another model, "),
+        ("rule", "conflation", "are of a run that differs in rule, "),
+        ("model", "lenet", "are of a run that differs in model, "),
         ("seed", 3, "are of"),
-        ("partition", "label_skew:2", "are of another clients, "),
+        ("partition", "label_skew:2", "are of a run that differs in clients, "),
         ("rounds", 4, "holds a run of 6 rounds"),
         ("colour", "red", "There is no option 'colour'"),
     ],
@@ -232,5 +232,5 @@ def test_a_changed_test_set_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "test.csv").write_text("\n".join([*lines[:29], "0.5,b"]))
     before = contents(tmp_path / "run")
     capsys.readouterr()
-    refused(["--resume", "run"], capsys, "are of another test data, ")
+    refused(["--resume", "run"], capsys, "are of a run that differs in test data, ")
     assert contents(tmp_path / "run") == before

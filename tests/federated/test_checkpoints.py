@@ -133,7 +133,9 @@ def test_checkpoints_of_another_run_are_refused_unchanged(tmp_path, state, name)
     saved(tmp_path, state, 1, description=words)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = Checkpoints(tmp_path, {**words, name: "another"})
-    with pytest.raises(InvalidArgument, match=f"are of another {name}, '{words[name]}', and this run's is another"):
+    with pytest.raises(
+        InvalidArgument, match=f"are of a run that differs in {name}, '{words[name]}'; this run has another"
+    ):
         other.latest(state)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -223,7 +225,7 @@ def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
     rule = rules.parse_rule(options.pop("rule"))
     rate = 0.02 if what == "learning_rate" else 0.01
     other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8, learning_rate=rate)
-    with pytest.raises(InvalidArgument, match=f"are of another {what}, "):
+    with pytest.raises(InvalidArgument, match=f"are of a run that differs in {what}, "):
         size = 2 if what == "sampling" else 3
         federated.simulate(other, clients, 2, cohort_size=size, seed=6, runtime=runtime, checkpoint_dir=tmp_path)
     assert names(tmp_path) == files(1)

@@ -57,7 +57,9 @@ def test_a_run_does_not_go_on_with_other_options(option, before, after, tmp_path
     store = federated.Checkpoints(tmp_path, one)
     first = toys.process().local.initialize()
     store.save(first, federated.checkpoints.Record())
-    with pytest.raises(InvalidArgument, match=f"are of another {differ[0]}, .*{before}.*, and this run's is .*{after}"):
+    with pytest.raises(
+        InvalidArgument, match=f"are of a run that differs in {differ[0]}, .*{before}.*; this run has .*{after}"
+    ):
         federated.Checkpoints(tmp_path, other).latest(first)
 
 

@@ -105,7 +105,7 @@ def test_checkpoints_with_posteriors_of_other_shapes_are_of_another_run(simulate
     simulate(1, checkpoint_dir=tmp_path)
     before = names(tmp_path)
     with pytest.raises(
-        InvalidArgument, match=r"are of another server state, '8 tensors .*, and this run's is 8 tensors"
+        InvalidArgument, match=r"are of a run that differs in server state, '8 tensors .*; this run has 8 tensors"
     ):
         federated.simulate(build(ROWS + 1), LARGE, 2, 2, seed=3, runtime=runtime, checkpoint_dir=tmp_path)
     assert names(tmp_path) == before

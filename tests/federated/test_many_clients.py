@@ -49,7 +49,7 @@ def test_a_run_goes_on_with_its_own_popularity_only(simulate, tmp_path):
     start(2, **options)
     for other in (None, 1.0):
         with pytest.raises(
-            InvalidArgument, match=r"are of another sampling, .*popularity 0\.3.* choose another folder"
+            InvalidArgument, match=r"are of a run that differs in sampling, .*popularity 0\.3.* choose another folder"
         ):
             start(4, **{**options, "popularity": other})
     rows = [start(4, popularity=POPULARITY).rounds, start(4, **options).rounds]

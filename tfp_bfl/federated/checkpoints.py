@@ -218,8 +218,8 @@ class Checkpoints:
             other = description.get(name)
             if other != words:
                 raise InvalidArgument(
-                    f"The checkpoints in {self.directory} are of another {name}, {shown(other)}, and this run's is "
-                    f"{words}: choose another folder, or run what they are of."
+                    f"The checkpoints in {self.directory} are of a run that differs in {name}, {shown(other)}; this "
+                    f"run has {words}: choose another folder, or resume that run."
                 )
 
 
