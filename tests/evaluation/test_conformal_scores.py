@@ -71,9 +71,9 @@ def test_regularised_sets_are_those_of_the_paper(penalty, free):
 @pytest.mark.statistical
 @pytest.mark.parametrize("score", ["probability", "aps", "raps:0.1"])
 def test_sets_of_every_score_cover(score):
-    """The mean over 40 draws is within 5 standard errors of .9 (error rate 6e-7), also from histograms of clients."""
+    """The mean over 20 draws is within 5 standard errors of .9 (error rate 6e-7), also from histograms of clients."""
     found, merged = [], []
-    for seed in range(40):
+    for seed in range(20):
         (p, labels), (new, truth) = drawn(2 * seed + 10), drawn(2 * seed + 11)
         limit = evaluation.conformal_limit(p, labels, 0.9, score=score)
         inside = evaluation.prediction_sets(new, limit, score=score)[np.arange(300), truth]
@@ -82,7 +82,7 @@ def test_sets_of_every_score_cover(score):
         limit = evaluation.calibrate_clients(parts, 0.9).limit(sum(parts))
         merged.append(evaluation.prediction_sets(new, limit, score=score)[np.arange(300), truth].mean())
     # The likeliest class is in every set, which adds some coverage.
-    assert 0.9 - 5 * np.std(found) / 40**0.5 < np.mean(found) < 0.95
+    assert 0.9 - 5 * np.std(found) / 20**0.5 < np.mean(found) < 0.95
     assert np.mean(np.array(merged) > 0.87) >= 0.9
 
 
