@@ -16,14 +16,7 @@ from rich.logging import RichHandler
 from tfp_bfl import __version__
 from tfp_bfl.app.glm import glm_model
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
-from tfp_bfl.app.one_run.command import (
-    calibrate_model,
-    export_model,
-    laplace_model,
-    last_layer_model,
-    predict_images,
-    scores_in_words,
-)
+from tfp_bfl.app.one_run.command import COMMANDS, scores_in_words
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.command import Grouped, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
@@ -59,6 +52,7 @@ Examples:
   tfp-bfl laplace my_run --output q  a posterior at the run's weights
   tfp-bfl last-layer my_run --output q  the exact one of its last layer
   tfp-bfl predict my_run scans/      what the run's model says of images
+  tfp-bfl drift my_run new.csv       are new data like the training data?
   tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
   tfp-bfl glm radon.csv --outcome log.radon --client-column county
                                      a linear model from sums of clients
@@ -71,6 +65,7 @@ Exit status:
   1    the run failed, a check of doctor did, or predict could not read
        some images
   2    bad input; no work was begun
+  3    drift found drift
   130  interrupted by Ctrl-C
 """
 
@@ -132,15 +127,8 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-cli.add_command(calibrate_model)
-cli.add_command(export_model)
-cli.add_command(glm_model)
-cli.add_command(laplace_model)
-cli.add_command(last_layer_model)
-cli.add_command(predict_images)
-cli.add_command(sweep_runs)
-cli.add_command(list_runs)
-cli.add_command(deploy)
+for _command in (*COMMANDS, glm_model, sweep_runs, list_runs, deploy):
+    cli.add_command(_command)
 
 
 # What other programs call an option or a command.

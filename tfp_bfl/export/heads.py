@@ -48,11 +48,15 @@ class Head(NamedTuple):
     limited: Callable[[Outputs, tf.Tensor], Outputs]
 
 
-def head(target: Optional[Sequence[Any]]) -> Head:
+def head(target: Optional[Sequence[Any]], unusual: bool = False) -> Head:
     """Return the head of a regression model with target (name, mean, standard deviation), or of a
-    classifier for None.
+    classifier for None; `unusual` for one that also scores unusual examples.
     """
-    return _classes() if target is None else _numbers(*target[1:])
+    plain = _classes() if target is None else _numbers(*target[1:])
+    if not unusual:
+        return plain
+    scored = {name: {**outputs, "unusual": 1} for name, outputs in plain.outputs.items() if name != "sample"}
+    return plain._replace(outputs={**plain.outputs, **scored})
 
 
 def _classes() -> Head:

@@ -38,7 +38,8 @@ class Info(NamedTuple):
       metrics: name -> number.
       data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
         run that was revised clients, those with a part in the model; of a client's own model client, its
-        number, and client_in_training; columns and target, how a table and what is regressed on were standardised;
+        number, and client_in_training; unusual, the rate of false alarms of that output and the number of held-out
+        examples; columns and target, how a table and what is regressed on were standardised;
         encoding, how the columns of a table with categories or empty cells became these columns; and metrics_on, the
         split that the metrics are of.
       calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
@@ -144,6 +145,24 @@ def target_of(info: Info) -> Optional[tuple[str, float, float]]:
     if info.class_names or (info.model or {}).get("num_classes"):
         raise InvalidArgument("info has a target and classes, but a model predicts a number or a class.")
     return target[0], float(target[1]), float(target[2])
+
+
+def has_unusual(info: Info) -> bool:
+    """Return whether a model scores unusual examples: whether `info.data` states their threshold.
+
+    Raises:
+      InvalidArgument: `info.data` states it in another form.
+    """
+    stated = (info.data or {}).get("unusual")
+    if stated is None:
+        return False
+    if (
+        not isinstance(stated, Mapping)
+        or set(stated) != {"rate", "number"}
+        or not all(map(_is_number, stated.values()))
+    ):
+        raise InvalidArgument(f"unusual of info's data is {shown(stated)}, but must give a rate and a number.")
+    return True
 
 
 class Calibration(NamedTuple):
@@ -281,6 +300,7 @@ def from_json(content: bytes) -> Info:
         valid = valid and type(facts.get("members", 2)) is int and facts.get("members", 2) >= 2
         features_of(info)
         calibration_of(info)
+        has_unusual(info)
         valid = valid and bool(facts.get("num_classes")) == (target_of(info) is None)
         valid = valid and all(_named(facts["versions"].get(name)) for name in ("tfp_bfl", "tensorflow"))
     except (InvalidArgument, RecursionError, TypeError, ValueError):

@@ -92,7 +92,7 @@ def _load(folder: pathlib.Path) -> Any:
     index = _read(folder, manifest.INDEX, digests, MOST_INDEX_BYTES)
     manifest.check_digest(folder, model_card.NAME, digests[model_card.NAME])
     info = _read_info(folder, digests)
-    outputs = head(information.target_of(info)).outputs
+    outputs = head(information.target_of(info), information.has_unusual(info)).outputs
     rows = inputs_of_rows(information.features_of(info))
     spans = check_index(index, _check(graph, outputs, rows), [OBJECTS])
     with files.open_regular(folder / manifest.VALUES, "file") as values:

@@ -17,7 +17,7 @@ NAME = "model_card.md"
 _MARKS = re.compile(r"[\\`*\[\]!#|~]|:(?=//)|(?<=www)\.")
 
 # Keys of the data that have a section of their own.
-_ASIDE = ("metrics_on", "columns", "encoding", "target")
+_ASIDE = ("metrics_on", "columns", "encoding", "target", "unusual")
 
 # Of a column that are listed, and the cells of other columns.
 _MOST_LEVELS = 30
@@ -160,7 +160,7 @@ def card(info: Info) -> str:
         + _rows(info),
         configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
         metrics=_measured_on(data) + _table(_labelled(info.metrics), "metric") + _outside(info.metrics, data),
-        calibration=_calibration(info),
+        calibration=_calibration(info) + _unusual(data.get("unusual")),
         answers=answers,
     )
 
@@ -214,6 +214,17 @@ def _calibration(info: Info) -> str:
         f"- Abstention threshold: {threshold}\n"
         f"- Prediction sets: the likeliest class and all classes of {result.set_score} {result.set_limit:.4g} or more. "
         f"They contain the label of at least {result.set_coverage:.0%} of examples."
+    )
+
+
+def _unusual(stated: Optional[Mapping[str, Any]]) -> str:
+    """Return the meaning of the output `unusual`, if the model has it."""
+    if stated is None:
+        return ""
+    return (
+        "\n\n`unusual`, an output of mean, predict and abstain, exceeds 1 for examples unlike the training data: by "
+        "the distance of the features below the last layer to those of the nearest class, or by a column outside its "
+        f"range. Of examples like the {stated['number']:,} held-out ones at most {stated['rate']:.2%} exceed 1."
     )
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.evaluation import Unusual
 from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, manifest, model_card
 from tfp_bfl.export.info import Info
@@ -28,7 +29,12 @@ _BOOKKEEPING = {
 }
 
 
-def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Info] = None) -> None:
+def save(
+    model_or_run: Source,
+    path: Union[str, os.PathLike],
+    info: Optional[Info] = None,
+    unusual: Optional[Unusual] = None,
+) -> None:
     """Write a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
         loaded = tf.saved_model.load("saved/")
@@ -73,6 +79,8 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
       path: a folder that doesn't exist or is empty.
       info: what is known of the model: class names, configuration, metrics, data. What it leaves out is taken from the
         run; of a Keras model it stays unknown.
+      unusual: of `evaluation.fit_unusual`: mean, predict and abstain then have a further output unusual [B], which
+        exceeds 1 for examples unlike the training data. A folder that is copied has its own.
 
     Raises:
       InvalidArgument: there is something at `path`, or `model_or_run` or `info` is not what is described above.
@@ -97,9 +105,13 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         model, known = model_of(model_or_run)
         whole = information.merged(info, known)
         whole = whole._replace(model=information.describe(model, information.target_of(whole._replace(model=None))))
+        data = {name: x for name, x in (whole.data or {}).items() if name != "unusual"}
+        if unusual is not None:
+            data["unusual"] = {"rate": unusual.rate, "number": unusual.number}
+        whole = whole._replace(data=data or None)
         information.features_of(whole)  # Refused, if they are none, before anything is written.
         texts = _texts(whole)
-        write = lambda: _write(model, folder, texts, whole)
+        write = lambda: _write(model, folder, texts, whole, unusual)
     with begun(folder):
         _make(folder)
         write()
@@ -122,9 +134,11 @@ def _texts(info: Info) -> dict[str, str]:
     return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
 
-def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info) -> None:
+def _write(
+    model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info, unusual: Optional[Unusual]
+) -> None:
     features = information.features_of(info)
-    module = make_functions(model, information.columns_of(info), information.target_of(info), features)
+    module = make_functions(model, information.columns_of(info), information.target_of(info), features, unusual)
     signatures = make_signatures(module, model.input_shape[1:], features)
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME

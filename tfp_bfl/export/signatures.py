@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import Feature
-from tfp_bfl.evaluation import draw_outputs, is_stochastic, sample_seeds
+from tfp_bfl.evaluation import Unusual, draw_outputs, is_stochastic, sample_seeds
+from tfp_bfl.evaluation.unusual import penultimate, unusual_score
 from tfp_bfl.export import rows as rows_of_tables
 from tfp_bfl.export.heads import head
 from tfp_bfl.layers import as_floats, sampling
@@ -48,6 +49,7 @@ def make_functions(
     columns: Sequence[Sequence[Any]] = (),
     target: Optional[Sequence[Any]] = None,
     features: Sequence[Feature] = (),
+    unusual: Optional[Unusual] = None,
 ) -> tf.Module:
     """Return a module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 
@@ -62,10 +64,12 @@ def make_functions(
       target: (name, mean, standard deviation) of the number that is predicted; None for classes.
       features: of the table, if it has categories or empty cells: there is a function `predict_rows` then, which
         accepts {column: [B]} as they are.
+      unusual: of the model (`evaluation.fit_unusual`); None for a model without this output.
     """
     answers = head(target)
     shape = model.input_shape[1:]
     stochastic = is_stochastic(model)
+    features_of = None if unusual is None else penultimate(model)
     scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
 
     # Not tensors, which a SavedModel would hold as objects of their own.
@@ -87,9 +91,18 @@ def make_functions(
     at_sample = draw.get_concrete_function()
 
     @traced()
+    def scored(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        if unusual is None or features_of is None:
+            return {}
+        with _portable(model), sampling("mean"):
+            rows = standardised(images)
+            return {"unusual": unusual_score(unusual, features_of(rows), rows)}
+
+    @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         with _portable(model), sampling("mean"):
-            return answers.at_mean(answers.of_sample(model(standardised(images), training=False)))
+            at = answers.at_mean(answers.of_sample(model(standardised(images), training=False)))
+        return {**at, **scored(images)}
 
     @traced(number["num_samples"], number["seed"])
     def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -100,7 +113,7 @@ def make_functions(
 
     @traced(number["num_samples"], number["seed"])
     def summarised(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        return answers.summary(drawn(images, num_samples, seed))
+        return {**answers.summary(drawn(images, num_samples, seed)), **scored(images)}
 
     def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         return at_mean(_scaled(images))

@@ -115,7 +115,8 @@ class _Fixed(tf.Module):
             # Made once in the graph: the samples share them in the file.
             shared = [tf.constant(value.numpy()) for value in fixed]
             draws = [rest(images, *shared, *(tf.constant(value.numpy()) for value in sample)) for sample in samples]
-            return answers.summary(tf.stack([draw[0] for draw in draws]))
+            scores = {name: x for name, x in module.mean(images).items() if name == "unusual"}
+            return {**answers.summary(tf.stack([draw[0] for draw in draws])), **scores}
 
         self.mean = tf.function(lambda images: module.mean(as_floats(images)))
         self.predict = tf.function(predict)

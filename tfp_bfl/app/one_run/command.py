@@ -1,4 +1,4 @@
-"""The commands on trained models: calibrate, export, laplace, last-layer, predict. Modules so named do the work."""
+"""The commands on trained models: calibrate, drift, export, laplace, last-layer, predict. The work is elsewhere."""
 
 from __future__ import annotations
 
@@ -58,6 +58,18 @@ Examples:
   tfp-bfl predict exact new_patients.csv
   tfp-bfl clients remove exact 3 --output without_3
 """
+
+
+DRIFT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl drift hospitals_run new_patients.csv
+  tfp-bfl drift my_run scans/ --level 0.001
+
+\b
+Exit status: 0 if no drift is found; 3 if drift is found; 2 on bad input.
+"""
+DRIFT_FOUND = 3
 
 
 def _num_samples(default: str) -> Any:
@@ -285,3 +297,39 @@ def last_layer_model(run: str, output: str, **options: Any) -> None:
     from tfp_bfl.app.one_run.last_layer import last_layer
 
     _show_posterior(last_layer(run, output, **options), output)
+
+
+@click.command("drift", epilog=DRIFT_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@click.argument("paths", metavar="FILES...", nargs=-1, required=True)
+@click.option(
+    "--level",
+    type=float,
+    default=0.01,
+    show_default=True,
+    metavar="SHARE",
+    help="Probability of finding drift where there is none, over all rows.",
+)
+@click.option(
+    "--separator", metavar="TEXT", help="Column separator of .csv files; default: the separator of the header."
+)
+def find_drift(run: str, paths: tuple[str, ...], **options: Any) -> int:
+    """Compare FILES with the training data of a run: each feature, and the scores of the model.
+
+    FILES are as of predict. Features are compared with histograms that the run recorded of all clients together, by the
+    chi-square test; p-values are adjusted for the number of rows (Holm).
+    """
+    from tfp_bfl.app.one_run.drift import drift
+
+    report = drift(run, list(paths), **options)
+    width = max(len("feature"), *(len(row.name) for row in report.rows))
+    click.echo(f"{report.number:,} examples, {report.of_training:,} in training; scores against {report.reference}")
+    click.echo(f"{'feature':<{width}}  distance   p-value  drift")
+    for row in report.rows:
+        click.echo(f"{row.name:<{width}}  {row.distance:8.3f}  {row.p_value:8.2g}  {'yes' if row.found else 'no'}")
+    for name, reason in report.failures:
+        click.echo(f"tfp-bfl: {name} {reason}.", err=True)
+    return DRIFT_FOUND if report.found else 0
+
+
+COMMANDS = (calibrate_model, export_model, find_drift, laplace_model, last_layer_model, predict_images)

@@ -10,6 +10,7 @@ from tfp_bfl.app.one_run import build, client_scores, ensembles, records
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
 from tfp_bfl.app.options.resolve import POINT, resolved, title
+from tfp_bfl.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,6 +88,16 @@ class Job(NamedTuple):
             return None
         _, features, labels = self.shares.calibration.examples(0)
         return records.predictions_of(bfl.evaluation.evaluate(model, features, labels, **self.prediction), labels)
+
+    def unusual(self, model: tf.keras.Model) -> Optional[bfl.evaluation.Unusual]:
+        """Return the score of unusual examples, calibrated on the examples of `apart`; None where there is none."""
+        if not self.shares.calibration or self.config.ensemble:
+            return None
+        held_out = self.shares.calibration.examples(0).features
+        try:
+            return bfl.evaluation.fit_unusual(model, self.clients, held_out, num_classes=self.test.num_classes)
+        except InvalidArgument:  # A model of which it has no features.
+            return None
 
     def in_words(self) -> str:
         """Return the line that a run begins with: its task and its sizes."""

@@ -33,6 +33,7 @@ else:
 BATCH_SIZE = 250
 # Memory grows with S, while the Monte Carlo error falls as 1 / sqrt(S).
 MOST_SAMPLES = 10_000
+_IMAGE = 3
 
 
 class Row(NamedTuple):
@@ -46,6 +47,7 @@ class Row(NamedTuple):
       epistemic, aleatoric: traces, as `tfp_bfl.evaluation.summarise` gives them.
       abstain: whether the entropy, or the measure that a calibrated model uses, exceeds the threshold.
       set: names of the classes in a calibrated model's prediction set, joined by "|"; otherwise the label.
+      unusual: above 1 for an example unlike the training data; None for a model without this output.
     """
 
     example: str
@@ -56,6 +58,7 @@ class Row(NamedTuple):
     aleatoric: float
     abstain: bool
     set: str = ""
+    unusual: Optional[float] = None
 
 
 class NumberRow(NamedTuple):
@@ -99,12 +102,12 @@ class Predictions(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return (self.kind, *self.rows[0]._fields[1:])
+        """The names of the columns, of which the model has values."""
+        return (self.kind, *(name for name, x in self.rows[0]._asdict().items() if x is not None and name != "example"))
 
     def records(self) -> list[dict[str, Any]]:
         """Return a mapping from the names of the columns to values, for each row."""
-        return [dict(zip(self.columns, row)) for row in self.rows]
+        return [dict(zip(self.columns, [x for x in row if x is not None])) for row in self.rows]
 
 
 def predict(
@@ -145,12 +148,11 @@ def predict(
             + ("at least 0." if regresses else "between 0 and 1: entropies are normalised.")
         )
     facts: Any = info.model
-    shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
+    calibration = bfl.export.calibration_of(info)
     number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
-    is_image = len(shape) == 3
     notes: list[str] = []
-    examples = bfl.data.read_images(images, tuple(shape)) if is_image else _rows(images, info, separator, notes)
+    examples = read_examples(info, images, separator, notes)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
     for start in range(0, len(examples.names), BATCH_SIZE):
@@ -161,7 +163,7 @@ def predict(
             rows += _as_numbers(examples.names[part], values, max_uncertainty)
         else:
             rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty)
-    return Predictions("image" if is_image else "row", rows, examples.failures, notes)
+    return Predictions("image" if len(facts["input_shape"]) == _IMAGE else "row", rows, examples.failures, notes)
 
 
 def stated_by(model: Union[str, os.PathLike]) -> str:
@@ -205,6 +207,7 @@ def _as_rows(
             aleatoric=float(answer["aleatoric"][i]),
             abstain=bool(above[i]),
             set=sets[i],
+            unusual=float(answer["unusual"][i]) if "unusual" in answer else None,
         )
         for i in range(len(which))
     ]
@@ -217,6 +220,25 @@ def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optio
         NumberRow(example=example, abstain=bool(above[i]), **{name: float(answer[name][i]) for name in names})
         for i, example in enumerate(which)
     ]
+
+
+def read_examples(
+    info: bfl.export.Info, paths: Any, separator: Optional[str] = None, notes: Optional[list[str]] = None
+) -> bfl.data.Images:
+    """Read images, or rows of tables, as a model accepts them.
+
+    Args:
+      info: of the model.
+      paths, separator: as `images` and `separator` of `predict`.
+      notes: gets sentences on unknown categories.
+
+    Raises:
+      InvalidArgument: none can be read, or the model does not accept such files.
+    """
+    shape: Any = (info.model or {})["input_shape"]
+    if len(shape) == _IMAGE:
+        return bfl.data.read_images(paths, tuple(shape))
+    return _rows(paths, info, separator, [] if notes is None else notes)
 
 
 def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str], notes: list[str]) -> bfl.data.Images:
@@ -241,7 +263,7 @@ def as_csv(predictions: Predictions) -> str:
     """Return a line of column names, and a line for each row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([predictions.columns, *predictions.rows])
+    writer.writerows([predictions.columns, *(record.values() for record in predictions.records())])
     return text.getvalue().rstrip("\n")
 
 
@@ -277,5 +299,5 @@ def _in_words(value: Any, digits: str) -> str:
 
 
 # Digits of probabilities, and of traces, which are small.
-_DIGITS = {"confidence": ".3f", "entropy": ".3f", "epistemic": ".4f", "aleatoric": ".4f"}
+_DIGITS = {"confidence": ".3f", "entropy": ".3f", "epistemic": ".4f", "aleatoric": ".4f", "unusual": ".2f"}
 FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}

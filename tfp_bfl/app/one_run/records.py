@@ -29,6 +29,8 @@ UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", _MUTUAL_INFORMATION)
 NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
 # Predictions of what nobody trained on, besides the test set.
 HELD_OUT = "held_out.npz"
+# Those of the test set.
+PREDICTIONS = "predictions.npz"
 MOST_SUMMARY_BYTES = 2**20
 MOST_ROUNDS_BYTES = 2**28
 _MOST_HEADER_BYTES = 2**16

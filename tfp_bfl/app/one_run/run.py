@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, ensembles, records
+from tfp_bfl.app.one_run import build, client_scores, drift, ensembles, records
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.progress import Reporter, reporter
 from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
@@ -52,7 +52,8 @@ def execute(
     """Run a configuration and return its folder.
 
     The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
-    round), checkpoints/ (for `resume`), predictions.npz (of the test set), figures/, report.html and
+    round), checkpoints/ (for `resume`), predictions.npz (of the test set),
+    training_histograms.npz (for `drift`), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
     complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with hold_out
     held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
@@ -139,7 +140,7 @@ def _run(
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         status.phase(f"predicting {job.test.num_examples:,} test examples")
         final = job.score(result.model)
-        apart = job.apart(result.model)
+        apart, unusual = job.apart(result.model), job.unusual(result.model)
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
         simple = baselines.baselines(job.clients, job.test)
         if job.shards:
@@ -176,7 +177,8 @@ def _run(
         }
         info = build.export_info(job.config, job.train, scores, job.weights)
         status.phase("SavedModel, figures and report")
-        write_results(folder, job.config, job.clients, job.test, final, result, summary, info, apart)
+        drift.record(folder, job.clients, job.train)
+        write_results(folder, job.config, job.clients, job.test, final, result, summary, info, apart, unusual)
     return folder
 
 

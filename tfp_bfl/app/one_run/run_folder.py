@@ -152,6 +152,7 @@ def write_results(
     summary: dict[str, Any],
     info: bfl.export.Info,
     apart: Optional[dict[str, np.ndarray]],
+    unusual: Optional[bfl.evaluation.Unusual],
 ) -> None:
     """Return all metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
     # Of a run that broke off while it wrote them.
@@ -159,7 +160,7 @@ def write_results(
         shutil.rmtree(folder / half, ignore_errors=True)
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    bfl.export.save(result.model, folder / "saved_model", info)
+    bfl.export.save(result.model, folder / "saved_model", info, unusual)
     if config.algorithm == "fl_swag" and not config.ensemble:
         state = online.from_stack(result.state.step, result.state.weights)
         online.save(state, folder / STATE)

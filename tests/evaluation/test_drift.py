@@ -1,0 +1,86 @@
+"""Drift of features: sums of clients' histograms, the rate of false alarms, and shifts that are found."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfp_bfl import evaluation
+from tfp_bfl.errors import InvalidArgument
+
+
+def rows(number, seed, shift=0.0):
+    """Standardised columns: normal, skewed, and two values."""
+    rng = np.random.default_rng(seed)
+    normal, skewed = rng.normal(size=number) + shift, rng.exponential(size=number) - 1
+    return np.stack([normal, skewed, np.where(rng.random(number) < 0.2, 2.0, -0.5)], 1)
+
+
+def compare(reference, new, level=0.01):
+    a, b = evaluation.feature_histograms(reference), evaluation.feature_histograms(new)
+    tests = [(name, *evaluation.homogeneity(x, y)) for name, x, y in zip(a.names, a.counts, b.counts)]
+    return evaluation.drifts(tests, level)
+
+
+def test_histograms_of_clients_add_up():
+    whole = rows(100, 0)
+    parts = [evaluation.feature_histograms(part, ["a", "b", "c"]) for part in np.split(whole, [3, 50])]
+    total = evaluation.add_histograms(evaluation.add_histograms(*parts[:2]), parts[2])
+    wanted = evaluation.feature_histograms(whole, ["a", "b", "c"])
+    assert total.names == ("a", "b", "c") and np.array_equal(total.counts, wanted.counts)
+    assert np.all(total.counts.sum(1) == 100)
+    with pytest.raises(InvalidArgument, match="of different features"):
+        evaluation.add_histograms(total, evaluation.feature_histograms(whole))
+
+
+@pytest.mark.parametrize("level", [0.05, 0.2])
+def test_same_data_are_found_at_most_at_the_level(level):
+    """400 pairs of samples from one distribution, 600 and 150 rows with three columns.
+
+    Error rate: the number of pairs with drift is at most binomial; the bound lies 4 standard deviations above, which a
+    binomial number exceeds with probability below 1e-3 (0.05) and 1e-4 (0.2). The seeds are fixed.
+    """
+    found = sum(any(row.found for row in compare(rows(600, 2 * k), rows(150, 2 * k + 1), level)) for k in range(400))
+    assert found <= 400 * level + 4 * np.sqrt(400 * level * (1 - level))
+    assert found >= 400 * level / 5  # The test is not empty.
+
+
+def test_a_shift_is_found_in_its_column_alone():
+    found = compare(rows(600, 0), rows(150, 1, 1.0))
+    assert [row.found for row in found] == [True, False, False]
+    assert found[0].distance > 0.2 and found[0].p_value < 1e-4
+
+
+def test_homogeneity_is_the_chi_square_test():
+    a, b = np.array([50, 30, 20]), np.array([20, 30, 50])
+    distance, p_value = evaluation.homogeneity(a, b)
+    assert distance == pytest.approx(0.3)
+    assert p_value == pytest.approx(stats.chi2_contingency([a, b], correction=False).pvalue)
+    # Bins with few examples are merged with their neighbours, first and last ones too.
+    merged = evaluation.homogeneity(np.array([1, 49, 0, 30, 19, 1]), np.array([0, 20, 1, 29, 49, 1]))[1]
+    assert merged == pytest.approx(stats.chi2_contingency([[50, 30, 20], [20, 30, 50]], correction=False).pvalue)
+    assert evaluation.homogeneity(np.array([3, 1]), np.array([1, 3]))[1] == 1.0
+
+
+def test_p_values_are_those_of_holm():
+    found = evaluation.drifts([("a", 0.0, 0.01), ("b", 0.0, 0.04), ("c", 0.0, 0.03), ("d", 0.0, 0.005)], 0.05)
+    assert [row.p_value for row in found] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert [row.found for row in found] == [True, False, False, True]
+    with pytest.raises(InvalidArgument, match="level"):
+        evaluation.drifts([], 1.0)
+
+
+def test_images_have_brightness_and_contrast():
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (300, 4, 4, 3), np.uint8)
+    found = compare(pictures[:200], np.concatenate([pictures[200:, :, :, :2], pictures[200:, :, :, 2:] // 2], 3))
+    assert [row.name for row in found if row.found] == ["brightness, channel 2", "contrast, channel 2"]
+    floats = evaluation.feature_histograms(np.float32(pictures / 255))
+    assert np.array_equal(floats.counts, evaluation.feature_histograms(pictures).counts)
+    with pytest.raises(InvalidArgument, match="must be rows"):
+        evaluation.feature_histograms(np.zeros((3, 4, 4)))
+
+
+def test_scores_are_counted_between_common_quantiles():
+    one, two = evaluation.count_between(np.arange(100.0), np.arange(50.0, 150.0))
+    assert one.sum() == two.sum() == 100 and one[0] > two[0] and one[-1] < two[-1]
+    assert evaluation.count_between([0.0, 0.0], [0.0])[0].sum() == 2

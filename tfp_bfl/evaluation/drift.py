@@ -1,0 +1,155 @@
+"""Comparison of new examples with those of the training, from histograms that clients' counts add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument
+
+# Of standardised columns, and of the brightness and contrast of images in [0, 1]. Values that are frequent, such as 0
+# of a constant column, lie at no edge, where rounding would decide.
+_TABLE_EDGES = np.linspace(-4, 4, 33) + 0.01234
+_IMAGE_EDGES = np.linspace(0, 1, 33)
+# The chi-square distribution is close enough where each bin has this many expected examples (Cochran 1954: 5).
+LEAST_EXPECTED = 10
+_TABLE, _IMAGES = 2, 4
+_AT_ONCE = 1000
+
+
+class Histograms(NamedTuple):
+    """Counts of examples; those of clients are added.
+
+    Fields:
+      names: of the J features.
+      edges: of the bins, of which the first and the last are open [E].
+      counts: [J, E + 1].
+    """
+
+    names: tuple[str, ...]
+    edges: np.ndarray
+    counts: np.ndarray
+
+
+class Drift(NamedTuple):
+    """The comparison of one feature.
+
+    Fields:
+      name: of the feature.
+      distance: total variation distance of the two histograms, in [0, 1].
+      p_value: of the test that both samples have one distribution, adjusted for the number of features.
+      found: p_value is below the level.
+    """
+
+    name: str
+    distance: float
+    p_value: float
+    found: bool
+
+
+def feature_histograms(features: Any, names: Sequence[str] = ()) -> Histograms:
+    """Count examples of a client: columns of a table, or brightness and contrast of each channel of images.
+
+    Args:
+      features: of a table standardised columns [n, D]; of images [n, height, width, channels], bytes or in [0, 1].
+      names: of the columns [D]; () for their numbers.
+
+    Raises:
+      InvalidArgument: they are neither rows of a table nor images.
+    """
+    given = np.asarray(features)
+    if given.ndim == _TABLE:
+        values, edges = given, _TABLE_EDGES
+        names = tuple(names) or tuple(f"column {j}" for j in range(given.shape[1]))
+    elif given.ndim == _IMAGES:
+        parts = [given[i : i + _AT_ONCE] for i in range(0, max(len(given), 1), _AT_ONCE)]
+        values, edges = np.concatenate([_brightness_and_contrast(part) for part in parts]), _IMAGE_EDGES
+        channels = range(given.shape[3])
+        kinds = ("brightness", "contrast")
+        names = tuple(f"{kind}, channel {c}" if len(channels) > 1 else kind for kind in kinds for c in channels)
+    else:
+        raise InvalidArgument(f"features have shape {given.shape}, but must be rows [n, D] or images [n, H, W, C].")
+    bins = np.searchsorted(edges, values, side="right")
+    counts = np.stack([np.bincount(bins[:, j], minlength=len(edges) + 1) for j in range(bins.shape[1])])
+    return Histograms(names, edges, counts)
+
+
+def _brightness_and_contrast(images: np.ndarray) -> np.ndarray:
+    """Return the mean and twice the standard deviation of each channel's pixels, in [0, 1]: [n, 2 channels]."""
+    scaled = images / np.float32(255) if images.dtype == np.uint8 else images
+    return np.concatenate([scaled.mean((1, 2)), 2 * scaled.std((1, 2))], 1)
+
+
+def add_histograms(a: Histograms, b: Histograms) -> Histograms:
+    """Add the counts of two clients.
+
+    Raises:
+      InvalidArgument: they are of different features.
+    """
+    if a.names != b.names or not np.array_equal(a.edges, b.edges):
+        raise InvalidArgument("The histograms are of different features: compare examples of one form.")
+    return a._replace(counts=a.counts + b.counts)
+
+
+def count_between(reference: Any, new: Any, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Return counts of two samples of numbers [N], [M] between the quantiles of both together: [bins] each."""
+    samples = np.asarray(reference, np.float64), np.asarray(new, np.float64)
+    edges = np.unique(np.quantile(np.concatenate(samples), np.linspace(0, 1, bins + 1)[1:-1]))
+    one, two = (np.bincount(np.searchsorted(edges, x, side="right"), minlength=len(edges) + 1) for x in samples)
+    return one, two
+
+
+def homogeneity(reference: np.ndarray, new: np.ndarray) -> tuple[float, float]:
+    """Compare two samples by their counts: total variation distance, and p-value of the chi-square test.
+
+    Neighbouring bins are merged until each has `LEAST_EXPECTED` expected examples in both samples; the p-value is 1
+    where one bin is left.
+
+    Args:
+      reference, new: counts of the bins [B].
+
+    Source: Pearson 1900; Cochran 1954 for the merging.
+    """
+    from scipy import stats
+
+    counts = np.stack([reference, new]).astype(np.float64)
+    totals = counts.sum(1)
+    distance = 0.5 * float(np.abs(counts[0] / totals[0] - counts[1] / totals[1]).sum())
+    least = LEAST_EXPECTED * totals.sum() / totals.min()
+    merged: list[np.ndarray] = []
+    for column in counts.T:
+        if merged and merged[-1].sum() < least:
+            merged[-1] = merged[-1] + column
+        else:
+            merged.append(column)
+    if len(merged) > 1 and merged[-1].sum() < least:
+        last = merged.pop()
+        merged[-1] = merged[-1] + last
+    if len(merged) < 2:
+        return distance, 1.0
+    return distance, float(stats.chi2_contingency(np.stack(merged, 1), correction=False).pvalue)
+
+
+def drifts(tests: Sequence[tuple[str, float, float]], level: float = 0.01) -> list[Drift]:
+    """Adjust p-values for the number of tests, so that with probability `level` at most any drift is found by chance.
+
+    Args:
+      tests: (name, distance, p-value) of each.
+      level: between 0 and 1.
+
+    Raises:
+      InvalidArgument: a level out of its range.
+
+    Source: Holm 1979.
+    """
+    if not 0 < level < 1:
+        raise InvalidArgument(f"level is {level}, but must be between 0 and 1.")
+    order = np.argsort([p for _, _, p in tests], kind="stable")
+    adjusted = np.ones(len(tests))
+    largest = 0.0
+    for rank, j in enumerate(order):
+        largest = max(largest, min(1.0, (len(tests) - rank) * tests[j][2]))
+        adjusted[j] = largest
+    return [Drift(name, d, float(p), bool(p < level)) for (name, d, _), p in zip(tests, adjusted)]

@@ -1,0 +1,221 @@
+"""A score of examples that are unlike the training data, from sums of clients, with a calibrated threshold."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.data import ClientData
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.layers import as_floats, sampling
+from tfp_bfl.weights import weight_sampling
+
+BATCH_SIZE = 256
+# A SavedModel holds the covariance of so many features in 16 MB.
+MOST_FEATURES = 2048
+_TABLE = 2
+
+
+class FeatureSums(NamedTuple):
+    """Sums over a client's examples; sums of clients are merged by `merge_feature_sums`.
+
+    Fields:
+      counts: of each class [C]; of a regression model C = 1.
+      totals: of the features below the last layer by class [C, F].
+      products: of all examples, sum_i f_i f_i^T [F, F].
+      low, high: of each column of a table [D]; of images [0].
+    """
+
+    counts: np.ndarray
+    totals: np.ndarray
+    products: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class Unusual(NamedTuple):
+    """A score that exceeds 1 for unusual examples.
+
+    score = max(min_c ||(f - m_c) L|| / feature_limit,  max_j |x_j - center_j| / half_j / range_limit)
+
+    Fields:
+      means: m, of the features of each class [C, F].
+      root: L, with L L^T the inverse of the covariance that the classes share [F, F].
+      feature_limit: of the distance; infinite where it is not used.
+      low, high: of the columns of a table in training [D]; of images [0].
+      range_limit: of the range, 1 at its ends; infinite where it is not used.
+      rate: probability that an example like the held-out examples is unusual, at most.
+      number: of held-out examples.
+    """
+
+    means: np.ndarray
+    root: np.ndarray
+    feature_limit: float
+    low: np.ndarray
+    high: np.ndarray
+    range_limit: float
+    rate: float
+    number: int
+
+
+def penultimate(model: tf.keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return the function from inputs to the features [B, F] that enter a model's last layer with weights.
+
+    Features with further axes are averaged over these. Weights are those of the posterior's mean.
+
+    Raises:
+      InvalidArgument: the model is neither functional nor sequential, or has more than 2,048 features.
+    """
+    sampled = weight_sampling(model)
+    inner = model if sampled is None else sampled.model
+    layers = [layer for layer in getattr(inner, "layers", []) if layer.weights]
+    if not layers or not inner._is_graph_network or isinstance(layers[-1], tf.keras.Model):
+        raise InvalidArgument(f"The model {model.name!r} is no functional or sequential model: it has no last layer.")
+    features = layers[-1].get_input_at(0)
+    if not isinstance(features.shape[-1], int) or features.shape[-1] > MOST_FEATURES:
+        raise InvalidArgument(
+            f"The last layer of {model.name!r} has inputs of shape {features.shape}, but at most {MOST_FEATURES:,} "
+            "features can be compared."
+        )
+    below = tf.keras.Model(inner.inputs, features)
+    axes = list(range(1, len(features.shape) - 1))
+
+    def call(inputs: tf.Tensor) -> tf.Tensor:
+        found = tf.cast(below(inputs, training=False), tf.float32)
+        return tf.reduce_mean(found, axes) if axes else found
+
+    return call
+
+
+def feature_sums(features: np.ndarray, inputs: Any, labels: Any = None, num_classes: int = 1) -> FeatureSums:
+    """Compute the sums of one client.
+
+    Args:
+      features: below the last layer, float64 [n, F].
+      inputs: the examples as the model takes them [n, ...].
+      labels: of classes [n]; None for one class.
+      num_classes: C.
+    """
+    hot = np.eye(num_classes)[np.zeros(len(features), int) if labels is None else np.asarray(labels)]
+    table = np.asarray(inputs, np.float64) if np.ndim(inputs) == _TABLE else np.zeros((len(features), 0))
+    low, high = (f(table, 0, initial=x) for f, x in ((np.min, np.inf), (np.max, -np.inf)))
+    return FeatureSums(hot.sum(0), hot.T @ features, features.T @ features, low, high)
+
+
+def merge_feature_sums(a: FeatureSums, b: FeatureSums) -> FeatureSums:
+    """Merge the sums of two clients, or of two groups of clients."""
+    return FeatureSums(
+        a.counts + b.counts,
+        a.totals + b.totals,
+        a.products + b.products,
+        np.minimum(a.low, b.low),
+        np.maximum(a.high, b.high),
+    )
+
+
+def fit_unusual(
+    model: tf.keras.Model, clients: ClientData, held_out: Any, *, false_alarms: float = 0.01, num_classes: int = 0
+) -> Unusual:
+    """Fit the score on sums of clients, and its threshold on held-out examples.
+
+    The features below the last layer have a Gaussian for each class, with a shared covariance (OAS shrinkage). Columns
+    of a table have the range of training. Each of these parts is calibrated at an equal part of `false_alarms`, at the
+    k-th smallest of n held-out scores, k = ceil((n + 1) (1 - rate)), or the largest where that is above n.
+
+    Args:
+      model: a Keras model that returns logits, or mean and log variance.
+      clients: of its training.
+      held_out: features [n, ...] of examples on which nobody trained, drawn as the clients' examples.
+      false_alarms: the probability of calling such an example unusual.
+      num_classes: C; 0 for regression.
+
+    Returns:
+      An `Unusual`; `rate` is at most 2 / (n + 1) where there are too few held-out examples for `false_alarms`.
+
+    Raises:
+      InvalidArgument: no held-out examples, false_alarms not between 0 and 1, or as `penultimate`.
+
+    Source: Lee et al. 2018 (arXiv:1807.03888) for the distance; Chen et al. 2010 (arXiv:0907.4698), eq. 23, for the
+    shrinkage; Vovk et al. 2005 for the threshold.
+    """
+    number = len(held_out)
+    if not 0 < false_alarms < 1:
+        raise InvalidArgument(f"false_alarms is {false_alarms}, but must be between 0 and 1.")
+    if not number:
+        raise InvalidArgument("The threshold of unusual examples needs held-out examples, and there are none.")
+    features_of = _features_of(model)
+
+    def sums_of(k: int) -> FeatureSums:
+        examples = clients.examples(k)
+        labels = examples.labels if num_classes else None
+        return feature_sums(features_of(examples.features), examples.features, labels, num_classes or 1)
+
+    sums = (sums_of(k) for k in range(clients.num_clients) if clients.sizes[k])
+    total = functools.reduce(merge_feature_sums, sums)
+    means, root = _gaussians(total)
+    parts = 2 if total.low.size else 1
+    place = math.ceil((number + 1) * (1 - false_alarms / parts))
+    limit = lambda scores: max(float(np.sort(scores)[min(place, number) - 1]), 1e-6)
+    rate = parts * (number + 1 - min(place, number)) / (number + 1)
+    unfitted = Unusual(means, root, 1.0, total.low, total.high, 1.0, min(rate, 1.0), number)
+    distances = _distance(unfitted, tf.constant(features_of(held_out), tf.float32)).numpy()
+    fitted = unfitted._replace(feature_limit=limit(distances))
+    if not total.low.size:
+        return fitted._replace(range_limit=math.inf)
+    return fitted._replace(range_limit=limit(_range(unfitted, tf.constant(held_out, tf.float32)).numpy()))
+
+
+def unusual_score(unusual: Unusual, features: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
+    """Compute the score [B] of features [B, F] below the last layer and inputs [B, ...]: above 1 is unusual."""
+    score = _distance(unusual, features) / np.float32(unusual.feature_limit)
+    if not unusual.low.size:
+        return score
+    return tf.maximum(score, _range(unusual, inputs) / np.float32(unusual.range_limit))
+
+
+def _distance(unusual: Unusual, features: tf.Tensor) -> tf.Tensor:
+    """Compute the distance to the nearest class [B]: of each as a difference of products, without [B, C, F]."""
+    root = np.float32(unusual.root)
+    centers: np.ndarray = np.float32(unusual.means @ unusual.root)  # type: ignore[assignment]
+    projected = tf.matmul(features, root)
+    nearest = [tf.reduce_sum(tf.square(projected - centers[c]), 1) for c in range(len(centers))]
+    return tf.sqrt(functools.reduce(tf.minimum, nearest))
+
+
+def _range(unusual: Unusual, inputs: tf.Tensor) -> tf.Tensor:
+    center = np.float32((unusual.low + unusual.high) / 2)
+    half = np.float32(np.maximum((unusual.high - unusual.low) / 2, 1e-6))
+    return tf.reduce_max(tf.abs(inputs - center) / half, 1)
+
+
+def _gaussians(sums: FeatureSums) -> tuple[np.ndarray, np.ndarray]:
+    """Return the means of the classes that have examples, and the root of the shared precision."""
+    present = sums.counts > 0
+    means = sums.totals[present] / sums.counts[present, np.newaxis]
+    number, width = sums.counts.sum(), sums.totals.shape[1]
+    within = (sums.products - (means.T * sums.counts[present]) @ means) / number
+    size, square = np.trace(within) / width, np.mean(within**2)
+    spread = (number + 1) * (square - size**2 / width)
+    shrinkage = 1.0 if spread <= 0 else min((square + size**2) / spread, 1.0)
+    covariance = (1 - shrinkage) * within + (shrinkage * size + 1e-9) * np.eye(width)
+    values, vectors = np.linalg.eigh(covariance)
+    return means, vectors / np.sqrt(np.maximum(values, 1e-9 * max(values.max(), 1e-30)))
+
+
+def _features_of(model: tf.keras.Model) -> Callable[[Any], np.ndarray]:
+    call = penultimate(model)
+
+    @functools.partial(tf.function, autograph=False, reduce_retracing=True)
+    def batch(inputs: tf.Tensor) -> tf.Tensor:
+        with sampling("mean"):
+            return call(as_floats(inputs))
+
+    def features(examples: Any) -> np.ndarray:
+        starts = range(0, len(examples), BATCH_SIZE)
+        return np.concatenate([np.float64(batch(tf.constant(examples[i : i + BATCH_SIZE]))) for i in starts])
+
+    return features
