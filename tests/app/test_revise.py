@@ -76,7 +76,7 @@ def assert_export_is_what_was_evaluated(folder):
 def test_run_folder_is_complete(whole):
     assert {path.name for path in whole.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "checkpoints", "predictions.npz", "figures", "report.html", "saved_model"),
-        *("server_state.npz", "summary.json"),
+        *("server_state.npz", "summary.json", "training_histograms.npz"),
     }
     (row,) = rows(whole)
     assert (row["num_clients"], row["num_faulty"], row["num_examples"]) == (3, 0, 180)

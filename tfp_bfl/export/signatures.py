@@ -69,7 +69,6 @@ def make_functions(
     answers = head(target)
     shape = model.input_shape[1:]
     stochastic = is_stochastic(model)
-    features_of = None if unusual is None else penultimate(model)
     scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
 
     # Not tensors, which a SavedModel would hold as objects of their own.
@@ -90,13 +89,8 @@ def make_functions(
 
     at_sample = draw.get_concrete_function()
 
-    @traced()
-    def scored(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        if unusual is None or features_of is None:
-            return {}
-        with _portable(model), sampling("mean"):
-            rows = standardised(images)
-            return {"unusual": unusual_score(unusual, features_of(rows), rows)}
+    # Not traced for nothing: a function without variables would be an operation of its own.
+    scored = (lambda images: {}) if unusual is None else traced()(_scorer(model, unusual, standardised))
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -145,6 +139,20 @@ def make_functions(
     for function in (mean, sample, predict, abstain):
         setattr(module, function.__name__, tf.function(function, autograph=False))
     return module
+
+
+def _scorer(
+    model: tf.keras.Model, unusual: Unusual, standardised: Callable[[tf.Tensor], tf.Tensor]
+) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Return the function from examples to the output `unusual`."""
+    features_of = penultimate(model)
+
+    def scored(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        with _portable(model), sampling("mean"):
+            rows = standardised(images)
+            return {"unusual": unusual_score(unusual, features_of(rows), rows)}
+
+    return scored
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:
