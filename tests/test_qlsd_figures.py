@@ -7,8 +7,6 @@ from experiments.qlsd import consistency, figures, network, predictions, run, ta
 from tests.test_qlsd_network import CHAIN, MORE, data  # noqa: F401
 from tfp_bfl import clients, evaluation
 
-after = "tests/test_qlsd_figures.py"
-
 
 def test_recorded_confidences_give_the_scores_of_the_predictions():
     rng = np.random.default_rng(1)
@@ -28,7 +26,7 @@ def test_cells_are_of_one_size_and_have_names_of_their_own():
     assert not [o for o in run.cells("full") if o["study"] in ("consistency", "predictions")]
 
 
-@pytest.mark.deep(after=after)
+@pytest.mark.deep(after="tests/test_qlsd_figures.py")
 @pytest.mark.statistical
 @pytest.mark.parametrize("method", ["LSD#", pytest.param("QLSD++ 4 bits", marks=pytest.mark.long)])
 def test_variances_are_those_of_the_closed_form(method):
@@ -38,7 +36,7 @@ def test_variances_are_those_of_the_closed_form(method):
     assert found["ratio"] == pytest.approx(found["expected_ratio"], rel=0.06)
 
 
-@pytest.mark.deep(after=after)
+@pytest.mark.deep(after="tests/test_qlsd_figures.py")
 def test_predictions_and_their_figures(data, tmp_path, monkeypatch):  # noqa: F811
     potential = clients.Potential(network.model_of({**MORE, "model": "mlp"}, 0))
     draws = np.random.default_rng(0).normal(0, 1, (1, 4, potential.size)).astype(np.float32)

@@ -9,8 +9,8 @@ def _words(text: str) -> frozenset[str]:
 EXPORTED = _words(
     """
     Abs AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
-    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd LogicalOr
-    MatMul MaxPool Maximum Mean Minimum Mul Neg NoOp NotEqual OnesLike Pack Pad Placeholder Range ReadVariableOp
+    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd MatMul
+    MaxPool Maximum Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp
     RealDiv Relu Reshape RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze
     StatefulPartitionedCall StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2
     StatelessRandomUniformIntV2 StatelessRandomUniformV2 StatelessWhile StopGradient StridedSlice Sub Sum
@@ -23,8 +23,8 @@ EXPORTED = _words(
 ARITHMETIC = _words(
     """
     Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
-    Floor FloorMod Greater Log1p LogSoftmax LogicalNot MatrixDiagPartV3 MatrixSetDiagV3 Max Min
-    PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size Slice
+    Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
+    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size Slice
     Softplus Softsign SpaceToBatchND Split SplitV Tanh Transpose Unpack Xlogy
     """
 )

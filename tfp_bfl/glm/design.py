@@ -151,21 +151,28 @@ def read_design(
             "--drop."
         )
     features, names = _joined(blocks, names, left, notes, where)
-    unique, number = np.unique(owners[left], return_inverse=True)
-    found = [str(name) for name in unique]
-    order = sorted(range(len(found)), key=lambda k: natural(found[k]))
-    gone = sorted(set(owners[keep].tolist()) - set(found), key=natural)
-    if gone:
-        notes.append(f"No row is left of {', '.join(gone)}.")
-    parts = np.split(np.flatnonzero(left)[np.argsort(number, kind="stable")], np.cumsum(np.bincount(number))[:-1])
-    rows = [parts[k] for k in order]
+    clients, rows = _by_client(owners, left, keep, notes)
     return Design(
         [(features[own], values[own]) for own in rows],
         None if exposure is None else [exposure[own] for own in rows],
         names,
-        [found[k] for k in order],
+        clients,
         notes,
     )
+
+
+def _by_client(
+    owners: np.ndarray, left: np.ndarray, keep: np.ndarray, notes: list[str]
+) -> tuple[list[str], list[np.ndarray]]:
+    """Return the clients in natural order, and the rows of each that are left; `notes` gets a sentence on the others."""
+    unique, number = np.unique(owners[left], return_inverse=True)
+    clients = [str(name) for name in unique]
+    gone = sorted(set(owners[keep].tolist()) - set(clients), key=natural)
+    if gone:
+        notes.append(f"No row is left of {', '.join(gone)}.")
+    parts = np.split(np.flatnonzero(left)[np.argsort(number, kind="stable")], np.cumsum(np.bincount(number))[:-1])
+    order = sorted(range(len(clients)), key=lambda k: natural(clients[k]))
+    return [clients[k] for k in order], [parts[k] for k in order]
 
 
 def _joined(
