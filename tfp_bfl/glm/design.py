@@ -164,7 +164,7 @@ def read_design(
 def _by_client(
     owners: np.ndarray, left: np.ndarray, keep: np.ndarray, notes: list[str]
 ) -> tuple[list[str], list[np.ndarray]]:
-    """Return the clients in natural order, and the rows of each that are left; `notes` gets a sentence on the others."""
+    """Return the clients in natural order, and the rows left of each; `notes` gets a sentence on the others."""
     unique, number = np.unique(owners[left], return_inverse=True)
     clients = [str(name) for name in unique]
     gone = sorted(set(owners[keep].tolist()) - set(clients), key=natural)
