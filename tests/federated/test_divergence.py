@@ -76,7 +76,8 @@ def test_the_log_names_the_client_and_its_local_step(caplog):
         clients = Clients(spoilt(SOURCE, features), CLIENTS.indices)
         result = federated.simulate(process(learning_rate=0.01), clients, 1, engine="local")
     assert result.rounds[0]["faulty_clients"] == {"1": "not finite"}
-    assert "client 1: not finite; training diverged first at client 1, in local step 1." in caplog.text
+    diverged = "client 1: not finite; training diverged first at client 1, in local step 1, the first one: check the"
+    assert f"{diverged} size of its features too." in caplog.text
 
 
 @pytest.mark.parametrize("driver", [federated.simulate, federated.simulate_chains], ids=lambda x: x.__name__)

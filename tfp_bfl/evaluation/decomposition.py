@@ -167,7 +167,7 @@ def _entropy(probabilities: tf.Tensor) -> tf.Tensor:
     """Return the entropy over the last axis, [...], normalised to [0, 1]."""
     # 0 log 0 = 0, in operations that TensorFlow Lite has as well.
     logs = tf.math.log(tf.maximum(probabilities, _tiny(probabilities)))
-    nats = -tf.reduce_sum(probabilities * logs, axis=-1)
+    nats = 0.0 - tf.reduce_sum(probabilities * logs, axis=-1)  # Not -sum, which is -0.0 for a certain prediction.
     # Rounding, or rows that don't quite sum to one, would otherwise step over the ends of the interval.
     return tf.clip_by_value(nats / _log_classes(probabilities), 0.0, 1.0)
 

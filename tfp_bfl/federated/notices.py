@@ -101,7 +101,8 @@ def divergence_clause(steps: Mapping[int, int]) -> str:
     if not known:
         return ""
     step, client = min(known)
-    return f"; training diverged first at client {client}, in local step {step}"
+    first = ", the first one: check the size of its features too" if step == 1 else ""
+    return f"; training diverged first at client {client}, in local step {step}{first}"
 
 
 def chance_warning(accuracy: float, largest_share: float, learning_rate: Optional[float]) -> Optional[str]:
