@@ -50,8 +50,12 @@ def last_layer(
     Source: Bishop 2006, sections 3.5 and 4.5; Kristiadi et al. 2020 (arXiv:2002.10118) for last layers.
 
     Example:
-      >>> process = bfl.algorithms.last_layer(network, likelihood="gaussian")
-      >>> result = bfl.simulate(process, clients, rounds=1)
+      >>> clients = bfl.data.load("diabetes").partition(bfl.data.iid(num_clients=3), seed=0)
+      >>> network = bfl.models.mlp("deterministic", input_shape=(10,), num_classes=2)
+      >>> options = {"likelihood": "gaussian", "element_spec": clients.element_spec}
+      >>> process = bfl.algorithms.last_layer(network, **options)
+      >>> bfl.simulate(process, clients, rounds=1, engine="local").model.output_shape
+      (None, 2)
     """
     shared = ("element_spec", "seed", "min_examples")
     work, process = split_options(last_layer, clients.last_layer_sums, options, shared)

@@ -227,7 +227,7 @@ def classwise_calibration_error(probabilities: Any, labels: Any, num_bins: int =
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
       >>> labels = np.array([0, 1, 1, 0])
       >>> print(round(bfl.evaluation.classwise_calibration_error(probabilities, labels, num_bins=5), 3))
-      0.3
+      0.225
     """
     probabilities = check_probabilities(probabilities)
     true, values = check_labels(labels, probabilities).numpy(), probabilities.numpy().astype(np.float64)

@@ -195,7 +195,7 @@ def evaluate(
       >>> test = bfl.data.load("breast_cancer", split="test")
       >>> scores = bfl.evaluation.evaluate(model, test.features, test.labels, num_samples=5)
       >>> sorted(scores.metrics)[:4]
-      ['accuracy', 'aleatoric', 'brier', 'ece']
+      ['accuracy', 'aleatoric', 'auroc', 'brier']
       >>> scores.epistemic.shape
       (113,)
     """

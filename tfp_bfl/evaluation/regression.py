@@ -168,7 +168,7 @@ def mixture_crps(means: Any, variances: Any, labels: Any) -> np.ndarray:
 
     Example:
       >>> print(np.round(bfl.evaluation.mixture_crps([[0.0], [2.0]], [[1.0], [1.0]], [1.0]), 3))
-      [0.344]
+      [0.359]
     """
     means, variances, labels = (np.asarray(x, np.float64) for x in (means, variances, labels))
     if means.ndim != 2 or means.shape != variances.shape or labels.shape != means.shape[1:] or not len(means):
