@@ -163,6 +163,13 @@ def made(options):
     if options["study"] in NETWORKS:
         names = ("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation", "travelled", "spread")
         return {**{key: [0.5] for key in names}, "draws": 9, "seconds": 1.0}
+    if options["study"] == "consistency":
+        names = ("variance", "variance_se", "ratio", "expected_ratio", "bias", "seconds")
+        return dict.fromkeys(names, 1.0)
+    if options["study"] == "predictions":
+        names = ("accuracy", "nll", "auroc", "accuracy_of_mean_weights", "nll_of_mean_weights")
+        of_images = {"confidences": [0.6, -0.4], "entropies": [0.5, 1.0], "entropies_elsewhere": [1.0, 2.0]}
+        return {**dict.fromkeys(names, 0.5), **of_images, "sizes": [1, 2], "seconds": 1.0}
     if options["study"] in (*config.LOGISTICS, "covertype"):
         values = {name: [100.0, 101.0] for name in ("quantile", "quantile_above_least", "mean_above_least")}
         numbers = {"least": 1.0, "bits_bound": 10.0, "bits_entropy": 4.0, "bits_coder": 5.0}
