@@ -95,8 +95,20 @@ def test_replies_with_an_error_or_without_a_number_are_left_out(caplog):
     silent = Message(RecordDict({"arrays": arrays}), reply_to=messages[2])
     record, metrics = pooling.aggregate_train(1, [good, broken, silent])
     np.testing.assert_allclose(record["mean/w"].numpy(), np.full(3, 4.0))
-    assert metrics["num_clients"] == 1 and "7" in pooling.server.clients
+    assert metrics["num_clients"] == 1 and metrics["num_examples"] == 10
     assert "num_examples is -1, but must be a whole number of examples." in caplog.text
+
+
+def test_nodes_that_state_the_same_client_and_broken_replies_are_left_out(caplog):
+    pooling = strategy(client_key="partition-id")
+    [*messages] = pooling.configure_train(1, pooling._record(), ConfigRecord(), Grid((1, 2, 3, 4)))
+    stating = [reply(m, 1, 4.0, **{"partition-id": name}) for m, name in zip(messages, (7, 7, 8, 9))]
+    stating[3].content["arrays"]["mean/w"].data = b"no array"
+    record, metrics = pooling.aggregate_train(1, stating)
+    assert metrics["num_clients"] == 1
+    np.testing.assert_allclose(record["mean/w"].numpy(), np.full(3, 4.0))
+    assert "2 nodes state that they are client 7: all are left out." in caplog.text
+    assert "The reply of node 4 can't be read: " in caplog.text
 
 
 def test_first_arrays_are_those_of_the_server():
@@ -118,7 +130,11 @@ def test_the_program_of_the_page_goes_on_after_a_kill_to_the_same_bits(tmp_path)
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
     ended = subprocess.run(command("killed", 6), check=True, capture_output=True, text=True, timeout=600)
-    assert "to 6: accuracy 0." in ended.stdout and "rounds 1 to" not in ended.stdout
+    assert (
+        "to 6: accuracy 0." in ended.stdout
+        and "of the means alone: " in ended.stdout
+        and "rounds 1 to" not in ended.stdout
+    )
     whole, other = (np.load(tmp_path / folder / "round_6.npz") for folder in ("whole", "killed"))
     assert sorted(whole) == sorted(other)
     for name in whole:

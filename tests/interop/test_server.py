@@ -114,8 +114,6 @@ def test_the_server_of_admm_counts_the_clients_of_the_federation():
 def test_the_order_of_arrival_changes_no_bit():
     one, other, given = server(), server(), answers()
     one.next(given)
-    other.next(given)
-    one.next(given)
     other.next(given[::-1])
     for name, x in one.arrays.items():
         np.testing.assert_array_equal(x, other.arrays[name])
@@ -137,6 +135,10 @@ BAD = {
     "variance": (lambda a: {**a, "variance/last": np.zeros(3)}, "variance zero or below"),
     "huge": (lambda a: {**a, "mean/last": np.full(3, 1e7)}, "a number beyond max_magnitude"),
     "narrow": (lambda a: {**a, "variance/last": np.full(3, 1e-12)}, "a standard deviation below min_stddev"),
+    "ragged": (
+        lambda a: {**a, "mean/last": [[1.0], [1.0, 2.0]]},
+        "mean/last is [[1.0], [1.0, 2.0]], but must be an array",
+    ),
     "no mapping": (lambda a: [1], "[1] is no mapping from names to arrays."),
 }
 
@@ -152,7 +154,8 @@ def test_a_bad_answer_is_left_out_with_its_reason(case, two):
     """The round is that of the others."""
     (spoil, reason), (one, other), given = BAD[case], two, answers(3)
     bad = Answer("bad", 10, spoil(named(*drawn(9))))
-    assert one.next([*given, bad])["faulty"] == {"bad": reason}
+    faulty = one.next([*given, bad])["faulty"]
+    assert list(faulty) == ["bad"] and faulty["bad"].startswith(reason)
     other.next(given)
     for name, x in one.arrays.items():
         np.testing.assert_array_equal(x, other.arrays[name])
@@ -173,11 +176,7 @@ def test_a_round_without_a_valid_answer_changes_nothing(tmp_path):
     before, files = pooling.arrays, sorted(tmp_path.iterdir())
     with pytest.raises(Error, match=r"No client has a valid answer in round 2 \(a: variance zero or below\)"):
         pooling.next([Answer("a", 5, named(drawn(1)[0], {name: -x for name, x in drawn(1)[1].items()}, drawn(1)[2]))])
-    assert (
-        pooling.round == 1
-        and sorted(tmp_path.iterdir()) == files
-        and pooling.clients == tuple(a.client for a in answers())
-    )
+    assert pooling.round == 1 and sorted(tmp_path.iterdir()) == files
     for name, x in pooling.arrays.items():
         np.testing.assert_array_equal(x, before[name])
 
@@ -185,20 +184,20 @@ def test_a_round_without_a_valid_answer_changes_nothing(tmp_path):
 @pytest.mark.parametrize(
     "step", [bfl.servers.dual(), bfl.servers.optimize(bfl.servers.server_optimizer("adam"))], ids=["dual", "adam"]
 )
-def test_a_server_goes_on_from_its_folder_to_the_same_bits(tmp_path, step):
-    """Also where the newest file is damaged: the round before it is there."""
+def test_a_server_goes_on_from_its_folder_to_the_same_bits(tmp_path, step, caplog):
+    """Also where the newest file is damaged: the round before it is there, and the log names the file."""
     options = {"server_step": step, "rule": "log_linear_pool", "weighting": "equal", "num_clients": 4}
     whole = server(**options)
     for _ in range(4):
         whole.next(answers())
     server(folder=tmp_path, **options).next(answers())
     going = server(folder=tmp_path, **options)
-    assert going.round == 1 and len(going.clients) == 4
+    assert going.round == 1
     going.next(answers())
     going.next(answers())
     (tmp_path / "round_3.npz").write_bytes(b"PK")
     going = server(folder=tmp_path, **options)
-    assert going.round == 2
+    assert going.round == 2 and "round_3.npz is left out: " in caplog.text
     going.next(answers())
     going.next(answers()[::-1])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round_3.npz", "round_4.npz"]
@@ -211,9 +210,14 @@ def test_a_folder_of_another_server_or_of_damaged_files_is_refused(tmp_path):
     for other in (
         lambda: server(folder=tmp_path, rule="linear_pool"),
         lambda: Server({"w": np.zeros(1)}, 1.0, folder=tmp_path),
+        lambda: server(folder=tmp_path, max_examples=5),
     ):
         with pytest.raises(InvalidArgument, match="holds rounds of a server with other first arrays, rule or options"):
             other()
+    dual = lambda step_size: server(server_step=bfl.servers.dual(step_size), folder=tmp_path / "dual")
+    dual(1.0).next(answers())
+    with pytest.raises(InvalidArgument, match="rule or options"):
+        dual(0.1)
     (tmp_path / "round_1.npz").write_bytes(b"no archive")
     with pytest.raises(InvalidArgument, match="not a file of arrays, or is damaged"):
         server(folder=tmp_path)
@@ -244,7 +248,17 @@ def test_bad_arguments(arguments, options, message):
     assert message in str(raised.value)
 
 
+def test_no_client_weighs_more_than_the_most_examples():
+    """Means 0 of 7 examples and 1 of a claim of 2^31 - 1, which counts as 7."""
+    pooling = Server({"w": np.zeros(1)}, 1.0, rule="naive_weighted_average", max_examples=7)
+    each = lambda name, mean, size: Answer(name, size, {"mean/w": np.full(1, mean), "variance/w": np.ones(1)})
+    assert pooling.next([each("a", 0.0, 7), each("b", 1.0, 2**31 - 1)])["num_examples"] == 14
+    np.testing.assert_allclose(pooling.arrays["mean/w"], [0.5], rtol=1e-6)
+
+
 def test_a_client_answers_once_and_somebody_answers():
+    with pytest.raises(InvalidArgument, match="A client is named 1, but its name must be text"):
+        server().next([Answer(1, 5, {})])
     with pytest.raises(InvalidArgument, match="The client 'client 0' answers twice in one round"):
         server().next([*answers(), *answers(1)])
     with pytest.raises(InvalidArgument, match="at least one client"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
@@ -32,7 +32,9 @@ class BayesianStrategy(FedAvg):
     def start(
         self, grid: Grid, initial_arrays: Optional[ArrayRecord] = None, num_rounds: int = 3, **options: Any
     ) -> Result:
-        """Run rounds until the server has done `num_rounds`; those that its folder holds are done already.
+        """Run the rounds that are left of `num_rounds`; those that the server's folder holds are done already.
+
+        A round without a valid reply counts as run, and leaves the server as it is.
 
         Args:
           grid, **options: of Flower.
@@ -69,7 +71,7 @@ class BayesianStrategy(FedAvg):
         if not valid:
             return None, None
         try:
-            metrics = self.server.next([self._answer(message) for message in valid])
+            metrics = self.server.next(self._answers(valid))
         except Error as error:
             logger.warning("%s", error)
             return None, None
@@ -80,6 +82,21 @@ class BayesianStrategy(FedAvg):
 
     def _record(self) -> ArrayRecord:
         return ArrayRecord({name: Array(x) for name, x in self.server.arrays.items()})
+
+    def _answers(self, messages: Sequence[Message]) -> list[Answer]:
+        """Return the answers that can be read, without those of nodes that state the same client."""
+        answers: dict[str, list[Answer]] = {}
+        for message in messages:
+            try:
+                answer = self._answer(message)
+            except Exception as error:  # What a node sends may be broken in any way.
+                logger.warning("The reply of node %d can't be read: %s", message.metadata.src_node_id, error)
+                continue
+            answers.setdefault(answer.client, []).append(answer)
+        for client, several in answers.items():
+            if len(several) > 1:
+                logger.warning("%d nodes state that they are client %s: all are left out.", len(several), client)
+        return [several[0] for several in answers.values() if len(several) == 1]
 
     def _answer(self, message: Message) -> Answer:
         content = message.content

@@ -16,12 +16,12 @@ def flower_strategy(server: Server, *, client_key: Optional[str] = None, **optio
     Clients get the arrays "mean/NAME", "variance/NAME" and "point/NAME" in an ArrayRecord. They reply with arrays of
     the same names and with their number of examples in a MetricRecord. Cohorts, evaluation and keys are those of
     Flower's FedAvg. Replies with an error or a fault are left out of their round and named in the log. With a server
-    that has a folder, `start` resumes from the last round in it, and runs until the server has done `num_rounds`.
+    that has a folder, `start` resumes from the last round in it, and runs what is left of `num_rounds`.
 
     Args:
       server: the server, with the first arrays; leave out the `initial_arrays` of `start`.
-      client_key: name of the metric that names a client, such as "partition-id", for runs that resume; None for
-        Flower's number of the node, which is another one in each run.
+      client_key: name of the metric by which a client states its name, such as "partition-id"; None for Flower's number
+        of the node, which is another one in each run. Nodes that state the same name are left out of the round.
       **options: of `flwr.serverapp.strategy.FedAvg`, such as fraction_train.
 
     Raises:

@@ -102,7 +102,10 @@ def whole_number(value: Any) -> int:
 
 
 def _checked(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be an array of floats.") from None
     if array.dtype.kind != "f":
         raise InvalidArgument(f"{name} is of type {array.dtype}, but must be of floats.")
     if array.shape != shape:

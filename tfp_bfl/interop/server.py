@@ -14,7 +14,9 @@ from tfp_bfl import weighting as weightings
 from tfp_bfl.algorithms.fitting import check_extra, check_fit, defended_rule
 from tfp_bfl.contracts import AnyRule, ClientWork, ModelRule, ServerState, ServerStep
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lookup
+from tfp_bfl.data.names import natural
+from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lookup, shown
+from tfp_bfl.federated.description import settings_of
 from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_norm
 from tfp_bfl.federated.local import as_arrays
 from tfp_bfl.federated.round import Contribution, Round, make_round
@@ -47,8 +49,8 @@ class Server:
 
     q <- step(q, rule(q_1, ..., q_K)),   q_k = N(mean_k, diag(variance_k))
 
-    One call of `next` is one round. Sums are added in the order in which clients were first seen, so that the result
-    does not depend on the order of arrival.
+    One call of `next` is one round. Sums are added in the order of the clients' names, so that the result does not
+    depend on the order of arrival.
 
     Args:
       mean: name -> means of the weights with a posterior, any shape.
@@ -64,13 +66,14 @@ class Server:
       robust: a robust aggregator, such as "trimmed:0.2" or "median" (`rules.parse_robust`).
       num_clients: K, of all clients of the federation, which `servers.dual` needs; None for the most that were in a
         round.
-      folder: the folder where the state is written after each round and from which a new server resumes; None for
-        memory alone.
+      folder: the folder where the state is written after each round and from which a new server resumes, of one server
+        at a time; None for memory alone.
       seed: of a server step or rule with noise.
       min_stddev: smallest standard deviation. A client below half of it is faulty; the pool comes up to it.
       max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
       max_change_norm: a client whose weights moved further than this is faulty; None for any distance.
       min_examples: a client with fewer is faulty.
+      max_examples: with "train_size" no client weighs more than with so many, whatever it states; None for no bound.
 
     Raises:
       InvalidArgument: names of means and variances that differ, arrays that are no finite floats, a variance that is
@@ -106,6 +109,7 @@ class Server:
         max_magnitude: float = LIMITS.max_magnitude,
         max_change_norm: Optional[float] = None,
         min_examples: int = 1,
+        max_examples: Optional[int] = None,
     ):
         lookup(dict.fromkeys(WEIGHTINGS), weighting, "weighting")
         self._names, first = Names.of(mean, variance, point or {})
@@ -118,22 +122,16 @@ class Server:
         known = Federation().num_clients if num_clients is None else check_count(num_clients, "num_clients")
         state = as_arrays(self._round.initialize())
         state = state._replace(federation=state.federation._replace(num_clients=np.int32(known)))
-        # State and clients in one value: a call of `next` that raises changes neither.
-        self._now: tuple[ServerState, tuple[str, ...]] = state, ()
-        settings = whole.name, self._step.name, weighting, robust, limits
+        self._max_examples = None if max_examples is None else check_count(max_examples, "max_examples")
+        words = settings_of(rule=whole, step=self._step, limits=limits)
+        settings = whole.name, self._step.name, words, weighting, robust, known, seed, self._max_examples
         self._store = None if folder is None else Store(folder, self._round, state, settings)
-        if self._store is not None:
-            self._now = self._store.newest() or self._now
+        self._state: ServerState = (self._store and self._store.newest()) or state
 
     @property
     def state(self) -> ServerState:
         """State after the last round, a `contracts.ServerState`."""
-        return self._now[0]
-
-    @property
-    def clients(self) -> Sequence[str]:
-        """Names of the clients that have answered, in the order in which they were first seen."""
-        return self._now[1]
+        return self._state
 
     @property
     def round(self) -> int:
@@ -161,11 +159,11 @@ class Server:
           client -> root mean square change of its weights; "stddev_median" and what rule and step report besides.
 
         Raises:
-          InvalidArgument: there are no answers, or two of one client.
+          InvalidArgument: there are no answers, or two of one client, or a client without a name.
           Error: no answer is valid, or the next weights are not finite. The state is that of the round before.
         """
         given = _by_client(answers)
-        clients = (*self.clients, *(name for name in given if name not in self.clients))
+        clients = sorted(given, key=natural)
         state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
         total, faulty = self._summed(state, given, clients)
         if total is None:
@@ -186,25 +184,24 @@ class Server:
                 "take a smaller step, at the server or the clients; the state is unchanged."
             )
         if self._store is not None:
-            self._store.write(after, clients)
-        self._now = after, clients
+            self._store.write(after)
+        self._state = after
         numbers = {name: x.item() for name, x in metrics.items() if name not in _OF_TRAINING}
         return {"round": self.round, **numbers, "num_clients": len(change), "faulty": faulty, "change": change}
 
     def _summed(
-        self, state: ServerState, given: dict[str, Answer], clients: tuple[str, ...]
+        self, state: ServerState, given: dict[str, Answer], clients: Sequence[str]
     ) -> tuple[Optional[Contribution], dict[str, str]]:
         """Return the sum of the contributions of answers in the right form, and the reasons of the others."""
         total: Optional[Contribution] = None
         faulty: dict[str, str] = {}
         for number, name in enumerate(clients):
-            if name not in given:
-                continue
             try:
                 weights, size = self._names.weights(given[name].arrays), whole_number(given[name].num_examples)
             except InvalidArgument as error:
                 faulty[name] = str(error)
                 continue
+            size = size if self._max_examples is None else min(size, self._max_examples)
             one = self._take(state, tf.nest.map_structure(tf.constant, weights), tf.constant(size), tf.constant(number))
             total = one if total is None else self._add(total, one)
         return total, faulty
@@ -222,6 +219,8 @@ class Server:
 def _by_client(answers: Iterable[Answer]) -> dict[str, Answer]:
     given: dict[str, Answer] = {}
     for answer in answers:
+        if not isinstance(answer.client, str):
+            raise InvalidArgument(f"A client is named {shown(answer.client)}, but its name must be text.")
         if answer.client in given:
             raise InvalidArgument(f"The client {answer.client!r} answers twice in one round: give one answer of it.")
         given[answer.client] = answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import pathlib
 import re
 from collections.abc import Sequence
@@ -17,12 +18,13 @@ from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.parties.arrays import digest_of, from_arrays, to_arrays
 
+logger = logging.getLogger(__name__)
 # The newest, and one before it in case that it is damaged.
 _KEPT = 2
 
 
 class Store:
-    """Files `round_N.npz`, each the state after round N and the names of the clients.
+    """Files `round_N.npz`, each the state after round N.
 
     Args:
       folder: of the files; it need not exist.
@@ -36,16 +38,16 @@ class Store:
         words = digest_of(to_arrays(first)), *map(repr, settings)
         self._digest = np.frombuffer(hashlib.sha256("\n".join(words).encode()).digest(), np.uint8)
 
-    def write(self, state: ServerState, clients: Sequence[str]) -> None:
+    def write(self, state: ServerState) -> None:
         """Write the state after a round; the file is there whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        names = {"clients": np.array(clients, str), "settings": self._digest}
-        write_arrays(self._folder / f"round_{int(state.round)}.npz", {**to_arrays(state), **names})
+        arrays = {**to_arrays(state), "settings": self._digest}
+        write_arrays(self._folder / f"round_{int(state.round)}.npz", arrays)
         for path in self._files()[_KEPT:]:
             path.unlink(missing_ok=True)
 
-    def newest(self) -> Optional[tuple[ServerState, tuple[str, ...]]]:
-        """Return the newest state that can be read, with the names of the clients; None where there is no file.
+    def newest(self) -> Optional[ServerState]:
+        """Return the newest state that can be read; None where there is no file.
 
         Raises:
           InvalidArgument: a file is of another server, or all are damaged.
@@ -54,18 +56,18 @@ class Store:
         for path in self._files():
             try:
                 arrays = read_arrays(path, "state", path.stat().st_size)
-                clients, settings = arrays.pop("clients"), arrays.pop("settings")
-                is_ours = np.array_equal(settings, self._digest)
-                state = from_arrays(arrays, self._spec) if is_ours else None
+                is_ours = np.array_equal(arrays.pop("settings"), self._digest)
+                state: Optional[ServerState] = from_arrays(arrays, self._spec) if is_ours else None
             except (InvalidArgument, KeyError) as error:
                 damage = damage or error
+                logger.warning("%s is left out: %s", path, error)
                 continue
             if state is None:
                 raise InvalidArgument(
                     f"{self._folder} holds rounds of a server with other first arrays, rule or options: give another "
                     "folder."
                 )
-            return state, tuple(map(str, clients))
+            return state
         if damage is not None:
             raise InvalidArgument(f"No file of {self._folder} can be read: {damage}") from damage
         return None

@@ -20,7 +20,7 @@ FEATURES = torch.tensor(StandardScaler().fit_transform(FEATURES), dtype=torch.fl
 LABELS = torch.tensor(LABELS)
 ORDER = torch.tensor(np.random.default_rng(0).permutation(len(LABELS)))
 TRAIN, TEST = ORDER[:450], ORDER[450:]
-PRIOR_PRECISION = 1.0  # Bayes
+PRIOR_PRECISION, TEMPERATURE = 10.0, 0.1  # Bayes
 
 
 def make_model():
@@ -30,13 +30,13 @@ def make_model():
 
 
 def variances(model, features, labels):  # Bayes
-    """Return 1 / (prior precision + diagonal of the Fisher information of all clients' examples), by name."""
+    """Return 1 / (prior precision + diagonal of the Fisher information of all examples / temperature), by name."""
     total = {name: torch.full_like(w, PRIOR_PRECISION) for name, w in model.named_parameters()}  # Bayes
     for x, y in zip(features, labels):  # Bayes
         model.zero_grad()  # Bayes
         nn.functional.cross_entropy(model(x), y).backward()  # Bayes
         for name, w in model.named_parameters():  # Bayes
-            total[name] += len(TRAIN) / len(labels) * w.grad**2  # Bayes
+            total[name] += len(TRAIN) / len(labels) / TEMPERATURE * w.grad**2  # Bayes
     return {name: 1 / x for name, x in total.items()}  # Bayes
 
 
@@ -56,7 +56,8 @@ def train(message, context):
         for batch in torch.randperm(len(labels)).split(32):
             model.zero_grad()
             loss = nn.functional.cross_entropy(model(features[batch]), labels[batch])
-            loss += PRIOR_PRECISION / 2 / len(TRAIN) * sum((w**2).sum() for w in model.parameters())  # Bayes
+            penalty = PRIOR_PRECISION * TEMPERATURE / 2 / len(TRAIN)  # Bayes
+            loss += penalty * sum((w**2).sum() for w in model.parameters())  # Bayes
             loss.backward()
             with torch.no_grad():
                 for w, m in zip(model.parameters(), momentum):

@@ -11,6 +11,7 @@ import torch
 from client import FEATURES, LABELS, NUM_CLIENTS, TEST, client_app, make_model
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
+from torch import nn
 
 import tfp_bfl as bfl  # Bayes
 
@@ -26,18 +27,22 @@ def main(grid, context):
     strategy = bfl.interop.flower_strategy(server, client_key="partition-id", **nodes)  # Bayes
     done = server.round
     strategy.start(grid, num_rounds=ROUNDS)
-    print(f"rounds {done + 1} to {server.round}: accuracy {accuracy(server.arrays):.3f}")
+    (accuracy, nll), (of_means, nll_of_means) = scores(server.arrays), scores(server.arrays, num_draws=0)
+    print(f"rounds {done + 1} to {server.round}: accuracy {accuracy:.3f}, NLL {nll:.3f}")
+    print(f"of the means alone: accuracy {of_means:.3f}, NLL {nll_of_means:.3f}")
 
 
-def accuracy(arrays, num_draws=32):
-    """Return the accuracy of the mean prediction of networks drawn from the posterior."""
-    model, generator, probabilities = make_model(), torch.Generator().manual_seed(0), 0
-    for _ in range(num_draws):  # Bayes
+def scores(arrays, num_draws=32):
+    """Return accuracy and NLL of the mean prediction of networks drawn from the posterior; of its means without any."""
+    model, generator, mean = make_model(), torch.Generator().manual_seed(0), 0
+    for _ in range(max(num_draws, 1)):
         for name, w in model.named_parameters():
-            mean, variance = (torch.tensor(arrays[f"{kind}/{name}"]) for kind in ("mean", "variance"))
-            w.data = mean + variance.sqrt() * torch.randn(mean.shape, generator=generator)  # Bayes
-        probabilities = probabilities + model(FEATURES[TEST]).softmax(-1).detach()
-    return (probabilities.argmax(-1) == LABELS[TEST]).float().mean().item()
+            mu, variance = (torch.tensor(arrays[f"{kind}/{name}"]) for kind in ("mean", "variance"))
+            noise = torch.randn(mu.shape, generator=generator) if num_draws else torch.zeros_like(mu)  # Bayes
+            w.data = mu + variance.sqrt() * noise  # Bayes
+        mean = mean + model(FEATURES[TEST]).softmax(-1).detach() / max(num_draws, 1)
+    truth = LABELS[TEST]
+    return (mean.argmax(-1) == truth).float().mean().item(), nn.functional.nll_loss(mean.log(), truth).item()
 
 
 if __name__ == "__main__":
