@@ -17,6 +17,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import describe
 from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.parties.deployment import masked
 from tfp_bfl.parties.deployment.channel import SUMS, TALK, Refusal
 from tfp_bfl.parties.deployment.glm_job import make_glm_job
 from tfp_bfl.parties.deployment.glm_server import serve_glm
@@ -177,6 +178,7 @@ def test_sites_join_and_leave_by_their_sums(kits, options, secure_sums):
         ({"add": ["s2"]}, True, "at least two sites must join or leave at once"),
         ({"add": ["s9"]}, False, r"needs an answer of each of its sites \(s9"),
         ({"add": ["s2"], "colour": 1}, False, "do not have the required form"),
+        ({"add": ["s2"], "remove": ["s0", "s1"]}, True, "at least two sites must be left"),
     ],
 )
 def test_revisions_that_can_not_be_are_one_sentence(kits, revision, secure_sums, message):
@@ -185,6 +187,13 @@ def test_revisions_that_can_not_be_are_one_sentence(kits, revision, secure_sums,
     options = {**record["options"], "revise": {"record": record, **revision}}
     with pytest.raises((Error, InvalidArgument), match=message):
         run(kits, Channel(kits), options, "second", secure_sums=secure_sums)
+
+
+def test_a_revision_has_no_site_to_leave_out(kits):
+    record = {"clients": ["s0", "s1", "s2"]}
+    options = {**ILL, "revise": {"record": record, "remove": ["s2"]}}
+    with pytest.raises(InvalidArgument, match="leave --without out"):
+        run(kits, Channel(kits), options, without=["s2"])
 
 
 def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
@@ -224,17 +233,76 @@ def test_a_site_that_leaves_is_named_and_the_others_are_fitted(kits, lie):
 def test_a_site_that_leaves_under_masks_ends_the_run_and_is_named(kits):
     with pytest.raises(Error, match=r"masks do not cancel \(s1: it did not answer in time\)"):
         run(kits, Channel(kits, {(SUMS, "s1", 2): "silence"}), secure_sums=True)
-    # Before any sum was read, the others can go on without it.
-    done = run(kits, Channel(kits, {(TALK, "s1", 0): "silence"}), name="second", secure_sums=True)
-    check_equal(done, pooled(ILL, without=["s1"]))
+    with pytest.raises(Error, match="again with the same sites when all answer"):
+        run(kits, Channel(kits, {(SUMS, "s1", 1): "silence"}), name="first", secure_sums=True)
+    # The sums of two of them would reveal those of the third.
+    with pytest.raises(Error, match=r"s0: .* this one would reveal those of s1"):
+        run(kits, Channel(kits), name="second", secure_sums=True, without=["s1"])
     with pytest.raises(Error, match="2 sites take part, but the quorum is 3"):
         run(kits, Channel(kits), name="third", quorum=3, without=["s0"])
+    run(kits, Channel(kits), name="fourth", secure_sums=True)
+
+
+def test_before_any_sum_with_masks_was_read_others_go_on_without_a_site(kits):
+    done = run(kits, Channel(kits, {(TALK, "s1", 0): "silence"}), secure_sums=True)
+    check_equal(done, pooled(ILL, without=["s1"]))
+    with pytest.raises(Error, match=r"s0: .* this one would reveal those of s1"):
+        run(kits, Channel(kits), name="second", secure_sums=True)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "signs", "revealed"),
+    [
+        ([], {"a": 1, "b": 1}, None),
+        ([], {"a": 1}, "a"),
+        ([{"a": 1, "b": 1}], {"a": 1, "b": 1}, None),
+        ([{"a": 1, "b": 1}], {"a": 1, "b": 1, "c": 1, "d": 1}, None),
+        ([{"a": 1, "b": 1}], {"a": 1, "b": 1, "c": 1}, "c"),
+        ([{"a": 1, "b": 1}], {"a": 1, "b": -1}, "a"),
+        ([{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 1, "d": 1}], {"c": 1, "d": 1}, "c"),
+        ([{"a": 1, "b": 1, "c": 1, "d": 1}], {"b": -1, "c": -1, "d": -1}, "a"),
+    ],
+)
+def test_sums_of_several_sets_of_sites_reveal_none_of_one_site(tmp_path, earlier, signs, revealed):
+    for number, members in enumerate(earlier):
+        (tmp_path / f"run_{number}").mkdir()
+        (tmp_path / f"run_{number}" / masked.MEMBERS).write_text(json.dumps(members))
+    if revealed is None:
+        return masked.check_members(tmp_path / "next", signs)
+    with pytest.raises(InvalidArgument, match=f"would reveal those of {revealed}: submit with the same sites"):
+        masked.check_members(tmp_path / "next", signs)
+
+
+def test_the_sign_of_a_site_with_masks_is_that_of_its_job(kits):
+    channel = Channel(kits)
+    run(kits, channel, secure_sums=True)
+    begin = next(what["s0"] for task, what in channel.sent if task == TALK and b'"begin"' in what["s0"])
+    with pytest.raises(InvalidArgument, match="does not have the required form"):
+        channel.sites["s0"].converse(json.dumps({**json.loads(begin), "sign": -1}).encode())
+    # A revision names the sites that it subtracts: with other sites the sum has no sign.
+    message = json.loads(begin)
+    record = {"clients": ["s1", "s2", "s3"]}
+    message["job"]["options"] = {**ILL, "revise": {"record": record, "add": ["s0"], "remove": ["s1"]}}
+    with pytest.raises(InvalidArgument, match="not those that the revision adds and removes"):
+        channel.sites["s0"].converse(json.dumps({**message, "run": "other"}).encode())
+
+
+def test_no_site_gets_the_sums_of_others(kits):
+    first, second = Channel(kits), Channel(kits)
+    record = json.loads((run(kits, first, without=["s2"]) / "posterior.json").read_text())
+    run(kits, second, {**record["options"], "revise": {"record": record, "add": ["s2"]}}, "second")
+    sent = b"".join(content for task, what in first.sent + second.sent if task == TALK for content in what.values())
+    assert b'"finish"' in sent and b'"revise"' in sent and b'"sums' not in sent and "sums" in record
+    # One site is enough for a revision, since the fit is of three.
+    assert json.loads((kits / "runs" / "second" / "summary.json").read_text())["parties"] == list(SITES)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("algorithms: [variational]", "allows algorithm variational, not glm"),
+        ("models: [mlp]", "limits models or rules, but its algorithms do not name glm"),
+        ("rules: [conflation]", "limits models or rules, but its algorithms do not name glm"),
         ("only_secure_sums: true", "only runs with secure sums"),
         ("max_example_epsilon: 1.0", "only runs with differential privacy"),
         ("min_parties: 4", "no run of fewer than 4 sites"),

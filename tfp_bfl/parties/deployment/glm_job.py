@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -37,6 +37,12 @@ class Revision(pydantic.BaseModel):
     add: list[str] = []
     remove: list[str] = []
 
+    @property
+    def clients(self) -> list[str]:
+        """The names of the sites of the revised fit."""
+        earlier = list(map(str, self.record.get("clients", [])))
+        return sorted({*earlier, *self.add} - {*self.remove})
+
 
 class GlmJob(pydantic.BaseModel):
     """The options of a linear model over sites, as of `tfp-bfl glm`."""
@@ -66,12 +72,13 @@ class GlmJob(pydantic.BaseModel):
         return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure)
 
 
-def make_glm_job(options: Any, secure_sums: bool) -> GlmJob:
+def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -> GlmJob:
     """Return the checked options of a job.
 
     Args:
       options: option -> value, of a job as JSON.
       secure_sums: whether sites mask their answers.
+      without: names of sites that are not asked.
 
     Raises:
       InvalidArgument: an option is unknown, not valid, or contradicts another one.
@@ -94,6 +101,8 @@ def make_glm_job(options: Any, secure_sums: bool) -> GlmJob:
     if job.random and job.family == "cox":
         raise InvalidArgument("--random is for gaussian, bernoulli and poisson, but the family is cox.")
     if job.revise is not None:
+        if without:
+            raise InvalidArgument("A revision asks only the sites that it adds and removes: leave --without out.")
         _check_revision(job, job.revise, secure_sums)
     if secure_sums and job.family == "cox" and not job.stratified:
         raise InvalidArgument(
@@ -105,7 +114,7 @@ def make_glm_job(options: Any, secure_sums: bool) -> GlmJob:
 
 def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
     asked, clients = [*revision.add, *revision.remove], revision.record.get("clients", [])
-    if job.family == "cox" or job.random or job.second_order or "sums" not in revision.record:
+    if job.family == "cox" or job.random or job.second_order:
         raise InvalidArgument(
             "Sites join and leave fits of gaussian, bernoulli and poisson outcomes without random effects and second "
             "order: submit a new fit."
@@ -121,6 +130,28 @@ def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
         raise InvalidArgument(
             "With --secure-sums at least two sites must join or leave at once: the sum of one site is its own."
         )
+    if secure_sums and len(revision.clients) < 2:
+        raise InvalidArgument(
+            "With --secure-sums at least two sites must be left in the revised fit: its sums are those of the only one."
+        )
+
+
+def signs_of(sites: Iterable[str], revision: Optional[Revision]) -> dict[str, int]:
+    """Return how the sums of each site count in the sum with masks: 1, or -1 where a revision subtracts them.
+
+    Args:
+      sites: names of the sites that mask their answers.
+      revision: of the job; None for a new fit.
+
+    Raises:
+      InvalidArgument: the sites are not those of the revision.
+    """
+    if revision is None:
+        return dict.fromkeys(sites, 1)
+    signs = {**dict.fromkeys(revision.add, 1), **dict.fromkeys(revision.remove, -1)}
+    if set(signs) != set(sites):
+        raise InvalidArgument("The sites with masks are not those that the revision adds and removes.")
+    return signs
 
 
 def to_arrays(question: Question, step: int) -> dict[str, np.ndarray]:

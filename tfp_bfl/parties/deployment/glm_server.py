@@ -56,6 +56,8 @@ class _Sites:
         # Of the last sums at coefficients, without masks.
         self.parts: dict[str, Sums] = {}
         self.most_bytes = 0
+        # Sites whose sums are subtracted; under masks they do it themselves.
+        self.removed: Sequence[str] = ()
 
     @property
     def num_clients(self) -> int:
@@ -86,7 +88,8 @@ class _Sites:
             raise Error("The answers of the sites have different lengths: do all run the same version?")
         if question.kind == "sums" and not self._is_secure:
             self.parts = {site: Sums.unpack(part, len(self.names)) for site, part in parts.items()}
-        total: np.ndarray = np.sum(np.stack([*parts.values()]), 0, kind)
+        signs = {site: -1 if site in self.removed and not self._is_secure else 1 for site in parts}
+        total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0, kind)
         return decode(total) if self._is_secure else total
 
     def event_times(self) -> np.ndarray:
@@ -154,12 +157,16 @@ def serve_glm(
         raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
     if max_examples is not None:
         raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
-    job = make_glm_job(options, secure_sums)
+    job = make_glm_job(options, secure_sums, without)
     progress.phase("asking the sites for their columns")
     refused: dict[str, str] = dict.fromkeys(without, "the run was submitted without it")
     asked = [*job.revise.add, *job.revise.remove] if job.revise else channel.names
     sites = _Sites(channel, [site for site in asked if site not in refused], secure_sums)
-    how = {"options": dict(options), "secure_sums": secure_sums}
+    how: dict[str, Any] = {"options": dict(options), "secure_sums": secure_sums}
+    if job.revise is not None:  # The sums of the earlier fit are no site's business.
+        sites.removed = job.revise.remove
+        shared = {"clients": job.revise.record.get("clients", [])}
+        how["options"]["revise"] = {"record": shared, "add": job.revise.add, "remove": job.revise.remove}
     described, reasons = sites.talk({site: {"step": "describe", **how} for site in sites.asked})
     refused |= reasons
     for site in sorted(described):
@@ -187,7 +194,7 @@ def serve_glm(
                 if secure_sums:
                     raise Error(
                         f"Without an answer of every site the masks do not cancel ({_reasons(left)}): submit the run "
-                        "under another name when all sites answer, or leave sites out with --without."
+                        "again with the same sites when all answer, since a sum without one site reveals its own."
                     ) from None
         for site in left:
             progress.phase(f"Without {site}: {left[site]}")
@@ -205,9 +212,8 @@ def _begin(
     offers = {site: summary[OFFER] for site, summary in described.items()} if how["secure_sums"] else {}
     job = {**how, "version": bfl.__version__, "sites": len(described), "offers": offers, "events": list(plan.events)}
     job["columns"] = _columns(plan)
-    message, removed = {"step": "begin", "run": name, "job": job}, how["options"].get("revise", {}).get("remove", ())
-    of = {site: {"number": k, "sign": -1 if site in removed else 1} for k, site in enumerate(sorted(described))}
-    return sites.talk({site: {**message, **own} for site, own in of.items()})[1]
+    message = {"step": "begin", "run": name, "job": job}
+    return sites.talk({site: {**message, "number": k} for k, site in enumerate(sorted(described))})[1]
 
 
 def _columns(plan: Plan) -> list[Any]:
@@ -261,7 +267,6 @@ def _revise(
         columns = tuple(Column(str(n), str(kind), tuple(levels)) for n, kind, levels in record["columns"])
         plan = Plan(columns, tuple(record["events_of"]))
         encoding = Encoding(*(tuple(record["encoding"][part]) for part in Encoding._fields))
-        clients = sorted({*record["clients"], *revision.add} - {*revision.remove})
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None
     levels = {column.name: {*column.levels} for column in columns if column.levels}
@@ -282,7 +287,8 @@ def _revise(
     except _SitesLeft as error:
         raise Error(f"A revision needs an answer of each of its sites ({_reasons(error.reasons)}).") from None
     revised = revise_by_sums(posterior, [(change, 1, len(revision.add) - len(revision.remove))])
-    kept = {part: record[part] for part in ("columns", "events_of", "encoding", "options")} | {"clients": clients}
+    kept = {part: record[part] for part in ("columns", "events_of", "encoding", "options")}
+    kept["clients"] = revision.clients
     moved = (
         f"The revised maximum is {revised.moved:.2g} posterior standard deviations from the coefficients of the sums."
     )
@@ -303,7 +309,8 @@ def _finish(
 ) -> pathlib.Path:
     """Send the result to the sites, and write the folder."""
     posterior = report.posterior_of(result)
-    message = {"step": "finish", "run": name, "result": report.as_json(result)}
+    shared = {part: x for part, x in report.as_json(result).items() if part not in ("sums", "sums_at")}
+    message = {"step": "finish", "run": name, "result": shared}
     sites.talk(dict.fromkeys(sites.asked, message))
     absences = [f"Without {site}: {reason}" for site, reason in sorted(refused.items())]
     warnings = [*absences, *notes, *posterior.warnings]

@@ -26,7 +26,7 @@ from tfp_bfl.glm.rows import Rows
 from tfp_bfl.parties.arrays import Arrays, digest_of
 from tfp_bfl.parties.deployment import keys, masked
 from tfp_bfl.parties.deployment.channel import NO_RUN
-from tfp_bfl.parties.deployment.glm_job import GLM, TIMES, GlmJob, from_arrays, make_glm_job
+from tfp_bfl.parties.deployment.glm_job import GLM, TIMES, GlmJob, from_arrays, make_glm_job, signs_of
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.site import OFFER, PartyFile, digest_of_job, read_file, secret_of
 from tfp_bfl.parties.masks import Promises, add_mask, context_of, seed_of
@@ -67,7 +67,7 @@ class GlmSite:
             act: dict[str, Callable[..., dict[str, Any]]]
             act = {"describe": self._describe, "begin": self._begin, "encode": self._encode, "finish": self._finish}
             return json.dumps(act[message.pop("step")](**message)).encode()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, InvalidArgument):
                 raise
             raise InvalidArgument("The message of the server does not have the required form.") from None
@@ -80,10 +80,9 @@ class GlmSite:
         offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
         return {**summary, "version": bfl.__version__} | ({} if offer is None else {OFFER: offer})
 
-    def _begin(self, run: str, number: int, job: Any, sign: int = 1) -> dict[str, Any]:
+    def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
         """Begin a run: the rows of this site follow from the columns that all sites agreed on."""
         self._cells = self._rows = None
-        self._sign = -1 if sign == -1 else 1
         self._open.close()
         self._is_bound = False
         file, sites = read_file(self._folder), int(job["sites"])
@@ -94,7 +93,9 @@ class GlmSite:
             raise InvalidArgument(
                 f"The server has tfp_bfl {job['version']}, the site {bfl.__version__}: install the same version."
             )
-        if sites < max(file.min_parties, 2 * self._secure_sums):
+        # The least number of sites of which the server reads a sum, and of which the fit is.
+        clients = sites if self._job.revise is None else len(self._job.revise.clients)
+        if min(clients, sites if self._secure_sums else clients) < max(file.min_parties, 2 * self._secure_sums):
             raise InvalidArgument(f"Its file allows no run of fewer than {max(file.min_parties, 2)} sites.")
         columns = tuple(Column(str(n), str(kind), tuple(map(str, levels))) for n, kind, levels in job["columns"])
         self._plan = Plan(columns, tuple(map(str, job["events"])))
@@ -104,6 +105,8 @@ class GlmSite:
         if self._secure_sums:
             secret = secret_of(self._folder)
             self._keys = masked.shared_keys(self._startup, secret, self._number, sites, job["offers"])
+            self._signs = signs_of(job["offers"], self._job.revise)
+            masked.check_members(folder, self._signs)
             self._promises = Promises(masked.PromiseFiles(folder / "promises"))
         else:
             masked.check_unbound(folder)
@@ -152,14 +155,18 @@ class GlmSite:
         elif question.kind == TIMES:
             return {"sums": event_times(self._rows)}
         else:
-            numbers = self._sign * answer(self._rows, self._job.family, question)
+            numbers = answer(self._rows, self._job.family, question)
         return self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
-            self._open = masked.bind(self._folder / "memory" / self._run, self._digest)
+            folder = self._folder / "memory" / self._run
+            self._open = masked.bind(folder, self._digest)
+            masked.check_members(folder, self._signs)
+            write_whole(folder / masked.MEMBERS, json.dumps(self._signs))
             self._is_bound = True
-        encoded, digest = encode(numbers), bytes.fromhex(digest_of(message))
+        sign = self._signs[sorted(self._signs)[self._number]]
+        encoded, digest = encode(sign * numbers), bytes.fromhex(digest_of(message))
         self._promises.answer(step, digest, None, hashlib.sha256(encoded.tobytes()).digest())
         context = context_of(self._run, self._masks, digest)
         for other, key in self._keys.items():
@@ -174,6 +181,8 @@ class GlmSite:
     def _allowed(self, file: PartyFile, options: Any, secure_sums: bool) -> GlmJob:
         if file.algorithms and GLM not in file.algorithms:
             raise InvalidArgument(f"Its file allows algorithm {' or '.join(file.algorithms)}, not {GLM}.")
+        if (file.models or file.rules) and GLM not in file.algorithms:
+            raise InvalidArgument(f"Its file limits models or rules, but its algorithms do not name {GLM}.")
         if file.only_secure_sums and not secure_sums:
             raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
         if file.max_example_epsilon is not None:

@@ -1,4 +1,4 @@
-"""Requirements of a site for a run with masks: keys of pairs, the binding of a name to one job, and promises."""
+"""Requirements of a site for a run with masks: keys of pairs, one job for a name, sets of sites, and promises."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
+
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.parties.deployment import keys
 
-# File with the digest of the job, in the memory of a run with masks.
-JOB = "job"
+# Files with the digest of the job, and with the sites of a linear model, in the memory of a run with masks.
+JOB, MEMBERS = "job", "members.json"
 _OTHER_JOB = "It has sent masked messages in another run of the name {}: give this one another name."
 
 
@@ -58,6 +60,32 @@ def bind(folder: pathlib.Path, digest: str) -> contextlib.ExitStack:
             file.flush()
             os.fsync(file.fileno())
         return opened.pop_all()
+
+
+def check_members(folder: pathlib.Path, signs: Mapping[str, int]) -> None:
+    """Check that the sum of a linear model and those of earlier ones with masks do not reveal the sums of one site.
+
+    They do if a combination of them is the sum of one site, such as the difference of two sets that differ by one.
+
+    Args:
+      folder: of the site's memory of the run.
+      signs: site -> 1, or -1 where its sums are subtracted.
+
+    Raises:
+      InvalidArgument: they do.
+    """
+    files = [path for path in sorted(folder.parent.glob(f"*/{MEMBERS}")) if path.parent != folder]
+    sets = [*(json.loads(path.read_text(encoding="utf-8")) for path in files), signs]
+    names = sorted({site for one in sets for site in one})
+    matrix = np.array([[one.get(site, 0) for site in names] for one in sets], np.float64)
+    # A site is within the span of the sets if the projection leaves it as it is.
+    within = np.diag(np.linalg.pinv(matrix) @ matrix) > 1 - 1e-9
+    if np.any(within):
+        site = names[int(np.argmax(within))]
+        raise InvalidArgument(
+            f"With the sums of earlier runs with masks, of other sites, this one would reveal those of {site}: submit "
+            "with the same sites as before."
+        )
 
 
 def shared_keys(

@@ -115,7 +115,7 @@ def submit(
         )
     check_name(name)
     if GLM in options:
-        make_glm_job(options[GLM], secure_sums)
+        make_glm_job(options[GLM], secure_sums, without)
     else:
         make_job(options, _number(options))
     output = pathlib.Path(output)
