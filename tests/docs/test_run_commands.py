@@ -23,7 +23,11 @@ EXCEPTIONS = {
 }
 # Page -> commands of earlier pages that it continues from.
 BEFORE = {
-    "serving.md": ["run --output my_run"],
+    "serving.md": [
+        "run --output my_run",
+        "run --dataset patients.csv --label diagnosis --client-column hospital --drop patient_id --model mlp "
+        "--output hospitals_run",
+    ],
     "fl_swag.md": ["run --algorithm fl_swag --model lenet --last-layer --pretrain-share 0.3 --output other_run"],
 }
 # An option, and its value on a page -> with less to compute, or data that every machine has.
@@ -87,6 +91,9 @@ def write_files(page):
     write_table("new_patients.csv", features)
     named = {"diagnosis": np.resize(["benign", "malignant"], 90), "hospital": np.resize(["a", "b", "c"], 90)}
     write_table("patients.csv", {"patient_id": [f"P{i:04}" for i in rows], **features, **named})
+    heart = (ROOT / "tfp_bfl/data/heart_disease/heart_disease.csv").read_text().splitlines()
+    pathlib.Path("heart.csv").write_text("\n".join(heart))
+    pathlib.Path("new.csv").write_text("\n".join(line.split(",", 1)[1].rsplit(",", 1)[0] for line in heart[:4]))
     images = rng.integers(0, 255, size=(60, 8, 8, 1)).astype(np.uint8)
     np.savez("scans.npz", features=images, labels=np.resize([0, 1], 60))
     np.savez("more.npz", features=images[:3])
