@@ -4,106 +4,19 @@ import csv
 import json
 
 import numpy as np
-import pyarrow.csv
 import pytest
-from rich.console import Console
 
-from tests.certificates import certify
-from tests.glm.test_agreement import sites_of, table
-from tfp_bfl import glm
+from tests.glm.test_agreement import sites_of
+from tests.parties.linear_models import ILL, SITES, WHOLE, Channel, check_equal, pooled, run
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import describe
-from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.glm.design import Outcome
 from tfp_bfl.parties.deployment import masked
 from tfp_bfl.parties.deployment.channel import SUMS, TALK, Refusal
 from tfp_bfl.parties.deployment.glm_job import make_glm_job
-from tfp_bfl.parties.deployment.glm_server import serve_glm
-from tfp_bfl.parties.deployment.glm_site import RESULTS, GlmSite
-
-SITES = ("s0", "s1", "s2")
-WHOLE = table()
-ILL = {"outcome": "ill", "family": "bernoulli", "prior_stddev": 2.0, "categorical": ["stage"], "missing": "indicate"}
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("certificates")
-    certify(folder, SITES)
-    return folder
-
-
-@pytest.fixture
-def kits(tmp_path, certificates):
-    for site, own in sites_of(WHOLE, "site").items():
-        local = tmp_path / site / "local"
-        local.mkdir(parents=True)
-        pyarrow.csv.write_csv(own, local / "patients.csv")
-        (local / "party.yaml").write_text("data: patients.csv\n")
-        (tmp_path / site / "startup").symlink_to(certificates / site / "startup")
-    return tmp_path
-
-
-class Channel:
-    """Sites in this process; `lies` are replies in the place of a site's, by task and number of the message."""
-
-    def __init__(self, folder, lies=None):
-        self.sites = {name: GlmSite(folder / name / "local") for name in SITES}
-        self.lies, self.sent, self.replies = lies or {}, [], []
-
-    @property
-    def names(self):
-        return list(self.sites)
-
-    def ask(self, task, what):
-        number = sum(1 for one, _ in self.sent if one == task)
-        self.sent.append((task, what))
-        for name, content in what.items():
-            lie = self.lies.get((task, name, number))
-            if lie == "silence":
-                continue
-            if name not in self.sites:
-                yield name, Refusal("it is not connected")
-                continue
-            try:
-                yield name, lie or self.reply(task, self.sites[name], content)
-            except InvalidArgument as error:
-                yield name, Refusal(str(error))
-
-    def reply(self, task, site, content):
-        if task == TALK:
-            return site.converse(content)
-        found = to_bytes(site.sums(stored_arrays(content, "message", 2**30)))
-        self.replies.append(found)
-        return found
-
-
-def run(folder, channel, options=ILL, name="first", quorum=2, **how):
-    with reporter(Console(quiet=True), "none", 0) as tell:
-        return serve_glm(options, name, folder / "runs" / name, channel, quorum, tell, **how)
-
-
-def pooled(options, without=()):
-    """The fit of all rows in one place."""
-    keep = np.isin(np.array(WHOLE["site"].to_pylist()), [site for site in SITES if site not in without])
-    of = Outcome(options["outcome"], options.get("family", "gaussian"), options.get("event"))
-    design = read_design(
-        WHOLE.filter(pyarrow.array(keep)), of, "site", categorical=options.get("categorical", ()),
-        missing=options.get("missing", "drop"),
-    )  # fmt: skip
-    priors = {"prior_stddev": options.get("prior_stddev"), "names": design.names}
-    if options.get("random"):
-        return glm.fit_hierarchical(design.clients, of.family, random=options["random"], **priors)
-    return glm.fit(design.clients, of.family, stratified=options.get("stratified", False), **priors)
-
-
-def check_equal(folder, posterior, tolerance=1e-8):
-    found = json.loads((folder / "posterior.json").read_text())
-    assert found["names"] == list(posterior.names) and found["rows"] == posterior.count
-    np.testing.assert_allclose((found["mean"] - posterior.mean) / posterior.stddev, 0, atol=tolerance)
-    np.testing.assert_allclose(np.sqrt(np.diag(found["covariance"])), posterior.stddev, rtol=1e-6)
+from tfp_bfl.parties.deployment.glm_site import RESULTS
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -246,6 +159,7 @@ def test_a_site_that_leaves_under_masks_ends_the_run_and_is_named(kits):
 def test_before_any_sum_with_masks_was_read_others_go_on_without_a_site(kits):
     done = run(kits, Channel(kits, {(TALK, "s1", 0): "silence"}), secure_sums=True)
     check_equal(done, pooled(ILL, without=["s1"]))
+    assert "Of two sites, each can compute" in json.loads((done / "summary.json").read_text())["warnings"][-1]
     with pytest.raises(Error, match=r"s0: .* this one would reveal those of s1"):
         run(kits, Channel(kits), name="second", secure_sums=True)
 

@@ -10,7 +10,8 @@ The result is that of `design.read_design` on all rows in one place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -26,6 +27,8 @@ from tfp_bfl.glm.rows import Rows, read
 from tfp_bfl.glm.sums import pack, unpack
 
 NUMBER, CATEGORY, EMPTY, ROW_NUMBER = KINDS = ("number", "category", "empty", "row number")
+# Of the description of a table: columns, with one for each level of text, and characters of a name or level.
+MOST_COLUMNS, _MOST_CHARACTERS = 2000, 10_000
 
 
 class Column(NamedTuple):
@@ -140,21 +143,55 @@ def _describe(table: Any, name: str, is_category: bool, is_chosen: bool, where: 
     return Column(name, CATEGORY, tuple(levels))
 
 
-def check_description(site: str, summary: Any) -> None:
-    """Check the form of a description that a site sent.
+def check_description(site: str, summary: Any, left_out: Collection[str] = (), only: Collection[str] = ()) -> None:
+    """Check the form of a description that a site sent, before it is sent on.
+
+    Args:
+      site: name of the site.
+      summary: what it sent.
+      left_out: names of columns that no description may have.
+      only: the names that it may have; () for all others.
 
     Raises:
-      InvalidArgument: it is not of the form that `describe` gives.
+      InvalidArgument: it is not of the form that `describe` gives, or too large.
     """
-    are_texts = lambda x: isinstance(x, list) and len(x) <= MOST_LEVELS and all(isinstance(y, str) for y in x)
-    column = lambda x: (
-        isinstance(x, list) and len(x) == 3 and isinstance(x[0], str) and x[1] in KINDS and are_texts(x[2])
-    )
-    is_whole = (
-        isinstance(summary, Mapping) and isinstance(summary.get("columns"), list) and are_texts(summary.get("events"))
-    )
-    if not is_whole or not all(map(column, summary["columns"])):
-        raise InvalidArgument(f"The description of {site}'s table does not have the required form.")
+    wrong = InvalidArgument(f"The description of {site}'s table does not have the required form.")
+    if not isinstance(summary, Mapping) or not isinstance(summary.get("columns"), list):
+        raise wrong
+    columns = summary["columns"]
+    if not _are_texts(summary.get("events")) or not all(map(_is_column, columns)):
+        raise wrong
+    names = [name for name, _, _ in columns]
+    if len({*names}) < len(names) or not {*left_out}.isdisjoint(names) or (only and not {*names} <= {*only}):
+        raise wrong
+    size = sum(max(1, len(levels)) for _, _, levels in columns)
+    if size > MOST_COLUMNS:
+        raise InvalidArgument(
+            f"{site}'s table has {size:,} columns, with one for each level of text, but at most {MOST_COLUMNS:,} are "
+            "possible: leave columns out with --drop."
+        )
+
+
+def _are_texts(x: Any) -> bool:
+    """Return whether this is a list of different texts, as a table can hold."""
+    is_text = lambda y: isinstance(y, str) and len(y) <= _MOST_CHARACTERS and y == y.encode(errors="ignore").decode()
+    return isinstance(x, list) and len(x) <= MOST_LEVELS and all(map(is_text, x)) and len({*x}) == len(x)
+
+
+def _is_column(x: Any) -> bool:
+    if not isinstance(x, list) or len(x) != 3 or x[1] not in KINDS:
+        return False
+    return _are_texts(x[:1]) and _are_texts(x[2]) and bool(x[2]) == (x[1] == CATEGORY)
+
+
+def num_sums(plan: Plan) -> int:
+    """Return the number of sums of a site, before empty cells are filled (`Cells.sums`)."""
+    return sum(map(math.prod, _shapes(plan)))
+
+
+def _shapes(plan: Plan) -> list[tuple[int, ...]]:
+    width, number = len(plan.names), len(plan.columns)
+    return [(), (), (width,), (width,), (width,), (number, number)]
 
 
 def agree(descriptions: Mapping[str, Mapping[str, Any]], outcome: Outcome, missing: str) -> Plan:
@@ -326,9 +363,7 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
     Raises:
       InvalidArgument: no row is left, or a column has no value in the rows with an outcome.
     """
-    width, number = len(plan.names), len(plan.columns)
-    shapes = [(), (), (width,), (width,), (width,), (number, number)]
-    used, left, sums, counts, there, both = unpack(total, shapes)
+    used, left, sums, counts, there, both = unpack(total, _shapes(plan))
     notes, indicators, means = list(plan.notes), [], ()
     if not left:
         raise InvalidArgument("No row of any site is complete: give --missing indicate, or --drop columns.")

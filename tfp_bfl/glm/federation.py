@@ -106,6 +106,18 @@ def answer(rows: Rows, family: str, question: Question) -> np.ndarray:
     return KINDS[question.kind](rows, family, question)
 
 
+def answer_length(family: str, question: Question, size: int) -> int:
+    """Return the number of sums in an answer: that of one row.
+
+    Args:
+      family, question: as of `answer`.
+      size: the number of columns of the design.
+    """
+    outcome = np.zeros((1, 2)) if family == "cox" else np.zeros(1)
+    with np.errstate(all="ignore"):
+        return len(answer(Rows(np.zeros((1, size)), outcome, np.zeros(1)), family, question))
+
+
 def ask_sums(federation: Federation, question: Question) -> list[Sums]:
     """Return the sums of all clients at each point of a question [m]."""
     points = np.atleast_2d(question.points)

@@ -12,10 +12,11 @@ import numpy as np
 
 RESOLUTION = 2.0**-60
 MOST_CLIENTS = 2**15
-_POINT, _PART, _PARTS = 60, 48, 3
-_MODULUS = 1 << (_PART * _PARTS)
+PARTS = 3
+_POINT, _PART = 60, 48
+_MODULUS = 1 << (_PART * PARTS)
 # Of one client: the sum of all clients then stays within half of the modulus.
-_BOUND = 2.0 ** (_PART * _PARTS - 1 - _POINT) / (2 * MOST_CLIENTS)
+_BOUND = 2.0 ** (_PART * PARTS - 1 - _POINT) / (2 * MOST_CLIENTS)
 
 
 def encode(values: np.ndarray) -> np.ndarray:
@@ -28,7 +29,7 @@ def encode(values: np.ndarray) -> np.ndarray:
     every = np.append(np.where(fits, values, 0.0), np.sum(~fits))
     whole = [int(x) % _MODULUS for x in np.rint(np.ldexp(every, _POINT))]
     mask = (1 << _PART) - 1
-    return np.array([[(q >> (_PART * i)) & mask for i in range(_PARTS)] for q in whole], np.int64)
+    return np.array([[(q >> (_PART * i)) & mask for i in range(PARTS)] for q in whole], np.int64)
 
 
 def decode(total: np.ndarray) -> np.ndarray:

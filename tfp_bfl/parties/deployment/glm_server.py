@@ -15,21 +15,24 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, check_description, settle
-from tfp_bfl.glm.federation import Question, ask_sums
+from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, check_description, num_sums, settle
+from tfp_bfl.glm.federation import Question, answer_length, ask_sums
 from tfp_bfl.glm.fit import fit_federation
-from tfp_bfl.glm.fixed_point import decode
+from tfp_bfl.glm.fixed_point import PARTS, decode
 from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revise import revise_by_sums
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.parties.arrays import NO_ANSWER
+from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.attendance import PARTIES
 from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Channel, Refusal, Reply
 from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, GlmJob, Revision, make_glm_job, to_arrays
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.site import OFFER
+
+_NOT_FINITE = "its sums are not finite"
 
 
 class _SitesLeft(Exception):
@@ -46,11 +49,13 @@ class _Sites:
     Args:
       channel: to the sites.
       asked: names of the sites.
+      family: the name of the outcome's distribution.
       secure_sums: whether their answers are masked, so that only their sum can be read.
     """
 
-    def __init__(self, channel: Channel, asked: Sequence[str], secure_sums: bool):
-        self._channel, self.asked, self._is_secure = channel, list(asked), secure_sums
+    def __init__(self, channel: Channel, asked: Sequence[str], family: str, secure_sums: bool):
+        self._family = family
+        self._channel, self.asked, self.is_secure = channel, list(asked), secure_sums
         self._step = 0
         self.names: Sequence[str] = ()
         # Of the last sums at coefficients, without masks.
@@ -58,6 +63,10 @@ class _Sites:
         self.most_bytes = 0
         # Sites whose sums are subtracted; under masks they do it themselves.
         self.removed: Sequence[str] = ()
+        # Numbers of an answer before the columns of the design are known.
+        self.num_cells = 0
+        # Sites with numbers in their last answer that are not finite.
+        self.not_finite: Sequence[str] = ()
 
     @property
     def num_clients(self) -> int:
@@ -81,30 +90,36 @@ class _Sites:
 
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
-        name, kind = ("masked", np.int64) if self._is_secure else ("sums", np.float64)
-        parts = self._answers(question, name, kind)
-        shapes = {part.shape for part in parts.values()}
-        if len(shapes) > 1:
-            raise Error("The answers of the sites have different lengths: do all run the same version?")
-        if question.kind == "sums" and not self._is_secure:
-            self.parts = {site: Sums.unpack(part, len(self.names)) for site, part in parts.items()}
-        signs = {site: -1 if site in self.removed and not self._is_secure else 1 for site in parts}
+        name, kind = ("masked", np.int64) if self.is_secure else ("sums", np.float64)
+        size = len(self.names)
+        length = self.num_cells if question.kind == CELLS else answer_length(self._family, question, size)
+        parts = self._answers(question, name, kind, (length + 1, PARTS) if self.is_secure else (length,))
+        # At coefficients that are too large sums of rows are not finite either.
+        self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
+        if self.not_finite and question.kind in (CELLS, "first", "columns"):
+            raise _SitesLeft(dict.fromkeys(self.not_finite, _NOT_FINITE))
+        if question.kind == "sums" and not self.is_secure:
+            self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
+        signs = {site: -1 if site in self.removed and not self.is_secure else 1 for site in parts}
         total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0, kind)
-        return decode(total) if self._is_secure else total
+        return decode(total) if self.is_secure else total
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""
-        parts = self._answers(Question(TIMES, np.zeros((1, len(self.names)))), "sums", np.float64)
+        parts = self._answers(Question(TIMES, np.zeros((1, len(self.names)))), "sums", np.float64, (-1,))
+        wrong = [site for site, x in parts.items() if not (np.all(np.isfinite(x)) and np.all(np.diff(x) > 0))]
+        if wrong:
+            raise _SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
         return np.unique(np.concatenate([*parts.values()]))
 
-    def _answers(self, question: Question, name: str, kind: type) -> dict[str, np.ndarray]:
-        """Return the answer of each site, in the order of their names."""
+    def _answers(self, question: Question, name: str, kind: type, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Return the answer of each site, in the order of their names; -1 in a shape stands for any length."""
         content = to_bytes(to_arrays(question, self._step))
         self._step += 1
         reasons, parts = dict.fromkeys(self.asked, NO_ANSWER), {}
         for site, reply in self._channel.ask(SUMS, dict.fromkeys(self.asked, content)):
             try:
-                parts[site] = _array(reply, name, kind)
+                parts[site] = _array(reply, name, kind, shape)
                 reasons.pop(site, None)
                 self.most_bytes = max(self.most_bytes, len(reply))
             except InvalidArgument as error:
@@ -114,11 +129,13 @@ class _Sites:
         return dict(sorted(parts.items()))
 
 
-def _array(reply: Reply, name: str, kind: type) -> np.ndarray:
+def _array(reply: Reply, name: str, kind: type, shape: tuple[int, ...]) -> np.ndarray:
     if isinstance(reply, Refusal):
         raise InvalidArgument(str(reply))
     arrays = stored_arrays(reply, "answer", MOST_BYTES)
-    if set(arrays) != {name} or arrays.form(name).dtype != kind:
+    is_whole = set(arrays) == {name} and arrays.form(name).dtype == kind
+    found = arrays.form(name).shape if is_whole else ()
+    if not is_whole or len(found) != len(shape) or any(n not in (m, -1) for m, n in zip(found, shape)):
         raise InvalidArgument("its answer does not have the required form")
     return arrays[name]
 
@@ -161,7 +178,7 @@ def serve_glm(
     progress.phase("asking the sites for their columns")
     refused: dict[str, str] = dict.fromkeys(without, "the run was submitted without it")
     asked = [*job.revise.add, *job.revise.remove] if job.revise else channel.names
-    sites = _Sites(channel, [site for site in asked if site not in refused], secure_sums)
+    sites = _Sites(channel, [site for site in asked if site not in refused], job.family, secure_sums)
     how: dict[str, Any] = {"options": dict(options), "secure_sums": secure_sums}
     if job.revise is not None:  # The sums of the earlier fit are no site's business.
         sites.removed = job.revise.remove
@@ -171,8 +188,9 @@ def serve_glm(
     refused |= reasons
     for site in sorted(described):
         try:
-            check_description(site, described[site])
-            if secure_sums and OFFER not in described[site]:
+            reserved = (job.outcome, job.event, job.exposure, *job.drop)
+            check_description(site, described[site], [name for name in reserved if name], job.only)
+            if secure_sums and not keys.is_offer(described[site].get(OFFER)):
                 raise InvalidArgument("It can't mask its answers: its folder startup has no certificate.")
         except InvalidArgument as error:
             refused[site] = str(error)
@@ -183,7 +201,7 @@ def serve_glm(
     while True:
         _check(len(described), quorum, refused, secure_sums)
         plan = agree(described, job.columns, job.missing)
-        sites = _Sites(channel, sorted(described), secure_sums)
+        sites = _Sites(channel, sorted(described), job.family, secure_sums)
         left = _begin(sites, name, described, plan, how)
         if not left:
             try:
@@ -226,15 +244,21 @@ def _fit(sites: _Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hiera
     Raises:
       _SitesLeft: sites did not answer, or refused.
     """
+    sites.num_cells = num_sums(plan)
     encoding, notes = settle(plan, job.missing, sites.total(Question(CELLS, np.zeros((1, 0)))))
     _encode(sites, encoding)
     sites.names = [*([INTERCEPT] if job.family != "cox" else []), *encoding.names(plan)]
     options: dict[str, Any] = {
         name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
     }
-    if job.random:
-        return fit_hierarchical_federation(sites, job.family, random=job.random, **options), encoding, notes
-    return fit_federation(sites, job.family, stratified=job.stratified, **options), encoding, notes
+    try:
+        if job.random:
+            return fit_hierarchical_federation(sites, job.family, random=job.random, **options), encoding, notes
+        return fit_federation(sites, job.family, stratified=job.stratified, **options), encoding, notes
+    except (Error, ValueError):
+        if not sites.not_finite:
+            raise
+        raise _SitesLeft(dict.fromkeys(sites.not_finite, _NOT_FINITE)) from None
 
 
 def _encode(sites: _Sites, encoding: Encoding) -> None:
@@ -284,6 +308,8 @@ def _revise(
         sites.names = posterior.names
         at = np.zeros(len(sites.names)) if posterior.sums_at is None else posterior.sums_at
         change = ask_sums(sites, Question("sums", at))[0]
+        if sites.not_finite:
+            raise _SitesLeft(dict.fromkeys(sites.not_finite, _NOT_FINITE))
     except _SitesLeft as error:
         raise Error(f"A revision needs an answer of each of its sites ({_reasons(error.reasons)}).") from None
     revised = revise_by_sums(posterior, [(change, 1, len(revision.add) - len(revision.remove))])
@@ -314,6 +340,8 @@ def _finish(
     sites.talk(dict.fromkeys(sites.asked, message))
     absences = [f"Without {site}: {reason}" for site, reason in sorted(refused.items())]
     warnings = [*absences, *notes, *posterior.warnings]
+    if sites.is_secure and len(columns.get("clients", described)) == 2:
+        warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
     of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
     clients = columns.get("clients", sorted(described))
     own = sites.parts if len(sites.parts) == len(clients) else {}  # A revision has those of few sites.

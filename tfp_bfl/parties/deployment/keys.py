@@ -31,6 +31,13 @@ def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
     return {"public": _text(public), "certificate": certificate, "signature": _text(signature)}
 
 
+def is_offer(offer: Any) -> bool:
+    """Return whether this has the form of a key offer; only sites check its signature."""
+    return isinstance(offer, Mapping) and all(
+        isinstance(offer.get(part), str) for part in ("public", "certificate", "signature")
+    )
+
+
 def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the pairwise keys of a site with the other sites, by their names.
 

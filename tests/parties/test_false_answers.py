@@ -1,0 +1,78 @@
+"""Sites of a linear model that send what can not be: they are left out, and the others are fitted."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.parties.linear_models import ILL, Channel, run
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import to_bytes
+from tfp_bfl.glm.agreement import check_description
+from tfp_bfl.parties.deployment.channel import SUMS, TALK
+
+COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "at", "lie", "reason"),
+    [
+        (ILL, 0, lambda x: x[1:], "does not have the required form"),
+        (ILL, 2, lambda x: x[:, np.newaxis], "does not have the required form"),
+        (ILL, 1, lambda x: x * np.nan, "its sums are not finite"),
+        (ILL, range(2, 99), lambda x: x + np.inf, "its sums are not finite"),
+        (COX, 2, lambda x: x[::-1], "its times of events are not finite and ascending"),
+        (COX, 2, lambda x: np.append(x, np.nan), "its times of events are not finite and ascending"),
+        (COX, 2, lambda x: x[0], "does not have the required form"),
+    ],
+)
+def test_the_sender_of_an_answer_that_can_not_be_is_left_out(kits, options, at, lie, reason):
+    lies = {(SUMS, "s1", number): lie for number in ([at] if isinstance(at, int) else at)}
+    done = run(kits, Channel(kits, lies), options)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert reason in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+
+
+def test_the_sender_of_a_masked_answer_of_another_length_is_named(kits):
+    lie = to_bytes({"masked": np.zeros((3, 3), np.int64)})
+    with pytest.raises(Error, match=r"masks do not cancel \(s1: its answer does not have the required form\)"):
+        run(kits, Channel(kits, {(SUMS, "s1", 2): lie}), secure_sums=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ([["z", "category", []]], "does not have the required form"),
+        ([["z", "number", ["a"]]], "does not have the required form"),
+        ([["z", "category", ["a", "a"]]], "does not have the required form"),
+        ([["z", "number", []], ["z", "number", []]], "does not have the required form"),
+        ([["z" * 10_001, "number", []]], "does not have the required form"),
+        ([["z", "category", ["\ud800"]]], "does not have the required form"),
+        ([["ill", "number", []]], "does not have the required form"),
+        ([["z"]], "does not have the required form"),
+        ([[f"z{k}", "number", []] for k in range(2001)], "at most 2,000 are possible: leave columns out with --drop"),
+        ([[f"z{k}", "category", ["a", "b", "c"]] for k in range(700)], "has 2,100 columns"),
+    ],
+)
+def test_descriptions_that_can_not_be_are_one_sentence(columns, reason):
+    with pytest.raises(InvalidArgument, match=reason):
+        check_description("s1", {"columns": columns, "events": []}, ["ill"])
+
+
+def test_a_description_has_no_columns_beside_those_of_the_job():
+    check_description("s1", {"columns": [["z", "category", ["a"]]], "events": []}, ["ill"], ["z"])
+    with pytest.raises(InvalidArgument, match="does not have the required form"):
+        check_description("s1", {"columns": [["x", "number", []]], "events": []}, ["ill"], ["z"])
+
+
+def test_the_sender_of_a_description_that_can_not_be_is_left_out(kits):
+    lie = json.dumps({"columns": [["z", "category", []]], "events": [], "version": "0"}).encode()
+    done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}))
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert "required form" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+
+
+def test_the_sender_of_a_key_offer_that_can_not_be_is_left_out(kits):
+    lie = json.dumps({"columns": [], "events": [], "version": "0", "offer": {"public": 3}}).encode()
+    done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}), secure_sums=True)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
