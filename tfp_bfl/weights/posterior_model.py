@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow as tf
@@ -116,15 +116,26 @@ def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
         call, shape = model.call, model.input_shape
 
         def scaled(inputs: Any, training: Any = None, mask: Any = None) -> Any:
-            if len(inputs.shape) != len(shape):
-                raise InvalidArgument(
-                    f"The model takes a batch of images {list(shape)}, and here is {list(inputs.shape)}: give one "
-                    "image as image[None]."
-                )
-            return call(as_floats(inputs), training=training, mask=mask)
+            return call(as_floats(_as_batch(inputs, shape)), training=training, mask=mask)
 
         model.call = scaled
     return model
+
+
+def _as_batch(inputs: Any, shape: Sequence[Optional[int]]) -> Any:
+    """Return a batch of images as it is.
+
+    Raises:
+      InvalidArgument: it has another number of axes. Where a graph does not know that, an operation states both shapes.
+    """
+    if inputs.shape.rank is None:
+        return tf.ensure_shape(inputs, shape)
+    if inputs.shape.rank != len(shape):
+        raise InvalidArgument(
+            f"The model takes a batch of images {list(shape)}, and here is {list(inputs.shape)}: give one image as "
+            "image[None]."
+        )
+    return inputs
 
 
 def weight_sampling(model: tf.keras.Model) -> Optional[WeightSampling]:
