@@ -72,6 +72,17 @@ def test_the_sender_of_a_description_that_can_not_be_is_left_out(kits):
     assert "required form" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
 
 
+def test_the_sender_of_a_key_offer_without_its_signature_is_left_out(kits):
+    channel = Channel(kits)
+    message = {"step": "describe", "options": ILL, "secure_sums": True}
+    lie = json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+    lie["offer"]["signature"] = "AAAA"
+    channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
+    done = run(kits, channel, secure_sums=True)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert "is not signed by s1" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+
+
 def test_the_sender_of_a_key_offer_that_can_not_be_is_left_out(kits):
     lie = json.dumps({"columns": [], "events": [], "version": "0", "offer": {"public": 3}}).encode()
     done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}), secure_sums=True)

@@ -31,6 +31,11 @@ def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
     return {"public": _text(public), "certificate": certificate, "signature": _text(signature)}
 
 
+def not_signed(site: str) -> str:
+    """Return the refusal of a site that received an offer which the named site has not signed."""
+    return f"The key offered as that of {site} is not signed by {site}."
+
+
 def is_offer(offer: Any) -> bool:
     """Return whether this has the form of a key offer; only sites check its signature."""
     return isinstance(offer, Mapping) and all(
@@ -82,7 +87,7 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
                 raise ValueError("the certificate belongs to another site, or to no site")
             shared = _private_key(secret).exchange(X25519PublicKey.from_public_bytes(public))
         except Exception:  # Parsers of untrusted bytes raise many types.
-            raise InvalidArgument(f"The key offered as that of {other} is not signed by {other}.") from None
+            raise InvalidArgument(not_signed(other)) from None
         between = " ".join(sorted((name, other))).encode()
         keys[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
     return keys
