@@ -7,7 +7,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_laplace import call, refused
-from tfp_bfl.app.one_run.drift import drift
+from tfp_bfl.app.one_run.drift import drift, record
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -62,6 +62,13 @@ def test_unusual_rows_are_scored_and_counted(run, tmp_path, capsys):
     assert stated["number"] > 200 and stated["rate"] <= 0.01
     assert call("calibrate", run, tmp_path / "calibrated", "--coverage", "0.8") == 0
     assert "unusual" in bfl.export.load(tmp_path / "calibrated").predict(np.zeros((1, 3), np.float32))
+
+
+def test_sequences_have_no_histograms_and_end_no_run(tmp_path):
+    features = np.random.default_rng(0).normal(size=(20, 5, 3)).astype(np.float32)
+    source = bfl.data.Source("waves", "train", features, np.arange(20, dtype=np.int32) % 2)
+    record(tmp_path, bfl.data.Clients(source, [np.arange(20)]), source)
+    assert not list(tmp_path.iterdir())
 
 
 def test_runs_of_numbers_compare_means_and_deviations(tmp_path):

@@ -127,7 +127,7 @@ def test_a_table_as_it_is(tmp_path, capsys):
     assert run_command_line(["predict", str(output), asked, "--format", "csv"]) == 0
     out, error = capsys.readouterr()
     assert [line.split(",")[1] for line in out.splitlines()] == ["label", "no", "yes"]
-    assert "ask.csv: 1 row with 'III' in 'grade', which training did not have: treated as an empty cell." in error
+    assert "ask.csv: 1 row with 'III' in 'grade', new or rare in training: treated as an empty cell." in error
     model = bfl.export.load(output / "saved_model")
     cells = {"age": [30.0, 75.0], "dose": [3.0, 3.0], "grade": ["III", "I"], "smokes": [float("nan"), 1.0]}
     found = model.predict_rows(

@@ -98,7 +98,7 @@ def test_ordered_categories_say_how_far_a_cell_is(tmp_path):
     cells = Cells("grade", "ordinal", np.array(["III", "II", "I", "", "IV"], object))
     exact = encode(Raw([cells]), [feature], data.train.columns)
     means = [c.mean for c in data.train.columns[:2]]
-    np.testing.assert_allclose(exact, [[0, 0, 0], [1, 0, 0], [1, 1, 0], [*means, 1], [*means, 0]])
+    np.testing.assert_allclose(exact, [[0, 0, 0], [1, 0, 0], [1, 1, 0], [*means, 1], [*means, 1]])
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "Table", "DataFrame", "categories"])
@@ -143,11 +143,11 @@ def test_rows_for_a_model(tmp_path):
     rows, notes = read_encoded(tmp_path / "later.csv", data.train.encoding, data.train.columns)
     mean = {c.name: c.mean for c in data.train.columns}
     grades, drugs = [mean[f"grade[{x}]"] for x in ("I", "II", "III")], [mean[x] for x in NAMES[6:9]]
-    wanted = [[40, 0, *grades, 0, 0, 0, 1, 1, 0], [mean["age"], 1, 1, 0, 0, 0, *drugs, mean["smokes"], 1]]
+    wanted = [[40, 0, *grades, 1, 0, 0, 1, 1, 0], [mean["age"], 1, 1, 0, 0, 0, *drugs, mean["smokes"], 1]]
     np.testing.assert_allclose(rows, wanted, rtol=1e-6)
     assert notes == (
-        "1 row with 'IV' in 'grade', which training did not have: treated as an empty cell.",
-        "1 row with 'new' in 'drug', which training did not have: treated as a rare category.",
+        "1 row with 'IV' in 'grade', new or rare in training: treated as an empty cell.",
+        "1 row with 'new' in 'drug', new or rare in training: treated as a rare category.",
         "1 cell is empty in 'drug', and in training none was: the mean is used.",
     )
     (tmp_path / "bad.csv").write_text("age,grade,drug,smokes\nold,I,a,true\n")
@@ -155,6 +155,15 @@ def test_rows_for_a_model(tmp_path):
         read_encoded(tmp_path / "bad.csv", data.train.encoding, data.train.columns)
     with pytest.raises(InvalidArgument, match="no column 'dose', which the model requires"):
         read_encoded(tmp_path / "bad.csv", [Feature("dose", "number")], data.train.columns[:1])
+
+
+def test_labels_that_stand_for_empty_cells_elsewhere_are_classes_with_a_note(tmp_path):
+    (tmp_path / "labels.csv").write_text(
+        "age,label\n" + "\n".join(f"{i % 7},{('ill', 'well', 'NA')[i % 3]}" for i in range(30))
+    )
+    data = read_own(tmp_path / "labels.csv")
+    assert data.train.class_names == ("NA", "ill", "well")
+    assert "10 rows have 'NA' in 'label', a class like any other: empty these cells" in " ".join(data.notes)
 
 
 def test_columns_that_count_the_rows_are_left_out():

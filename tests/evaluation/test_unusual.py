@@ -73,6 +73,21 @@ def test_known_shifts_are_found():
     assert np.mean(score(fitted, network, 4 * rows(200, 6)[0]) > 1) > 0.5
 
 
+def test_a_column_that_is_constant_in_training_has_no_range():
+    """Else one held-out row with another value there would make every row usual."""
+    features, labels = rows(300, 1)
+    features[:, 3] = 0.0
+    source = Source("mixture", "train", features, labels.astype(np.int32), [str(c) for c in range(CLASSES)])
+    held_out = rows(100, 3)[0]
+    held_out[:, 3] = 0.0
+    held_out[0, 3] = 19.0
+    clients, network = Clients(source, [np.arange(300)]), model()
+    fitted = bfl.evaluation.fit_unusual(network, clients, held_out, num_classes=CLASSES)
+    assert fitted.range_limit < 3
+    far = held_out[1:2] + np.float32([60, 0, 0, 0])
+    assert score(fitted, network, far)[0] > 5
+
+
 def test_few_held_out_examples_state_their_rate():
     fitted = bfl.evaluation.fit_unusual(model(), clients_of(), rows(19, 3)[0], num_classes=CLASSES)
     assert fitted.rate == pytest.approx(2 / 20)

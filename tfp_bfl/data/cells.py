@@ -168,8 +168,8 @@ def texts(column: Any) -> np.ndarray:
       column: of a pyarrow Table.
     """
     encoded = decoded(column).combine_chunks().dictionary_encode()
-    levels = np.append(as_text(encoded.dictionary.to_pylist()), "")
-    levels[[not x.strip() or x in EMPTY for x in levels]] = ""
+    levels = np.array([*(x.strip() for x in as_text(encoded.dictionary.to_pylist())), ""], object)
+    levels[[x in EMPTY for x in levels]] = ""
     cells: np.ndarray = levels[encoded.indices.fill_null(len(levels) - 1).to_numpy()]
     return cells
 

@@ -194,7 +194,7 @@ def _levels(cells: Cells, messages: Sequence[ColumnMessage], count: int, rows: i
 def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
     """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.
 
-    Empty cells, and unknown levels of a feature without rare ones, become the means of `columns`.
+    Empty cells become the means of `columns`; an unknown level of a feature without rare ones is an empty cell.
 
     Args:
       raw: N rows with the columns of `features`, in that order.
@@ -203,13 +203,16 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
     """
     blocks = []
     for cells, feature in zip(raw.columns, features):
+        empty = cells.empty
         if feature.is_text:
             places = {level: place for place, level in enumerate(feature.levels)}
-            block = feature.codes[[places.get(x, len(places)) for x in cells.values.tolist()]]
-            block[cells.empty] = np.nan
+            numbers = np.array([places.get(x, len(places)) for x in cells.values.tolist()], int)
+            block = feature.codes[numbers]
+            block[empty] = np.nan
+            empty = empty if feature.has_rare else numbers == len(places)
         else:
             block = cells.values[:, np.newaxis]
-        blocks += [block, cells.empty[:, np.newaxis]] if feature.has_missing else [block]
+        blocks += [block, empty[:, np.newaxis]] if feature.has_missing else [block]
     whole = np.concatenate(blocks, 1).astype(np.float64)
     return np.where(np.isnan(whole), [column.mean for column in columns], whole)
 
@@ -252,7 +255,7 @@ def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:
                 levels = ", ".join(shown(x) for x in list(dict.fromkeys(new))[:3])
                 what = "a rare category" if feature.has_rare else "an empty cell"
                 rows = "1 row" if len(new) == 1 else f"{len(new):,} rows"
-                sentences.append(f"{rows} with {levels} in {name}, which training did not have: treated as {what}.")
+                sentences.append(f"{rows} with {levels} in {name}, new or rare in training: treated as {what}.")
         if empty and not feature.has_missing:
             cells_are = "1 cell is" if empty == 1 else f"{empty:,} cells are"
             sentences.append(f"{cells_are} empty in {name}, and in training none was: the mean is used.")

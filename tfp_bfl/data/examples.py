@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from tfp_bfl.data.cells import TEXT_KINDS, read_cells_as, read_columns
+from tfp_bfl.data.cells import EMPTY, TEXT_KINDS, read_cells_as, read_columns
 from tfp_bfl.data.columns import Troubles, numbers, texts
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import as_text, ordered
@@ -130,9 +130,10 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
         labels = texts(table, label, troubles if strict else None)
         filled = _filled(labels)
     troubles.check()
-    notes: list[str] = []
+    notes = [] if reading.regresses else _words_among(labels, label)
     if not strict:
-        features, columns, notes = _features(features, reading)
+        features, columns, of_features = _features(features, reading)
+        notes += of_features
         filled &= True if owners is None else _filled(owners)
         if not filled.all():
             rest_are = f"{np.sum(~filled):,} row{'s' if np.sum(~filled) > 1 else ''}"
@@ -143,6 +144,16 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
             owners = None if owners is None else owners[filled]
     names = () if reading.regresses else ordered(labels)
     return Examples(features, labels, owners, columns, names, tuple(notes))
+
+
+def _words_among(labels: np.ndarray, label: str) -> list[str]:
+    """Return a note for each label that elsewhere stands for an empty cell; labels are read as written."""
+    return [
+        f"{np.sum(labels == word):,} rows have {shown(word)} in {shown(label)}, a class like any other: empty these "
+        "cells if it stands for a missing label."
+        for word in EMPTY
+        if np.any(labels == word)
+    ]
 
 
 def _filled(cells: np.ndarray) -> np.ndarray:

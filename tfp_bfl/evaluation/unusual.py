@@ -158,7 +158,7 @@ def fit_unusual(
     total = functools.reduce(merge_feature_sums, sums)
     means, root = _gaussians(total)
     parts = 2 if total.low.size else 1
-    place = math.ceil((number + 1) * (1 - false_alarms / parts))
+    place = math.ceil((number + 1) * (1 - false_alarms / parts) - 1e-9)
     limit = lambda scores: max(float(np.sort(scores)[min(place, number) - 1]), 1e-6)
     rate = parts * (number + 1 - min(place, number)) / (number + 1)
     unfitted = Unusual(means, root, 1.0, total.low, total.high, 1.0, min(rate, 1.0), number)
@@ -188,8 +188,10 @@ def _distance(unusual: Unusual, features: tf.Tensor) -> tf.Tensor:
 
 def _range(unusual: Unusual, inputs: tf.Tensor) -> tf.Tensor:
     center = np.float32((unusual.low + unusual.high) / 2)
-    half = np.float32(np.maximum((unusual.high - unusual.low) / 2, 1e-6))
-    return tf.reduce_max(tf.abs(inputs - center) / half, 1)
+    half = (unusual.high - unusual.low) / 2
+    # Of a column that is constant in training one other value says nothing: a level that is rare has such columns.
+    scale = np.float32(np.where(half > 0, 1 / np.where(half > 0, half, 1), 0))
+    return tf.reduce_max(tf.abs(inputs - center) * scale, 1)
 
 
 def _gaussians(sums: FeatureSums) -> tuple[np.ndarray, np.ndarray]:

@@ -108,4 +108,4 @@ def _text(cells: tf.Tensor, feature: Feature, mean: np.ndarray) -> tuple[tf.Tens
     codes = feature.codes.astype(np.float32)
     known = tf.matmul(hits, codes[:-1])
     other = mean if not feature.has_rare else empty * mean + (1.0 - empty) * codes[-1:]
-    return known + unknown * other, empty
+    return known + unknown * other, empty if feature.has_rare else unknown

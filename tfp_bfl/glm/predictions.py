@@ -111,7 +111,9 @@ def write_predictions(
         else:
             centre[own], stddev[own] = posterior.linear_predictor(features[own])
             mean[own] = posterior.predict(features[own])
-    half = quantile(level) * stddev
+    # Of several degrees of freedom the fewest, with which no interval is too narrow.
+    degrees = posterior.degrees_of_freedom
+    half = quantile(level, None if degrees is None else float(np.min(degrees))) * stddev
     of_mean = FAMILIES[posterior.family].mean if posterior.family in FAMILIES else np.exp
     low, high = of_mean(centre - half), of_mean(centre + half)
     percent = f"{100 * level:g} %"

@@ -55,7 +55,9 @@ class Report(NamedTuple):
 
 
 def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.Source) -> None:
-    """Write the histograms of all clients' examples, added, to a run's folder."""
+    """Write the histograms of all clients' examples, added, to a run's folder; of sequences there are none."""
+    if len(train.element_shape) not in (1, 3):
+        return
     names = [column.name for column in train.columns or ()]
     each = (
         bfl.evaluation.feature_histograms(clients.examples(k).features, names)
@@ -142,9 +144,12 @@ def _scores(
         predicted = count(reference["probabilities"].argmax(1)), count(new["label"])
         found.append(("score: predicted classes", *bfl.evaluation.homogeneity(*predicted)))
     if "unusual" in new:
-        rate, number = (info.data or {})["unusual"]["rate"], len(new["unusual"])
-        above = int(np.sum(~(new["unusual"] <= 1)))
-        p_value = float(stats.binomtest(above, number, rate, alternative="greater").pvalue)
+        stated, number = (info.data or {})["unusual"], len(new["unusual"])
+        rate, above = stated["rate"], int(np.sum(~(new["unusual"] <= 1)))
+        # The threshold is an order statistic of n held-out scores: the rate of one model is Beta, with this mean.
+        held = stated["number"] + 1
+        law = stats.betabinom(number, rate * held, max((1 - rate) * held, 1e-9))
+        p_value = float(law.sf(above - 1)) if above else 1.0
         found.append(("score: unusual examples", max(0.0, above / number - rate), p_value))
     return found
 
