@@ -32,7 +32,7 @@ MAY_IMPORT = {
     },
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
-    "app.one_run": {*PUBLIC, "app.options"},
+    "app.one_run": {*PUBLIC, "app.options", "glm"},
     "app.options": {*PUBLIC, "training"},
     "algorithms": {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
