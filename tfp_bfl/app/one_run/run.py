@@ -166,13 +166,7 @@ def _run(
             **({"notes": list(job.notes)} if job.notes else {}),
             "warnings": [
                 *result.warnings,
-                # Of rare classes a good model has the accuracy of the most frequent one, and a better NLL.
-                *(
-                    []
-                    if baselines.is_better(final, simple[0], job.test)
-                    else _no_better_than_chance(final.metrics, job.test, job.config)
-                ),
-                *baselines.worse_than(final, simple, job.test),
+                *_compared(job, final, simple),
             ],
         }
         info = build.export_info(job.config, job.train, scores, job.weights)
@@ -180,6 +174,21 @@ def _run(
         drift.record(folder, job.clients, job.train)
         write_results(folder, job.config, job.clients, job.test, final, result, summary, info, apart, unusual)
     return folder
+
+
+def _compared(job: Job, final: bfl.evaluation.Evaluation, simple: list[bfl.evaluation.Baseline]) -> list[str]:
+    """Return the warnings of a model that is no better than predictions without features.
+
+    Probabilities of a training with class weights are of another population, and are not compared.
+    """
+    from tfp_bfl.app.one_run import baselines  # Which imports TensorFlow.
+
+    if job.config.class_weight is not None:
+        return []
+    # Of rare classes a good model has the accuracy of the most frequent one, and a better NLL.
+    is_better = baselines.is_better(final, simple[0], job.test)
+    chance = [] if is_better else _no_better_than_chance(final.metrics, job.test, job.config)
+    return [*chance, *baselines.worse_than(final, simple, job.test)]
 
 
 def _simulated(
