@@ -135,6 +135,23 @@ def test_clients_of_an_archive_that_are_bytes_are_text(tmp_path):
         read_own(tmp_path / "d.npz")
 
 
+@pytest.mark.parametrize("word", ["n/a", "#N/A", "-NaN", "1.#QNAN", "NULL"])
+def test_words_for_empty_cells_are_those_of_numbers_and_of_text(tmp_path, word):
+    columns = [repeated(1, 2, 3, 4, 5, word), repeated("a", "b", word), LABELS]
+    for end in ([], [repeated("x", "y", f" {word} ")]):
+        header = ["n", "t", "label"] if not end else ["n", "t", "label", "u"]
+        train = read_own(write(tmp_path / "d.csv", header, *columns, *end)).train
+        assert [x.kind for x in train.encoding[:2]] == ["number", "category"]
+        assert train.encoding[1].levels == ("a", "b") and all(x.has_missing for x in train.encoding)
+
+
+def test_dates_of_nanoseconds(tmp_path):
+    days = np.arange(ROWS) * 86_400_000_000_000 + 1
+    table = pyarrow.table({"day": pyarrow.array(days, pyarrow.timestamp("ns")), "label": LABELS})
+    train = read_own(table, date_unit="days").train
+    assert train.encoding[0].unit == "days"
+
+
 def test_a_separator_that_is_given(tmp_path):
     path = write(tmp_path / "d.csv", ["x", "label"], X, LABELS, separator=" ")
     assert read_own(path, separator="space").train.class_names == ("no", "yes")

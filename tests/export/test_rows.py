@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pyarrow
+import pyarrow.csv
 import pytest
 import tensorflow as tf
 
 from tests.export.tampering import change_file, copy
 from tfp_bfl import export
-from tfp_bfl.data import Feature, read_own
-from tfp_bfl.data.cells import Cells
-from tfp_bfl.data.encoding import Raw, encode
+from tfp_bfl.data import EMPTY, Feature, read_own
+from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import manifest, rows
 from tfp_bfl.models import mlp
@@ -58,22 +58,37 @@ def inputs(named=None):
     return {(named or {}).get(name, name): as_tensor(x) for name, x in GIVEN.items()}
 
 
-def encoded(train):
-    cells = [Cells(x.name, x.kind, np.array(GIVEN[x.name], object if x.is_text else float)) for x in train.encoding]
-    for cell in cells:
-        if cell.kind in ("category", "ordinal"):
-            cell.values[np.isin(cell.values, ["NA", "NaN"])] = ""
-    return encode(Raw(cells), train.encoding, train.columns).astype(np.float32)
+@pytest.fixture(scope="module")
+def encoded(train, tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "given.csv"
+    return from_file(train, path, GIVEN)
 
 
-def test_the_graph_encodes_as_the_training(train):
+def from_file(train, path, given):
+    pyarrow.csv.write_csv(pyarrow.table(given), path)
+    return read_encoded(path, train.encoding, train.columns).rows
+
+
+def test_the_graph_encodes_as_the_reader_of_files(train, encoded):
     graph = rows.encoder(train.encoding, train.columns)(inputs())
-    np.testing.assert_allclose(graph, encoded(train), rtol=1e-6)
+    np.testing.assert_allclose(graph, encoded, rtol=1e-6)
 
 
-def test_a_saved_model_accepts_rows(saved, train):
+def test_the_graph_has_the_reader_s_empty_cells_and_trims_text(train, tmp_path):
+    text = ["", "   ", " a", "ö ", " new ", "a\t", *EMPTY, *(f" {word} " for word in EMPTY)]
+    number = [1.0] * len(text)
+    given = {x.name: text if x.is_text else number for x in train.encoding}
+    as_tensors = {name: tf.constant(x, tf.string if x is text else tf.float32) for name, x in given.items()}
+    graph = rows.encoder(train.encoding, train.columns)(as_tensors)
+    np.testing.assert_allclose(graph, from_file(train, tmp_path / "given.csv", given), rtol=1e-6)
+    blanks = np.array([not x.strip() or x.strip() in EMPTY for x in text])
+    place = [column.name for column in train.columns].index("1st[missing]")
+    np.testing.assert_array_equal(graph[:, place], blanks)
+
+
+def test_a_saved_model_accepts_rows(saved, train, encoded):
     loaded = export.load(saved)
-    wanted = loaded.predict(encoded(train), num_samples=5, seed=1)
+    wanted = loaded.predict(encoded, num_samples=5, seed=1)
     names = {name: spec.name for name, spec in rows.inputs_of(train.encoding).items()}
     assert list(names.values()) == ["age_in_years", "age_in_years_2", "column_1st", "column_class", "grade"]
     signature = loaded.signatures["predict_rows"]

@@ -12,8 +12,9 @@ from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, match
 from tfp_bfl.data.names import as_text
 from tfp_bfl.errors import lookup, shown
 
-# Words for an empty cell, beside "".
-EMPTY = ("NA", "N/A", "NaN", "nan", "null", "NULL")
+# Words for an empty cell of every kind, beside "": the reader of files has the same list.
+_WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "null", "NULL")
+EMPTY = (*_WORDS, "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 # Text with more values than this is rather a name than a category.
 MOST_LEVELS = 30
 # The length in days of the units that dates are counted in, from 1970-01-01 on.
@@ -236,7 +237,8 @@ def _dates(column: Any, name: str, troubles: Troubles, unit: Optional[str]) -> O
         troubles.add(name, f"holds dates, such as {example}")
         troubles.advise("give --date-unit years (or months, weeks, days) to count them")
     else:
-        exact = column.cast(pyarrow.timestamp("us", getattr(column.type, "tz", None))).cast(pyarrow.int64())
+        # Nanoseconds are cut off.
+        exact = column.cast(pyarrow.timestamp("us", getattr(column.type, "tz", None)), safe=False).cast(pyarrow.int64())
         days = exact.to_numpy().astype(np.float64) / (24 * 3600 * 1e6)
         days[~column.is_valid().to_numpy()] = np.nan
         return Cells(name, "date", days / DATE_UNITS[unit])

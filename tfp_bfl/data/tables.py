@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, BinaryIO, Optional
 
 from tfp_bfl import files
+from tfp_bfl.data.cells import EMPTY
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -162,7 +163,7 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
             file,
             pyarrow.csv.ReadOptions(encoding=encoding, use_threads=use_threads),
             pyarrow.csv.ParseOptions(delimiter=between, invalid_row_handler=None if use_threads else keep),
-            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(text, pyarrow.string())),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(text, pyarrow.string()), null_values=["", *EMPTY]),
         )
 
     try:

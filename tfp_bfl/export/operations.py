@@ -19,13 +19,13 @@ EXPORTED = _words(
     """
 )
 
-# What other layers and activations of Keras add: arithmetic on tensors, all of it.
+# What other layers, activations of Keras and rows of tables add: functions of tensors alone, all of them.
 ARITHMETIC = _words(
     """
     Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
     Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
     NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size Slice
-    Softplus Softsign SpaceToBatchND Split SplitV Tanh Transpose Unpack Xlogy
+    Softplus Softsign SpaceToBatchND Split SplitV StringStrip Tanh Transpose Unpack Xlogy
     """
 )
 

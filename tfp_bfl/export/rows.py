@@ -67,7 +67,7 @@ def inputs_of(features: Sequence[Feature]) -> dict[str, tf.TensorSpec]:
 
 
 def encoder(
-    features: Sequence[Feature], columns: Sequence[Sequence[Any]]
+    features: Sequence[Feature], columns: Sequence[Sequence[Any]], trims: bool = True
 ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
     """Return the function from rows as they are, {column: [B]}, to float32 [B, D], as `data.read_encoded` gives them.
 
@@ -77,6 +77,7 @@ def encoder(
     Args:
       features: of the model.
       columns: (name, mean, standard deviation) of each of the D columns of all features.
+      trims: spaces around text are removed, for which TensorFlow Lite has no operation.
     """
     means = np.array([column[1] for column in columns], np.float32)
 
@@ -84,6 +85,8 @@ def encoder(
         blocks, start = [], 0
         for feature in features:
             cells = tf.reshape(rows[feature.name], [-1, 1])
+            if feature.is_text and trims:
+                cells = tf.strings.strip(cells)
             width = len(feature.columns) - feature.has_missing
             mean = means[np.newaxis, start : start + width]
             block, empty = (_text if feature.is_text else _number)(cells, feature, mean)
