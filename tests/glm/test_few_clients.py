@@ -1,11 +1,15 @@
 """Variances between few clients: restricted maximum likelihood, and Student's t."""
 
+import csv
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy import stats
 
 from tests.glm.test_hierarchical import federation, gaussian_marginal
 from tfp_bfl import glm
+from tfp_bfl.app.cli import cli
 from tfp_bfl.glm.effects import Layout
 
 SIZE = 8
@@ -40,6 +44,64 @@ def test_a_balanced_design_has_the_variances_of_the_analysis_of_variance(clients
     half = stats.t(clients - 1).ppf(0.975) * np.sqrt(between / (SIZE * clients))
     mean = y.mean()
     np.testing.assert_allclose(result.posterior.interval()[0], [mean - half, mean + half], rtol=1e-4)
+
+
+@pytest.mark.parametrize("shift", [0.0, 10.0])
+def test_degrees_of_freedom_are_those_of_the_row(shift):
+    """At the mean of a column that lies in each client alike they are K - 1, where the intercept's may be more."""
+    clients, x = 5, np.linspace(-1, 1, SIZE)[:, np.newaxis] + shift
+    pairs = [(x, outcome) for _, outcome in balanced(clients)]
+    result = glm.fit_hierarchical(pairs)
+    np.testing.assert_allclose(result.posterior.degrees_at([[shift]]), clients - 1, rtol=1e-3)
+    known = [result.degrees_at([[shift]], client)[0] for client in range(clients)]
+    np.testing.assert_allclose(known, clients - 1, rtol=1e-3)
+    at_zero = result.posterior.degrees_at(np.zeros((1, 1)))
+    np.testing.assert_allclose(at_zero, result.posterior.degrees_of_freedom[:1], rtol=1e-12)
+    assert (at_zero[0] > 2 * clients) == (shift > 0)
+
+
+def test_degrees_of_freedom_of_a_new_client_count_the_variance_between_clients():
+    """Those of Satterthwaite for a combination of the two mean squares of a balanced design."""
+    clients = 6
+    pairs = balanced(clients)
+    y = np.stack([outcome for _, outcome in pairs])
+    between, within = SIZE * np.var(y.mean(1), ddof=1), np.mean(np.var(y, axis=1, ddof=1))
+    parts = np.array([(1 + 1 / clients) / SIZE * between, -within / SIZE])
+    want = np.sum(parts) ** 2 / np.sum(parts**2 / [clients - 1, clients * (SIZE - 1)])
+    found = glm.fit_hierarchical(pairs).degrees_at(np.zeros((1, 0)))
+    np.testing.assert_allclose(found, want, rtol=1e-3)
+
+
+@pytest.mark.parametrize("random", [[], ["--random", "(intercept)"]])
+def test_files_of_coefficients_and_predictions_agree(tmp_path, random):
+    """The row of zeros has the interval of the intercept, and both files its degrees of freedom."""
+    lines = [
+        f"{k},{y[i]},{x[i, 0]}"
+        for k, (x, y) in enumerate(with_columns(np.random.default_rng(3), 5))
+        for i in range(SIZE)
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(["client,y,x", *lines]))
+    (tmp_path / "new.csv").write_text("client,x\nnone,0\n")
+    given = ["--outcome", "y", "--client-column", "client", "--predict", tmp_path / "new.csv", *random]
+    result = CliRunner().invoke(cli, ["glm", *map(str, [tmp_path / "rows.csv", *given, "--output", tmp_path / "fit"])])
+    assert result.exit_code == 0, (result.output, result.exception)
+    files = (tmp_path / "fit" / f"{name}.csv" for name in ("coefficients", "predictions"))
+    intercept, row = (next(csv.DictReader(path.open())) for path in files)
+    degrees = float(row["df"])
+    half = stats.t(degrees).ppf(0.975) * float(row["sd"])
+    assert float(row["to"]) - float(row["mean"]) == pytest.approx(half)
+    if random:  # A new client adds the differences between clients.
+        assert half > float(intercept["to"]) - float(intercept["mean"]) and degrees < 5
+    else:
+        assert [float(row[name]) for name in ("95 % from", "to", "df")] == pytest.approx(
+            [float(intercept[name]) for name in ("95 % from", "to", "df")]
+        )
+
+
+def test_a_variance_of_0_says_that_intervals_may_be_too_narrow():
+    rng = np.random.default_rng(0)
+    result = glm.fit_hierarchical([(np.zeros((SIZE, 0)), (y := rng.normal(size=SIZE)) - y.mean()) for _ in range(8)])
+    assert any("intervals may be too narrow" in warning for warning in result.posterior.warnings)
 
 
 @pytest.mark.parametrize("random", [["(intercept)"], ["(intercept)", "x1"]])

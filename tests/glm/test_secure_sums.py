@@ -51,6 +51,50 @@ def test_sums_are_within_the_resolution_and_masks_cancel():
     assert decode(encode(np.array([-1e20])) * MOST_CLIENTS)[0] == -1e20 * MOST_CLIENTS
 
 
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli", "cox"])
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (1e-10, "too small for"),
+        (1e-9, "Column 'x1' .*too small for"),
+        (1.0, ""),
+        (1e9, ""),
+        (1e12, "very large values"),
+    ],
+)
+def test_columns_are_within_the_range_of_fixed_point(family, scale, message):
+    clients = survival() if family == "cox" else federation(family, clients=8)
+    clients = [(features * [scale, 1.0], outcome) for features, outcome in clients]
+    options = {"stratified": True} if family == "cox" else {}
+    exact = glm.fit(clients, family, **options)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            glm.fit(clients, family, secure_sums=True, **options)
+    else:
+        secure = glm.fit(clients, family, secure_sums=True, **options)
+        np.testing.assert_allclose((secure.mean - exact.mean) / exact.stddev, 0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fit", "scale", "message"),
+    [
+        (glm.fit, 1e-9, "The outcome .* too small for secure sums"),
+        (glm.fit_hierarchical, 1e7, "divided by the outcome's residual sd .* too small for secure sums"),
+    ],
+)
+def test_outcomes_are_within_the_range_of_fixed_point(fit, scale, message):
+    clients = [(features, scale * outcome) for features, outcome in federation("gaussian", clients=8)]
+    fit(clients)
+    with pytest.raises(ValueError, match=message):
+        fit(clients, secure_sums=True)
+
+
+def test_a_column_of_zeros_has_its_prior():
+    clients = [(features * [0.0, 1.0], outcome) for features, outcome in federation("bernoulli", clients=8)]
+    exact, secure = (glm.fit(clients, "bernoulli", prior_stddev=2.0, secure_sums=x) for x in (False, True))
+    np.testing.assert_allclose(secure.stddev, exact.stddev, rtol=1e-9)
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e21])
 def test_a_number_that_is_too_large_is_no_sum(value):
     assert np.all(np.isnan(decode(encode(np.array([1.0, value])) + encode(np.array([1.0, 2.0])))))

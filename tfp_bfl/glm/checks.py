@@ -10,12 +10,15 @@ import scipy.linalg
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.families import Family
+from tfp_bfl.glm.fixed_point import RESOLUTION
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 
 # Below this share of the largest, a diagonal of the pivoted factor is rounding.
 _RANK_TOLERANCE = 1e-11
 _MIN_EVENTS_PER_COEFFICIENT = 10
+# Of sums in fixed point, relative to them.
+_MOST_ROUNDING = 1e-6
 ADVICE = "or give a prior: prior_stddev=2.5, or --prior-stddev 2.5"
 
 
@@ -54,6 +57,26 @@ def check_determined(information: np.ndarray, names: Sequence[str], num_rows: fl
         f"Columns {', '.join(alike[:-1])} and {alike[-1]} are collinear: one is a combination of the others, or a mean "
         f"is far larger than its spread. Drop one, subtract a constant, {ADVICE}."
     )
+
+
+def check_resolution(sums: np.ndarray, columns: Sequence[str], num_clients: int) -> None:
+    """Refuse sums of squares that secure sums round by more than 1e-6 of them.
+
+    Args:
+      sums: of the squares of each column, weighted as in the information [n].
+      columns: what they are of, in words [n].
+      num_clients: K; each rounds its part by at most 2^-61.
+
+    Raises:
+      InvalidArgument: a sum is too small. The message names the column.
+    """
+    least = num_clients * RESOLUTION / 2 / _MOST_ROUNDING
+    for column, value in zip(columns, sums):
+        if abs(value) < least:
+            raise InvalidArgument(
+                f"{column} does not vary, or is too small for secure sums (its sum of squares is {value:.2g} and must "
+                f"be at least {least:.2g}): drop it, or change units by a power of ten."
+            )
 
 
 def separating(

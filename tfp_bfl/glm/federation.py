@@ -10,6 +10,7 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm import cox, effects
+from tfp_bfl.glm.checks import check_resolution
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fixed_point import MOST_CLIENTS, decode, encode
 from tfp_bfl.glm.rows import Rows, Table
@@ -48,6 +49,10 @@ class Federation(Protocol):
     @property
     def num_clients(self) -> int:
         """The number of clients."""
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether answers are added in fixed point."""
 
     def total(self, question: Question) -> np.ndarray:
         """Return the sum of the clients' answers [n]; NaN where an answer is no number."""
@@ -125,6 +130,24 @@ def ask_sums(federation: Federation, question: Question) -> list[Sums]:
     return [Sums.unpack(vector, points.shape[1]) for vector in vectors]
 
 
+def check_columns(federation: Federation, sums: Sums, precision: np.ndarray, beside: str = "") -> None:
+    """Refuse columns that are too small for secure sums.
+
+    Args:
+      federation: the clients.
+      sums: of all clients; those of the first message, before weights may be near 0.
+      precision: of the prior [p], which determines the coefficient of a column of zeros.
+      beside: what divides the columns, for the message.
+
+    Raises:
+      InvalidArgument: as of `checks.check_resolution`.
+    """
+    if federation.is_secure:
+        columns = [f"Column {name!r}{beside}" for name in federation.names]
+        squares = np.diag(sums.information)[: len(columns)]
+        check_resolution(np.where(squares == 0, precision, squares), columns, federation.num_clients)
+
+
 class InProcess:
     """Clients in this process.
 
@@ -137,7 +160,7 @@ class InProcess:
     def __init__(self, table: Table, family: str, secure_sums: bool = False):
         if secure_sums and len(table.clients) > MOST_CLIENTS:
             raise InvalidArgument(f"Secure sums are of at most {MOST_CLIENTS:,} clients, not {len(table.clients):,}.")
-        self._table, self._family, self._is_secure = table, family, secure_sums
+        self._table, self._family, self.is_secure = table, family, secure_sums
 
     @property
     def names(self) -> Sequence[str]:
@@ -152,13 +175,13 @@ class InProcess:
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
         answers = (answer(rows, self._family, question) for rows in self._table.clients)
-        if self._is_secure:
+        if self.is_secure:
             return decode(functools.reduce(np.add, map(encode, answers)))
         return functools.reduce(np.add, answers)
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""
-        if self._is_secure:
+        if self.is_secure:
             raise InvalidArgument(
                 "One baseline hazard for all clients needs the times of events of each client, which are no sum: with "
                 "secure sums give stratified, a baseline hazard for each client."

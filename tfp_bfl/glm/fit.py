@@ -11,10 +11,10 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm import work
-from tfp_bfl.glm.checks import check_determined, few_events
+from tfp_bfl.glm.checks import check_determined, check_resolution, few_events
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums
+from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import inverse, maximise, solve
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT, Given, read
@@ -78,9 +78,9 @@ def fit(
       >>> x = np.array([[0.0], [1.0], [2.0], [3.0]])
       >>> clients = [(x, np.array([1.0, 3.0, 5.0, 7.2])), (x, np.array([1.2, 2.8, 5.1, 6.9]))]
       >>> print(bfl.glm.fit(clients, names=["dose"]).table())
-      coefficient   mean       sd  95 % from     to
-      (intercept)  1.025  0.08874     0.8079  1.242
-      dose             2  0.04743      1.884  2.116
+      coefficient   mean       sd  95 % from     to  df
+      (intercept)  1.025  0.08874     0.8079  1.242   6
+      dose             2  0.04743      1.884  2.116   6
 
     Source: McCullagh & Nelder 1989, chapter 2; MacKay 1992 for the dispersion.
     """
@@ -124,6 +124,7 @@ def fit_federation(
     if family == "gaussian":
         return _gaussian(federation, precision, dispersion)
     of = work.of_cox(federation, stratified) if family == "cox" else work.of_family(federation, family)
+    check_columns(federation, of.first, precision)
     maximum = maximise(of.ask, of.first, precision, names, of.messages)
     sums, covariance = maximum.sums, inverse(maximum.information)
     posterior = Posterior(
@@ -191,7 +192,10 @@ def check_options(
 
 def _gaussian(federation: Federation, precision: np.ndarray, dispersion: Optional[float]) -> Posterior:
     sums = ask_sums(federation, Question("sums", np.zeros(len(precision))))[0]
+    check_columns(federation, sums, precision)
     posterior = gaussian_of_sums(sums, precision, dispersion, federation.names)
+    if federation.is_secure:
+        check_resolution(np.array([_residual_sum(sums, posterior.mean)]), ["The outcome"], federation.num_clients)
     return dataclasses.replace(posterior, num_clients=federation.num_clients)
 
 

@@ -4,6 +4,7 @@
 
 The parts of up to 2^15 clients add up modulo 2^64 without overflow, and masks modulo 2^64 cancel in their sum. The
 error of a sum is at most 2^-61 (4e-19) for each client, whatever the units of the columns: no scale is agreed on.
+Sums of squares must then be at least K 2^-61 / 1e-6, for K clients, to be right to 1e-6 (`checks.check_resolution`).
 """
 
 from __future__ import annotations

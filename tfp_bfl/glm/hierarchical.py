@@ -13,7 +13,7 @@ from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, Layout, client_sums
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES, Family
-from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums
+from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.fit import fit_federation, prior_precision
 from tfp_bfl.glm.newton import inverse, maximise
 from tfp_bfl.glm.posterior import Posterior, mean_outcome
@@ -60,6 +60,8 @@ class Hierarchical:
 
             variance = a' covariance a + z' Cov(u | b) z,   a = x + (du / db)' z
 
+        An interval is mean +- q stddev, q the quantile of Student's t with `degrees_at`, or of the normal for None.
+
         Args:
           features: [n, p], without a column for the intercept.
           client: the number of a client of the fit; None for a new client, with u ~ N(0, between).
@@ -67,19 +69,48 @@ class Hierarchical:
         Raises:
           InvalidArgument: another number of columns, or no client of that number.
         """
+        design, z, effect = self._parts(features, client)
+        along = design + z @ effect.slope
+        variance = np.einsum("ij,jk,ik->i", along, self.posterior.covariance, along)
+        variance += np.einsum("ia,ab,ib->i", z, effect.covariance, z)
+        return design @ self.posterior.mean + z @ effect.mean, np.sqrt(variance)
+
+    def degrees_at(self, features: np.ndarray, client: Optional[int] = None) -> Optional[np.ndarray]:
+        """Return the degrees of freedom of Student's t for x' b + z' u of each row [n]; None for normal intervals.
+
+        For a new client they count that the variance between clients is estimated; for one of the fit they are those of
+        a' b in `linear_predictor`, without its Cov(u | b).
+
+        Args:
+          features, client: as of `linear_predictor`.
+
+        Raises:
+          InvalidArgument: as of `linear_predictor`.
+        """
+        design, z, effect = self._parts(features, client)
+        of_variances, size = self.posterior.satterthwaite, len(self.posterior.names)
+        if of_variances is None:
+            return None
+        if client is not None:
+            return of_variances.degrees(design + z @ effect.slope)
+        layout = Layout(size, tuple(map(list(self.posterior.names).index, self.random)), True)
+        of_factor = z @ layout.factor(self.parameters)
+        # z' L L' z by each entry of L, and by log s.
+        slopes = np.array([*(2 * z[:, a] * of_factor[:, b] for a, b in layout.pairs), np.zeros(len(z))])
+        root = np.linalg.cholesky(self.covariance[size:, size:])
+        return of_variances.degrees(design, np.sum(of_factor**2, 1), root.T @ slopes)
+
+    def _parts(self, features: np.ndarray, client: Optional[int]) -> tuple[np.ndarray, np.ndarray, Effect]:
+        """Return the design [n, p], its random columns [n, d], and the effect of the client."""
         if client is not None and not self.effects:
             raise InvalidArgument("The effects of the clients are at the clients alone: predict for a new client.")
         if client is not None and not 0 <= check_count(client, "client", least=0) < len(self.effects):
             raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
         design, names = self.posterior.design(features), list(self.posterior.names)
         new = Effect(np.zeros(len(self.random)), self.between, np.zeros((len(self.random), len(names))))
+        # The effect of a known client depends on b, by its slope: a larger b leaves a smaller effect.
         effect = new if client is None else self.effects[client]
-        z = design[:, [names.index(name) for name in self.random]]
-        # The effect of a known client depends on b: a larger b leaves a smaller effect.
-        along = design + z @ effect.slope
-        variance = np.einsum("ij,jk,ik->i", along, self.posterior.covariance, along)
-        variance += np.einsum("ia,ab,ib->i", z, effect.covariance, z)
-        return design @ self.posterior.mean + z @ effect.mean, np.sqrt(variance)
+        return design, design[:, [names.index(name) for name in self.random]], effect
 
     def predict(self, features: np.ndarray, client: Optional[int] = None) -> np.ndarray:
         """Return the mean of the outcome for each row, for a client of the fit or a new one [n].
@@ -196,8 +227,10 @@ def fit_hierarchical_federation(
     likelihood = Restricted(federation, question, fixed, difference_steps(start, layout))
     of_all = lambda parameters: ask_sums(federation, question._replace(points=parameters))[0]
     ask = likelihood.sums if is_restricted else of_all
+    first = ask(start)
+    check_columns(federation, first, fixed, " divided by the outcome's residual sd" if family == "gaussian" else "")
     try:
-        maximum = maximise(ask, ask(start), precision, names, pooled.messages, start)
+        maximum = maximise(ask, first, precision, names, pooled.messages, start)
         covariance = inverse(maximum.information)
         if is_restricted and is_flat(maximum.information):
             raise np.linalg.LinAlgError
@@ -206,14 +239,14 @@ def fit_hierarchical_federation(
             "The rows do not determine how coefficients differ between clients: use fewer names in random, centre "
             "their columns, or give between_stddev, a prior on the standard deviations between clients."
         ) from None
-    parameters, messages, degrees = maximum.coefficients, maximum.messages, None
+    parameters, messages, of_variances = maximum.coefficients, maximum.messages, None
     mean, skewed = parameters, []
     if second_order:
         moments = expand(ask, parameters, maximum.information)
         mean, covariance, messages = moments.mean, moments.covariance, messages + moments.messages
         skewed = moments.warnings
     elif is_restricted:
-        degrees, messages = likelihood.degrees_of_freedom(parameters, covariance), messages + 1
+        of_variances, messages = likelihood.satterthwaite(parameters, covariance), messages + 1
     factor, value = layout.factor(parameters), maximum.sums.log_likelihood
     if is_restricted:  # Without the determinant.
         value += 0.5 * float(np.linalg.slogdet(maximum.sums.information[:size, :size] + np.diag(fixed))[1])
@@ -226,7 +259,8 @@ def fit_hierarchical_federation(
         dispersion=float(np.exp(2 * layout.log_stddev(parameters))),
         sums=None,
         sums_at=None,
-        degrees_of_freedom=degrees,
+        degrees_of_freedom=of_variances and of_variances.degrees(np.eye(size)),
+        satterthwaite=of_variances,
         warnings=[
             *few_events(maximum.sums, chosen, layout.size),
             *skewed,
@@ -300,5 +334,5 @@ def _no_difference(factor: np.ndarray, scales: np.ndarray, names: Sequence[str])
         return []
     return [
         f"The estimated standard deviation of {' and '.join(none)} between clients is 0: the rows show no difference "
-        "between clients beyond chance, and all clients have the same coefficients."
+        "between clients beyond chance, all clients have the same coefficients, and intervals may be too narrow."
     ]

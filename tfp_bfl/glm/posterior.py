@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from scipy import special, stats
@@ -15,6 +15,7 @@ from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 
 _NODES = 40
+_MOST_DEGREES = 1e6
 
 
 class Coefficients(list[dict[str, Any]]):
@@ -31,6 +32,34 @@ class Coefficients(list[dict[str, Any]]):
 
 def _cell(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
+
+
+class Satterthwaite(NamedTuple):
+    """The covariance of coefficients where variances are estimated, from which degrees of freedom follow.
+
+    Fields:
+      covariance: of the coefficients given the variances, H^-1 [p, p].
+      slopes: its derivatives along independent directions of the variances, a standard deviation each [v, p, p].
+    """
+
+    covariance: np.ndarray
+    slopes: np.ndarray
+
+    def degrees(self, rows: np.ndarray, variance: Any = 0.0, slopes: Any = 0.0) -> np.ndarray:
+        """Return the degrees of freedom of Student's t for each x' b + e, by Satterthwaite's approximation [n].
+
+            2 v^2 / Var(v),   v = x' H^-1 x + Var(e)
+
+        Args:
+          rows: x [n, p].
+          variance: of e, which is independent of b [n]; 0 for x' b.
+          slopes: its derivatives, along the same directions [v, n].
+
+        Source: Satterthwaite 1946; Kuznetsova et al. 2017.
+        """
+        of_rows = np.einsum("ij,jk,ik->i", rows, self.covariance, rows) + variance
+        change = np.einsum("ij,vjk,ik->vi", rows, self.slopes, rows) + slopes
+        return np.clip(2 * of_rows**2 / np.maximum(np.sum(change**2, 0), 1e-300), 1.0, _MOST_DEGREES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +82,7 @@ class Posterior:
       sums_at: [p].
       given_dispersion: the dispersion that `fit` was given; None where it was estimated.
       degrees_of_freedom: of Student's t, a number or one for each coefficient [p]; None for normal intervals.
+      satterthwaite: from which those of `degrees_at` follow, with restricted maximum likelihood; otherwise None.
     """
 
     names: Sequence[str]
@@ -71,6 +101,7 @@ class Posterior:
     sums_at: Optional[np.ndarray] = None
     given_dispersion: Optional[float] = None
     degrees_of_freedom: Optional[Union[float, np.ndarray]] = None
+    satterthwaite: Optional[Satterthwaite] = None
 
     @property
     def stddev(self) -> np.ndarray:
@@ -85,7 +116,8 @@ class Posterior:
     def interval(self, level: float = 0.95) -> np.ndarray:
         """Return the central interval of each coefficient [p, 2], which contains it with probability `level`.
 
-        For Gaussian outcomes with an estimated dispersion it is that of Student's t, otherwise of the normal.
+        For Gaussian outcomes with an estimated dispersion it is that of Student's t, by `degrees_of_freedom`, otherwise
+        of the normal.
 
         Raises:
           InvalidArgument: the level is not between 0 and 1.
@@ -96,16 +128,20 @@ class Posterior:
     def table(self, level: float = 0.95) -> Coefficients:
         """Return a row for each coefficient: mean, standard deviation, interval, and its ratio with an interval.
 
-        `str` of the table is aligned text. The ratio is exp(coefficient); the intercept has none.
+        `str` of the table is aligned text. The ratio is exp(coefficient); the intercept has none. The last column,
+        df, has the degrees of freedom of Student's t, where intervals are of it.
         """
         percent, rows = f"{100 * level:g} %", Coefficients()
-        for name, mean, stddev, (low, high) in zip(self.names, self.mean, self.stddev, self.interval(level)):
+        has_t = self.degrees_of_freedom is not None
+        degrees = np.broadcast_to(np.array(self.degrees_of_freedom if has_t else np.nan), len(self.names))
+        of_each = zip(self.names, self.mean, self.stddev, self.interval(level), degrees)
+        for name, mean, stddev, (low, high), df in of_each:
             row = {"coefficient": name, "mean": mean, "sd": stddev, f"{percent} from": low, "to": high}
             if self.ratio:
                 has_none = name == INTERCEPT
                 of = lambda x, has_none=has_none: "" if has_none else float(np.exp(x))
                 row |= {self.ratio: of(mean), f"{self.ratio}, {percent} from": of(low), f"{self.ratio}, to": of(high)}
-            rows.append(row)
+            rows.append(row | ({"df": df} if has_t else {}))
         return rows
 
     def design(self, features: np.ndarray) -> np.ndarray:
@@ -129,6 +165,8 @@ class Posterior:
     def linear_predictor(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation of x' b for each row, [n] and [n].
 
+        An interval is mean +- q stddev, q the quantile of Student's t with `degrees_at`, or of the normal for None.
+
         Args:
           features: [n, p], without a column for the intercept.
 
@@ -137,6 +175,20 @@ class Posterior:
         """
         design = self.design(features)
         return design @ self.mean, np.sqrt(np.einsum("ij,jk,ik->i", design, self.covariance, design))
+
+    def degrees_at(self, features: np.ndarray) -> Optional[np.ndarray]:
+        """Return the degrees of freedom of Student's t for x' b of each row [n]; None for normal intervals.
+
+        Args:
+          features: [n, p], without a column for the intercept.
+
+        Raises:
+          InvalidArgument: another number of columns.
+        """
+        design = self.design(features)
+        if self.satterthwaite is not None:
+            return self.satterthwaite.degrees(design)
+        return None if self.degrees_of_freedom is None else np.full(len(design), self.degrees_of_freedom)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Return the mean of the outcome for each row under the posterior [n].

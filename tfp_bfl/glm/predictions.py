@@ -77,7 +77,8 @@ def write_predictions(
 
     The file has the row, its client, whether the client is new, the mean of the outcome, its central interval, and mean
     and standard deviation of the linear predictor. The interval is that of the mean outcome, not of an outcome; for
-    "cox" the outcome is the hazard relative to a row of zeros, and for counts with an exposure that of one unit.
+    "cox" the outcome is the hazard relative to a row of zeros, and for counts with an exposure that of one unit. With
+    Student's t the last column, df, has its degrees of freedom for the row.
 
     Args:
       path: of the .csv file.
@@ -101,28 +102,31 @@ def write_predictions(
         raise InvalidArgument(f"The columns of {where} are not those of the fit.")
     whole = ~np.any(np.isnan(features), 1)
     known = {name: number for number, name in enumerate(client_names)}
-    centre, stddev, mean = (np.full(rows.num_rows, np.nan) for _ in range(3))
+    has_t = posterior.degrees_of_freedom is not None
+    centre, stddev, mean, degrees = (np.full(rows.num_rows, np.nan) for _ in range(4))
     for owner in dict.fromkeys(owners.tolist()):
         own = (owners == owner) & whole
         if isinstance(result, Hierarchical):
             client = known.get(owner)
             centre[own], stddev[own] = result.linear_predictor(features[own], client)
             mean[own] = result.predict(features[own], client)
+            found = result.degrees_at(features[own], client)
         else:
             centre[own], stddev[own] = posterior.linear_predictor(features[own])
             mean[own] = posterior.predict(features[own])
-    # Of several degrees of freedom the fewest, with which no interval is too narrow.
-    degrees = posterior.degrees_of_freedom
-    half = quantile(level, None if degrees is None else float(np.min(degrees))) * stddev
+            found = posterior.degrees_at(features[own])
+        degrees[own] = np.nan if found is None else found
+    half = quantile(level, degrees if has_t else None) * stddev
     of_mean = FAMILIES[posterior.family].mean if posterior.family in FAMILIES else np.exp
     low, high = of_mean(centre - half), of_mean(centre + half)
     percent = f"{100 * level:g} %"
-    head = ["row", "client", "new client", "mean", f"{percent} from", "to", "linear predictor", "sd"]
+    head = ["row", "client", "new client", "mean", f"{percent} from", "to", "linear predictor", "sd", *["df"] * has_t]
+    columns_of_row = [mean, low, high, centre, stddev, *[degrees] * has_t]
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(head)
     for k in range(rows.num_rows):
-        numbers: list[Any] = [x[k] if whole[k] else "" for x in (mean, low, high, centre, stddev)]
+        numbers: list[Any] = [x[k] if whole[k] else "" for x in columns_of_row]
         writer.writerow([k + 1, owners[k], "no" if owners[k] in known else "yes", *numbers])
     write_bytes(path, text.getvalue().encode("utf-8"))
     new = sum(owner not in known for owner in owners)

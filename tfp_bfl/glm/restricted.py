@@ -6,7 +6,7 @@
 psi are the variances between clients and of the residuals. Without the determinant, they are too small where few
 clients determine b.
 
-Source: Patterson & Thompson 1971; Satterthwaite 1946 and Kuznetsova et al. 2017 for the degrees of freedom.
+Source: Patterson & Thompson 1971.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 
 from tfp_bfl.glm.federation import Federation, Question
 from tfp_bfl.glm.newton import inverse
+from tfp_bfl.glm.posterior import Satterthwaite
 from tfp_bfl.glm.sums import Sums
 
 # Of differences, as a share of the scale of each variance parameter.
 DIFFERENCE = 1e-3
-_LARGEST = 1e6
 # Of the information scaled to a unit diagonal: rounding of differences in a flat direction.
 _FLAT = 1e-6
 
@@ -61,21 +61,19 @@ class Restricted(NamedTuple):
         information[size:, size:] += curvature
         return sums._replace(log_likelihood=sums.log_likelihood - middle, gradient=gradient, information=information)
 
-    def degrees_of_freedom(self, parameters: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        """Return Satterthwaite's degrees of freedom of Student's t for each coefficient [p], from one message.
-
-            2 v_j^2 / Var(v_j),   v_j the variance of coefficient j given psi
+    def satterthwaite(self, parameters: np.ndarray, covariance: np.ndarray) -> Satterthwaite:
+        """Return the covariance of the coefficients given psi, and how it changes with psi, from one message.
 
         Args:
           parameters: (b, psi) at the maximum.
-          covariance: of them.
+          covariance: of them; directions are the columns of Cholesky's factor of its block of psi.
         """
         size, shifts = len(self.precision), self._shifts()
-        middle, *around = (np.diag(inverse(x)) for x in self._ask(parameters, [*shifts, *-shifts])[1])
+        middle, *around = (inverse(x) for x in self._ask(parameters, [*shifts, *-shifts])[1])
         above, below = np.split(np.array(around), 2)
-        slopes = (above - below) / (2 * self.steps[:, np.newaxis])
-        variance = np.einsum("ij,ik,kj->j", slopes, covariance[size:, size:], slopes)
-        return np.clip(2 * middle**2 / np.maximum(variance, 1e-300), 1.0, _LARGEST)
+        slopes = (above - below) / (2 * self.steps[:, np.newaxis, np.newaxis])
+        root = np.linalg.cholesky(covariance[size:, size:])
+        return Satterthwaite(middle, np.einsum("vd,vij->dij", root, slopes))
 
     def _shifts(self) -> np.ndarray:
         return np.pad(np.diag(self.steps), ((0, 0), (len(self.precision), 0)))
