@@ -52,6 +52,13 @@ def is_in_part(path, part):
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_make_parametrize_id(val, argname):
+    """Name tests by files' contents by the argument: an archive holds the second in which it was written, and two
+    processes that collect the same tests in different seconds would have different names for them.
+    """
+    return argname if isinstance(val, bytes) and len(val) > 64 else None
+
+
 def pytest_collection_modifyitems(items, config):
     if part := config.getoption("--part"):
         is_chosen = [is_in_part(item.nodeid.split("::")[0], part) for item in items]
