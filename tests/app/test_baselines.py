@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.special
 import sklearn.linear_model
 
 import tfp_bfl as bfl
@@ -46,10 +48,32 @@ def test_the_linear_model_of_numbers_is_in_their_units():
     assert "worse than a baseline" in warning and f"linear model is {linear.metrics['test_nll']:.3f}" in warning
 
 
-def test_images_and_many_classes_have_no_linear_model():
-    train, test = split(RNG.integers(0, 3, 300))
-    (frequencies,) = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
-    assert frequencies.name == "class frequencies"
+def test_the_linear_model_of_several_classes_is_the_mode_under_the_prior():
+    """Against a general minimiser of the penalised likelihood, with a column for each class."""
+    labels = np.digitize(NOISY, [-1.0, 1.0])
+    train, test = split(labels, class_names=("low", "middle", "high"))
+    _, linear = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+
+    def loss(flat):
+        weights, bias = flat[:9].reshape(3, 3), flat[9:]
+        outputs = FEATURES[:200] @ weights + bias
+        fit = scipy.special.logsumexp(outputs, -1) - outputs[np.arange(200), labels[:200]]
+        return fit.sum() + np.square(weights).sum() / (2 * baselines.PRIOR_STDDEV**2)
+
+    mode = scipy.optimize.minimize(loss, np.zeros(12), tol=1e-8).x
+    outputs = FEATURES[200:] @ mode[:9].reshape(3, 3) + mode[9:]
+    nll = scipy.special.logsumexp(outputs, -1) - outputs[np.arange(100), labels[200:]]
+    assert linear.name == "linear model" and linear.metrics["test_nll"] == pytest.approx(nll.mean(), abs=1e-3)
+
+
+def test_a_class_that_no_client_has():
+    labels = np.where(np.arange(300) < 200, CLASSES, 2)
+    train, test = split(labels, class_names=("no", "yes", "never seen"))
+    found = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    assert all(np.isfinite(each.metrics["test_nll"]) and each.metrics["accuracy"] == 0 for each in found)
+
+
+def test_images_have_no_linear_model():
     digits = bfl.data.load("digits", split="test")
     assert [each.name for each in baselines.baselines(digits.partition(bfl.data.iid(2), seed=0), digits)] == [
         "class frequencies"

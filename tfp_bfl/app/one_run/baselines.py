@@ -22,13 +22,15 @@ PRIOR_STDDEV = 2.5
 MOST_CLASSES = 30
 # With more columns the linear model would take longer than a report should.
 _MOST_COLUMNS = 200
+_MOST_STEPS = 500
 
 
 def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.evaluation.Baseline]:
     """Score the baselines on the test data.
 
     For classes the class frequencies, for numbers mean and standard deviation of the training labels. For rows of a
-    table with two classes, or a number as the label, also the linear model of all clients' rows (`bfl.glm.fit`).
+    table also the linear model of all clients' rows: `bfl.glm.fit` for two classes or a number as the label,
+    multinomial logistic regression by scikit-learn for more classes.
 
     Args:
       clients: those in training.
@@ -48,9 +50,11 @@ def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.eval
 def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
     """Score the linear model; None where there is none."""
     shape = test.element_shape
-    if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > 2:
+    if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > MOST_CLASSES:
         return None
     examples = [clients.examples(k) for k in range(clients.num_clients) if clients.sizes[k]]
+    if test.num_classes > 2:
+        return _multinomial(examples, test)
     rows = [(each.features.astype(np.float64), each.labels.astype(np.float64)) for each in examples]
     family = "bernoulli" if test.target is None else "gaussian"
     try:
@@ -65,6 +69,23 @@ def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.ev
     noise = np.sqrt(np.square(stddev) + fitted.dispersion)
     target = test.target
     return of_numbers(LINEAR, target.mean + target.scale * centre, target.scale * noise, truth(test))
+
+
+def _multinomial(examples: list[bfl.data.ClientExamples], test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
+    """Score multinomial logistic regression with the same prior; None if the rows are of one class.
+
+    A class without training rows has the least probability that a float32 can hold.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    features = np.concatenate([each.features for each in examples]).astype(np.float64)
+    labels = np.concatenate([each.labels for each in examples])
+    if len(np.unique(labels)) < 2:
+        return None
+    fitted = LogisticRegression(C=PRIOR_STDDEV**2, max_iter=_MOST_STEPS).fit(features, labels)
+    probabilities = np.full([test.num_examples, test.num_classes], np.finfo(np.float32).tiny)
+    probabilities[:, fitted.classes_] = fitted.predict_proba(test.features.astype(np.float64))
+    return of_classes(LINEAR, probabilities, test.labels)
 
 
 def worse_than(final: Any, found: list[bfl.evaluation.Baseline], test: bfl.data.Source) -> list[str]:
