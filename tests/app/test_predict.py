@@ -10,6 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.fuzz.test_images import png
+from tests.lite import lite_interpreter
 from tfp_bfl import export, models
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
@@ -157,7 +158,7 @@ def test_export_of_a_run_and_what_predicts_with_it(call, tmp_path):
     for model in (run, tmp_path / "model"):
         assert call("predict", model, tmp_path / "images.npz")[0] == 0
     assert call("export", run, tmp_path / "model.tflite", "--tflite", "--num-samples", 2)[0] == 0
-    assert "predict_uint8" in tf.lite.Interpreter(str(tmp_path / "model.tflite")).get_signature_list()
+    assert "predict_uint8" in lite_interpreter(tmp_path / "model.tflite").get_signature_list()
     for arguments, match in [
         ((run, tmp_path / "model"), "exists already"),
         ((run, tmp_path / "more", "--seed", 3), "--seed is for --tflite"),

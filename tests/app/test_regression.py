@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.lite import lite_interpreter
 from tfp_bfl.app.cli import run_command_line
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -106,7 +106,7 @@ def test_rows_are_predicted_from_the_command_line(run, table, capsys):
 def test_lite_says_the_same(run, tmp_path):
     bfl.export.save_tflite(run, tmp_path / "m.tflite", num_samples=3)
     rows = np.array([[0.0, 3.0, 0.0], [0.0, 3.0, 1.0]], np.float32)
-    lite = tf.lite.Interpreter(str(tmp_path / "m.tflite")).get_signature_runner("predict")(images=rows)
+    lite = lite_interpreter(tmp_path / "m.tflite").get_signature_runner("predict")(images=rows)
     answer = bfl.export.load(run / "saved_model")
     wanted = answer.predict(rows, num_samples=3, seed=0)
     for name in ("mean", "stddev", "low"):

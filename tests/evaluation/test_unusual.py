@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.lite import lite_interpreter
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import unusual
@@ -147,7 +148,7 @@ def test_a_lite_model_scores_the_same(tmp_path):
     fitted = bfl.evaluation.fit_unusual(network, clients_of(), held_out, num_classes=CLASSES)
     bfl.export.save(network, tmp_path / "model", unusual=fitted)
     bfl.export.save_tflite(tmp_path / "model", tmp_path / "model.tflite")
-    runner = tf.lite.Interpreter(str(tmp_path / "model.tflite")).get_signature_runner("predict")
+    runner = lite_interpreter(tmp_path / "model.tflite").get_signature_runner("predict")
     np.testing.assert_allclose(runner(images=held_out[:3])["unusual"], score(fitted, network, held_out[:3]), rtol=1e-4)
 
 

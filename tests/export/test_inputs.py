@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.lite import lite_interpreter
 from tfp_bfl import evaluation, export, models
 from tfp_bfl.errors import InvalidArgument
 
@@ -103,7 +104,7 @@ def test_rows_are_standardised_inside(table, of_rows):
 @pytest.mark.deep(after="tests/export/test_inputs.py")
 def test_rows_on_a_small_device(table, of_rows, tmp_path):
     export.save_tflite(of_rows, tmp_path / "table.tflite", num_samples=3)
-    runner = tf.lite.Interpreter(str(tmp_path / "table.tflite")).get_signature_runner("predict")
+    runner = lite_interpreter(tmp_path / "table.tflite").get_signature_runner("predict")
     loaded = export.load(of_rows)
     wanted = loaded.predict(ROWS, num_samples=3, seed=0)["probabilities"]
     np.testing.assert_allclose(runner(images=ROWS)["probabilities"], wanted, rtol=1e-3, atol=1e-5)

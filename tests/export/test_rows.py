@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.export.tampering import change_file, copy
+from tests.lite import lite_interpreter
 from tfp_bfl import export
 from tfp_bfl.data import EMPTY, Feature, read_own
 from tfp_bfl.data.rows import read_encoded
@@ -100,7 +101,7 @@ def test_a_saved_model_accepts_rows(saved, train, encoded):
 
 def test_tensorflow_lite_accepts_rows_with_its_own_operations(saved, train, tmp_path):
     export.save_tflite(saved, tmp_path / "m.tflite", num_samples=3, seed=1)
-    interpreter = tf.lite.Interpreter(str(tmp_path / "m.tflite"))
+    interpreter = lite_interpreter(tmp_path / "m.tflite")
     names = {name: spec.name for name, spec in rows.inputs_of(train.encoding).items()}
     runner = interpreter.get_signature_runner("predict_rows")
     found = runner(**{name: value.numpy() for name, value in inputs(names).items()})

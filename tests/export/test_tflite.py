@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.lite import lite_interpreter
 from tfp_bfl import export, models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank
@@ -52,7 +53,7 @@ def interpreter(folder, name):
         export.save(build(name), folder / name)
         source = folder / name if name == "flipout" else build(name)
         export.save_tflite(source, file, num_samples=NUM_SAMPLES, seed=SEED)
-    return tf.lite.Interpreter(str(file)), tf.saved_model.load(str(folder / name))
+    return lite_interpreter(file), tf.saved_model.load(str(folder / name))
 
 
 @every_model
@@ -95,7 +96,7 @@ def small():
 
 def test_a_table_takes_floats(tmp_path):
     export.save_tflite(small(), tmp_path / "table.tflite", num_samples=2)
-    assert set(tf.lite.Interpreter(str(tmp_path / "table.tflite")).get_signature_list()) == {"mean", "predict"}
+    assert set(lite_interpreter(tmp_path / "table.tflite").get_signature_list()) == {"mean", "predict"}
 
 
 @pytest.mark.parametrize(

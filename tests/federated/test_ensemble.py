@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.lite import lite_interpreter
 from tfp_bfl import algorithms, evaluation, export, federated, models, privacy, rules, servers, weighting
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
@@ -193,7 +194,7 @@ def test_export(tmp_path):
         np.testing.assert_allclose(found["probabilities"], wanted, rtol=0, atol=1e-6)
     assert np.max(loaded.predict(features, num_samples=3, seed=1)["epistemic"]) > 1e-4
     export.save_tflite(tmp_path / "saved", tmp_path / "model.tflite", num_samples=3)
-    runner = tf.lite.Interpreter(str(tmp_path / "model.tflite")).get_signature_runner("predict")
+    runner = lite_interpreter(tmp_path / "model.tflite").get_signature_runner("predict")
     np.testing.assert_allclose(runner(images=features)["probabilities"], wanted, rtol=0, atol=1e-6)
     with pytest.raises(InvalidArgument, match="num_samples is 2, but the ensemble has 3 members"):
         export.save_tflite(tmp_path / "saved", tmp_path / "other.tflite", num_samples=2)

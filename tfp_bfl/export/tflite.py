@@ -31,7 +31,7 @@ MOST_BYTES = 2**31 - 2**20
 def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples: int = 20, seed: int = 0) -> None:
     """Write a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
 
-        interpreter = tf.lite.Interpreter("model.tflite")
+        interpreter = ai_edge_litert.interpreter.Interpreter("model.tflite")
         interpreter.get_signature_runner("predict_uint8")(images=pixels)["epistemic"]
 
     Its signatures are `mean` and `predict`, and for images `mean_uint8` and `predict_uint8`. They take images [B, ...]
