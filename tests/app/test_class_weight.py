@@ -43,12 +43,19 @@ def test_weights_are_of_the_classes_of_all_clients(given, weights):
         ),
         ("ill=2", "class_weight has 'ill=2', but must be"),
         ("yes=0", "class_weight of yes is 0.0, but must be"),
+        ("yes=2, yes=3", "class_weight has the class 'yes' twice: give each class one weight"),
         ("yes=much", "class_weight has 'yes=much', but 'much' is no number"),
     ],
 )
 def test_weights_that_are_none_are_refused(given, message):
     with pytest.raises(InvalidArgument, match=message):
         likelihood(given, lambda: CLIENTS, {})
+
+
+def test_a_summary_states_the_weights(tmp_path):
+    options = {"model": "mlp", "rounds": 1, "clients": 2, "partition": "iid", "engine": "local", "num_samples": 2}
+    weighted = bfl.run(tmp_path / "run", dataset="breast_cancer", class_weight="malignant=3", **options).folder
+    assert json.loads((weighted / "summary.json").read_text())["class_weights"] == {"malignant": 3.0, "benign": 1.0}
 
 
 def test_numbers_have_no_classes(capsys):

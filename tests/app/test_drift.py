@@ -41,7 +41,8 @@ def test_data_of_the_same_kind_do_not_drift(run, tmp_path, capsys):
     """Error rate: 0.01 by the level, over seeds; this seed has none."""
     assert call("drift", run, write(tmp_path / "same.csv", 300, 7)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "300 examples, " in lines[0] and lines[0].endswith("scores against held-out examples")
+    assert "300 examples, " in lines[0] and "; scores against held-out examples; " in lines[0]
+    assert lines[0].endswith("level 0.01 over all 6 rows (Holm)")
     assert len(lines) == 2 + 3 + 3 and all(line.endswith("no") for line in lines[2:])
 
 
@@ -62,6 +63,64 @@ def test_unusual_rows_are_scored_and_counted(run, tmp_path, capsys):
     assert stated["number"] > 200 and stated["rate"] <= 0.01
     assert call("calibrate", run, tmp_path / "calibrated", "--coverage", "0.8") == 0
     assert "unusual" in bfl.export.load(tmp_path / "calibrated").predict(np.zeros((1, 3), np.float32))
+
+
+def test_five_rows_are_enough_for_a_clear_shift_and_one_is_not(run, tmp_path, capsys):
+    assert call("drift", run, write(tmp_path / "far.csv", 5, 7, 6.0)) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("dose")).endswith("yes")
+    message = refused(capsys, "drift", run, write(tmp_path / "one.csv", 1, 7, 30.0), "--level", "0.0001")
+    assert "1 example is too few to tell drift: no result could reach the level 0.0001 over 6 rows; give" in message
+    number = int(message.split("give ")[1].split()[0])
+    assert 2 <= number < 10
+    assert call("drift", run, write(tmp_path / "more.csv", number, 7, 30.0), "--level", "0.0001") == 3
+    assert call("drift", run, write(tmp_path / "two.csv", 2, 7)) == 0
+    out = capsys.readouterr().out
+    assert "  too few\n" in out and "Too few examples to tell in " in out
+
+
+def test_levels_that_take_too_many_permutations_are_refused(run, tmp_path, capsys):
+    message = refused(capsys, "drift", run, write(tmp_path / "few.csv", 30, 7), "--level", "1e-8")
+    assert "The level 1e-08 over 6 rows needs 100 examples or more, and there are 30" in message
+
+
+def test_runs_with_differential_privacy_record_neither_histograms_nor_unusual(tmp_path, capsys):
+    """Only what epsilon covers, and what the page on privacy lists, leaves the clients."""
+    options = {"label": "sick", "model": "mlp", "rounds": 1, "hold_out": 0.3, "clients": 2, "kind": "deterministic"}
+    private = {"example_clip_norm": 1.0, "example_noise": 2.0, "partition": "iid", "drop": "hospital"}
+    dataset = write(tmp_path / "train.csv", 300, 0)
+    folder = bfl.run(tmp_path / "run", dataset=str(dataset), engine="local", num_samples=2, **options, **private).folder
+    assert not (folder / "training_histograms.npz").exists()
+    assert "unusual" not in bfl.export.load(folder / "saved_model").predict(np.zeros((1, 3), np.float32))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["example_epsilon"] > 0 and "has no output unusual" in summary["notes"][-1]
+    card = (folder / "saved_model" / "model_card.md").read_text()
+    assert "checksum of the training data are outside it" in card and "contains exact means and standard dev" in card
+    assert "a run with differential privacy, which records no" in refused(capsys, "drift", folder, dataset)
+    for command in ("laplace", "last-layer"):
+        message = refused(capsys, command, folder, "--output", tmp_path / command)
+        assert "computed from exact sums over its examples, which epsilon does not cover" in message
+
+
+def test_runs_of_numbers_score_unusual_rows(tmp_path, capsys):
+    options = {"label": "age", "task": "regression", "model": "mlp", "rounds": 2, "clients": 2, "drop": "hospital,sick"}
+    dataset = write(tmp_path / "train.csv", 400, 0)
+    folder = bfl.run(tmp_path / "run", dataset=str(dataset), engine="local", hold_out=0.4, **options).folder
+    with np.load(folder / "held_out.npz") as held:
+        assert 40 < held["labels"].mean() < 60 and held["mean"].shape == held["labels"].shape
+    far = write(tmp_path / "far.csv", 20, 5, 30.0)
+    assert call("predict", folder, far, "--format", "json") == 0
+    assert all(row["unusual"] > 1 for row in json.loads(capsys.readouterr().out))
+    same = drift(folder, write(tmp_path / "same.csv", 60, 5))
+    assert [row.name for row in same.rows][2:] == ["score: mean", "score: stddev", "score: unusual examples"]
+    assert not same.found and same.reference == "held-out examples"
+    assert drift(folder, far).rows[-1].found
+    assert "is for classifiers" in refused(capsys, "calibrate", folder, tmp_path / "calibrated")
+    assert call("report", folder, "--ood", far, "--output", tmp_path / "page.html") == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "AUROC of the standard deviation" in page
+    row = page.split("AUROC of the score of unusual examples")[1]
+    assert row.split("<td>")[1].startswith("1.000 [")
 
 
 def test_sequences_have_no_histograms_and_end_no_run(tmp_path):

@@ -117,7 +117,6 @@ def test_lite_says_the_same(run, tmp_path):
     ("options", "words"),
     [
         (("--algorithm", "fed_be", "--kind", "deterministic"), "fed_be is of classification"),
-        (("--hold-out", "0.1"), "hold_out is of classification"),
         (("--pretrain-share", "0.1"), "pretrain_share is of classification"),
     ],
 )

@@ -58,7 +58,53 @@ def test_homogeneity_is_the_chi_square_test():
     # Bins with few examples are merged with their neighbours, first and last ones too.
     merged = evaluation.homogeneity(np.array([1, 49, 0, 30, 19, 1]), np.array([0, 20, 1, 29, 49, 1]))[1]
     assert merged == pytest.approx(stats.chi2_contingency([[50, 30, 20], [20, 30, 50]], correction=False).pvalue)
-    assert evaluation.homogeneity(np.array([3, 1]), np.array([1, 3]))[1] == 1.0
+    # Two bins of one value each are left as they are by the other test, which counts them all.
+    assert evaluation.homogeneity(np.array([300, 0]), np.array([200, 0]))[1] == 1.0
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("new", [(1, 9), (6, 4), (0, 10)])
+def test_few_examples_have_the_exact_distribution(ordered, new):
+    """Of two bins the count of the first is hypergeometric. Error rate: the estimate of p-values is beyond 5 standard
+    errors with probability below 1e-5."""
+    reference, new = np.array([40, 20]), np.array(new)
+    law, mean = stats.hypergeom(70, 40 + new[0], 10), (40 + new[0]) / 7
+    counts = np.arange(11)
+    exact = law.pmf(counts)[np.abs(counts - mean) >= abs(new[0] - mean) - 1e-9].sum()
+    found = evaluation.homogeneity(reference, new, ordered=ordered, resolution=1e-4)[1]
+    assert abs(found - exact) < 5 * np.sqrt(exact / 50_000) + 5 * exact / np.sqrt(50)
+
+
+def test_the_least_p_value_is_that_of_the_rarest_bin():
+    assert evaluation.least_p_value(np.array([0, 10, 5]), 1) == pytest.approx(1 / 16)
+    assert evaluation.least_p_value(np.array([3, 10, 5]), 2) == pytest.approx(10 / 190)
+    reference, new = np.array([2, 30, 30, 8]), np.array([4, 0, 0, 0])
+    least = evaluation.least_p_value(reference, 4)
+    assert 0.5 * least < evaluation.homogeneity(reference, new, resolution=least)[1] < 2 * least
+
+
+def test_rows_of_which_no_result_could_reach_the_level_are_marked():
+    tests = [("a", 0.1, 0.5), ("b", 0.9, 1e-6), ("c", 0.1, 0.5)]
+    found = evaluation.drifts(tests, 0.01, [0.005, 0.005, 0.001])
+    assert [row.too_few for row in found] == [True, False, False]
+    assert [row.found for row in found] == [False, True, False]
+
+
+@pytest.mark.parametrize("number", [5, 30])
+def test_few_examples_of_the_same_data_are_found_at_most_at_the_level(number):
+    """300 pairs of 200 and 5 or 30 rows with three columns, at the level 0.2.
+
+    Error rate: the number of pairs with drift is at most binomial; the bound lies 4 standard deviations above, which it
+    exceeds with probability below 1e-4. The seeds are fixed.
+    """
+    pairs = [(rows(200, 2 * k), rows(number, 2 * k + 1)) for k in range(300)]
+    found = sum(any(row.found for row in compare(*pair, 0.2)) for pair in pairs)
+    assert 300 * 0.2 / 5 <= found <= 300 * 0.2 + 4 * np.sqrt(300 * 0.2 * 0.8)
+
+
+def test_a_shift_of_five_rows_is_found():
+    found = compare(rows(600, 0), rows(5, 1, 3.0))
+    assert [row.found for row in found] == [True, False, False]
 
 
 def test_p_values_are_those_of_holm():

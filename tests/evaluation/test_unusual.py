@@ -152,6 +152,17 @@ def test_a_lite_model_scores_the_same(tmp_path):
     np.testing.assert_allclose(runner(images=held_out[:3])["unusual"], score(fitted, network, held_out[:3]), rtol=1e-4)
 
 
+def test_a_folder_is_exported_with_its_own_score_and_no_other(tmp_path):
+    network = model()
+    fitted = bfl.evaluation.fit_unusual(network, clients_of(), rows(50, 3)[0], num_classes=CLASSES)
+    bfl.export.save(network, tmp_path / "model")
+    with pytest.raises(InvalidArgument, match=r"unusual is for a Keras model, and .*model is a folder"):
+        bfl.export.save(tmp_path / "model", tmp_path / "copy", unusual=fitted)
+    with pytest.raises(InvalidArgument, match=r"must be the result of evaluation\.fit_unusual"):
+        bfl.export.save(network, tmp_path / "copy", unusual=0.01)
+    assert not (tmp_path / "copy").exists()
+
+
 def test_bad_input_is_refused():
     with pytest.raises(InvalidArgument, match="needs held-out examples"):
         bfl.evaluation.fit_unusual(model(), clients_of(), rows(0, 3)[0])

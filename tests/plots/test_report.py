@@ -254,10 +254,14 @@ def test_out_of_distribution(tmp_path):
     )
     read = page(tmp_path / "r.html", run(out_of_distribution=outside), sure, out_of_distribution="mn<ist>")
     # 11 of 12 are surer than 0.95 by entropy; of the epistemic values 1 of 12 lies below 0.01.
-    assert table(read, "AUROC of the entropy")[:3] == ["AUROC of the entropy", "0.917", "0.917"]
-    assert table(read, "AUROC of the epistemic part")[:3] == ["AUROC of the epistemic part", "0.083", "\u2013"]
+    assert table(read, "AUROC of the entropy")[:3] == ["AUROC of the entropy", *["0.917 [0.640, 0.983]"] * 2]
+    assert table(read, "AUROC of the epistemic part")[:3] == [
+        "AUROC of the epistemic part",
+        "0.083 [0.017, 0.360]",
+        "\u2013",
+    ]
     # The first run did not record it.
-    assert table(read, "AUROC of the mutual information")[1:3] == ["\u2013", "1.000"]
+    assert table(read, "AUROC of the mutual information")[1:3] == ["\u2013", "1.000 [0.711, 1.000]"]
     assert any("from mn<ist>," in text and "is 0.33." in text for text in read.texts)
 
 

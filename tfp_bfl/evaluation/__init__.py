@@ -40,6 +40,7 @@ from tfp_bfl.evaluation.drift import (
     drifts,
     feature_histograms,
     homogeneity,
+    least_p_value,
 )
 from tfp_bfl.evaluation.limits import (
     Limit,
@@ -62,7 +63,7 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
     total_variation,
 )
-from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
+from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, auroc_interval, out_of_distribution
 from tfp_bfl.evaluation.permutation import evaluate_permuted, permuted_stddevs
 from tfp_bfl.evaluation.predictive import (
     PRECISIONS,
@@ -155,6 +156,7 @@ __all__ = [
     "as_examples",
     "at_temperature",
     "auroc",
+    "auroc_interval",
     "better_baseline",
     "brier_score",
     "calibrate_clients",
@@ -188,6 +190,7 @@ __all__ = [
     "is_of_numbers",
     "is_stochastic",
     "label_histogram",
+    "least_p_value",
     "macro_precision",
     "macro_recall",
     "maximum_calibration_error",

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.metrics import to_tensor
 
 CAUGHT = 0.95
@@ -68,6 +68,52 @@ def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
         float(average_precision_score(is_out, together, pos_label=1)),
         float(np.mean(scores[0] >= limit)),
     )
+
+
+def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Compute a confidence interval of an area under the ROC curve.
+
+    The ends are the areas A with
+
+        (auroc - A)^2 = z^2 A (1 - A) (1 + (n - 1) (1 - A) / (2 - A) + (n - 1) A / (1 + A)) / (N M),   n = (N + M) / 2
+
+    so that an area of 1 of few examples has an interval too.
+
+    Args:
+      auroc: the area, in [0, 1].
+      num_in, num_out: N and M, of the examples of the two kinds.
+      confidence: above 0 and below 1.
+
+    Returns:
+      The lower and the upper end.
+
+    Raises:
+      InvalidArgument: a number is outside its range.
+
+    Source: Newcombe 2006, method 5, from the variance of Hanley & McNeil 1982.
+
+    Example:
+      >>> print(np.round(bfl.evaluation.auroc_interval(0.9, 50, 50), 3))
+      [0.82  0.946]
+    """
+    from scipy import optimize, stats
+
+    check_count(num_in, "num_in")
+    check_count(num_out, "num_out")
+    if not 0 <= auroc <= 1:
+        raise InvalidArgument(f"auroc is {auroc}, but must be between 0 and 1.")
+    if not 0 < confidence < 1:
+        raise InvalidArgument(f"confidence is {confidence}, but must be between 0 and 1.")
+    more, z = (num_in + num_out) / 2 - 1, stats.norm.ppf((1 + confidence) / 2)
+
+    def excess(area: float) -> float:
+        inner = 1 + more * (1 - area) / (2 - area) + more * area / (1 + area)
+        return float(np.square(auroc - area) - z**2 * area * (1 - area) * inner / (num_in * num_out))
+
+    # The ends 0 and 1 solve the equation, too.
+    low = optimize.brentq(excess, 0, min(auroc, 1 - 1e-9)) if auroc > 0 else 0.0
+    high = optimize.brentq(excess, max(auroc, 1e-9), 1) if auroc < 1 else 1.0
+    return float(low), float(high)
 
 
 def check_scores(scores: Any, name: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -157,16 +157,29 @@ def fit_unusual(
     sums = (sums_of(k) for k in range(clients.num_clients) if clients.sizes[k])
     total = functools.reduce(merge_feature_sums, sums)
     means, root = _gaussians(total)
-    parts = 2 if total.low.size else 1
+    unfitted = Unusual(means, root, 1.0, total.low, total.high, 1.0, 1.0, 0)
+    return _with_thresholds(unfitted, *_parts(unfitted, features_of(held_out), held_out), false_alarms)
+
+
+def _parts(unusual: Unusual, features: np.ndarray, inputs: Any) -> tuple[np.ndarray, Optional[np.ndarray]]:
+    """Return the distances [n], and for tables the ranges [n], without their thresholds."""
+    distances = _distance(unusual, tf.constant(features, tf.float32)).numpy()
+    return distances, _range(unusual, tf.constant(inputs, tf.float32)).numpy() if unusual.low.size else None
+
+
+def _with_thresholds(
+    unusual: Unusual, distances: np.ndarray, ranges: Optional[np.ndarray], false_alarms: float
+) -> Unusual:
+    """Return the score with the thresholds of held-out examples' `_parts`, and their rate of false alarms."""
+    number, parts = len(distances), 1 if ranges is None else 2
     place = math.ceil((number + 1) * (1 - false_alarms / parts) - 1e-9)
     limit = lambda scores: max(float(np.sort(scores)[min(place, number) - 1]), 1e-6)
-    rate = parts * (number + 1 - min(place, number)) / (number + 1)
-    unfitted = Unusual(means, root, 1.0, total.low, total.high, 1.0, min(rate, 1.0), number)
-    distances = _distance(unfitted, tf.constant(features_of(held_out), tf.float32)).numpy()
-    fitted = unfitted._replace(feature_limit=limit(distances))
-    if not total.low.size:
-        return fitted._replace(range_limit=math.inf)
-    return fitted._replace(range_limit=limit(_range(unfitted, tf.constant(held_out, tf.float32)).numpy()))
+    return unusual._replace(
+        feature_limit=limit(distances),
+        range_limit=math.inf if ranges is None else limit(ranges),
+        rate=min(parts * (number + 1 - min(place, number)) / (number + 1), 1.0),
+        number=number,
+    )
 
 
 def unusual_score(unusual: Unusual, features: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:

@@ -159,7 +159,9 @@ def card(info: Info) -> str:
         + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else "")
         + _rows(info),
         configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
-        metrics=_measured_on(data) + _table(_labelled(info.metrics), "metric") + _outside(info.metrics, data),
+        metrics=_measured_on(data)
+        + _table(_labelled(info.metrics), "metric")
+        + _outside(info.metrics, data, info.calibration is not None),
         calibration=_calibration(info) + _unusual(data.get("unusual")),
         answers=answers,
     )
@@ -266,21 +268,21 @@ def _measured_on(data: Mapping[str, Any]) -> str:
     return f"Split: {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
 
 
-def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any]) -> str:
+def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any], calibrated: bool) -> str:
     """Return what an epsilon among the metrics does not cover."""
     if not {"epsilon", "example_epsilon"} & set(metrics or {}):
         return ""
-    exact = [name for name in ("columns", "target") if data.get(name)]
-    named = (
-        f" The model contains exact means and standard deviations of the {' and of the '.join(exact)}"
-        f"{', and names of categories' if data.get('encoding') else ''}: they reveal more about a client or an example "
-        "than epsilon states."
-        if exact
-        else ""
-    )
+    exact = [
+        *(f"means and standard deviations of the {name}" for name in ("columns", "target") if data.get(name)),
+        *(["names and shares of categories"] if data.get("encoding") else []),
+        *(["ranges and features of examples, in `unusual`"] if data.get("unusual") else []),
+    ]
+    named = f" The model contains exact {'; '.join(exact)}." if exact else ""
+    held_out = " So is the calibration, which follows from held-out examples." if calibrated else ""
     return (
-        "\n\nThe guarantee of differential privacy covers the weights of the model. Metrics, numbers of clients and "
-        f"examples, and classes are outside it.{named}"
+        "\n\nThe guarantee of differential privacy covers the weights of the model. Metrics, baselines, class weights, "
+        "numbers of clients and examples, classes and the checksum of the training data are outside it: they may "
+        f"reveal more about a client or an example than epsilon states.{held_out}{named}"
     )
 
 

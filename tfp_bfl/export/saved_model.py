@@ -80,10 +80,11 @@ def save(
       info: what is known of the model: class names, configuration, metrics, data. What it leaves out is taken from the
         run; of a Keras model it stays unknown.
       unusual: of `evaluation.fit_unusual`: mean, predict and abstain then have a further output unusual [B], which
-        exceeds 1 for examples unlike the training data. A folder that is copied has its own.
+        exceeds 1 for examples unlike the training data. A folder is copied with its own: it is refused there.
 
     Raises:
-      InvalidArgument: there is something at `path`, or `model_or_run` or `info` is not what is described above.
+      InvalidArgument: there is something at `path`, or `model_or_run`, `info` or `unusual` is not what is described
+        above.
       OSError: the disk is full; nothing is left at `path` then.
 
     Example:
@@ -94,8 +95,15 @@ def save(
     """
     if info is not None:
         information.check(info)
+    if unusual is not None and not isinstance(unusual, Unusual):
+        raise InvalidArgument(f"unusual is {shown(unusual)}, but must be the result of evaluation.fit_unusual.")
     folder = new_folder(path)
     if isinstance(model_or_run, (str, os.PathLike)):
+        if unusual is not None:
+            raise InvalidArgument(
+                f"unusual is for a Keras model, and {files.name(model_or_run)} is a folder, of which the graph is "
+                "copied: leave it out, or give the model."
+            )
         source = find(model_or_run)
         loading.load(source)
         known = loading.read_info(source)

@@ -35,6 +35,7 @@ class RunResults(NamedTuple):
       warnings: whole sentences.
       out_of_distribution: name -> [M], the uncertainties for examples from elsewhere, or None.
       numbers: "mean", "stddev", "epistemic", "low" and "high" -> [N], of predictions of numbers; None of classes.
+      unusual: [N], the scores of unusual examples for the test set, None for a model without this output.
       statement: the weights, the method and the posterior temperature in a sentence, shown below the heading.
       parties: of a federation the sums (`evaluation.score_sums`) of each site, None of one that gave none; there are
         no probabilities, labels and uncertainties then.
@@ -55,6 +56,7 @@ class RunResults(NamedTuple):
     numbers: Optional[Mapping[str, np.ndarray]] = None
     parties: Optional[Mapping[str, Optional[Mapping[str, np.ndarray]]]] = None
     statement: str = ""
+    unusual: Optional[np.ndarray] = None
 
 
 def _in_units_of_labels(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

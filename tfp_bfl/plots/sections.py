@@ -54,6 +54,8 @@ def sections(
         yield _learning(runs, drawn.get("learning_curve"))
     if any(run.numbers is not None for run in runs):
         yield from _regression(runs, drawn)
+        if any(run.out_of_distribution for run in runs):
+            yield _out_of_distribution(runs, other)
         if single:
             yield from spent
             yield from _further(runs)
@@ -207,9 +209,16 @@ def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iter
 
 
 def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
-    names = {"entropy": "entropy", "epistemic": "epistemic part", "mutual_information": "mutual information"}
+    names = {
+        **{"entropy": "entropy", "stddev": "standard deviation", "epistemic": "epistemic part"},
+        **{"mutual_information": "mutual information", "unusual": "score of unusual examples"},
+    }
     compared = [run for run in runs if run.out_of_distribution]
-    quantities = {key: name for key, name in names.items() if any(key in run.uncertainties for run in compared)}
+    quantities = {
+        key: name
+        for key, name in names.items()
+        if any(all(x is not None for x in tables.of_both(run, key)) for run in compared)
+    }
     pictures = []
     for run in compared:
         for quantity, name in quantities.items():
@@ -225,16 +234,14 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
                 upper=1.0 if quantity == "entropy" else None,
             )
             pictures.append(picture(figure, run.name if len(runs) > 1 else ""))
-    share = [
-        len(run.out_of_distribution["entropy"]) / (len(run.labels) + len(run.out_of_distribution["entropy"]))  # type: ignore[index]
-        for run in compared
-    ]
+    sizes = [(len(run.labels), len(next(iter((run.out_of_distribution or {}).values())))) for run in compared]
+    share = [outside / (inside + outside) for inside, outside in sizes]
     base = ", ".join(sorted({f"{value:.2f}" for value in share}))
     return Section(
         "Out of distribution",
-        f"Uncertainty on images from {other or 'elsewhere'}, on which the model was not trained: the less the two "
-        "histograms overlap, the better. AUROC is the probability that such an image has the higher uncertainty "
-        f"(1 is perfect, 0.5 is chance); AUPR by chance is {base}.",
+        f"Scores of examples from {other or 'elsewhere'}, on which the model was not trained: the less the two "
+        "histograms overlap, the better. AUROC is the probability that such an example has the higher score (1 is "
+        f"perfect, 0.5 is chance), with its 95 % interval; AUPR by chance is {base}.",
         pictures=pictures,
         tables=[tables.out_of_distribution_scores(compared, quantities)],
         is_wide=True,

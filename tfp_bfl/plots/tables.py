@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tfp_bfl.evaluation.out_of_distribution import out_of_distribution
+from tfp_bfl.evaluation.out_of_distribution import auroc_interval, out_of_distribution
 from tfp_bfl.evaluation.sums import from_sums, is_of_numbers
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.plots.page import Cell, Headline, Table
@@ -157,27 +157,30 @@ def _versions(run: RunResults) -> dict[str, Any]:
 
 
 def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[str, str]) -> Table:
-    """AUROC and AUPR of each uncertainty: key -> what it is called."""
+    """Return the AUROC, with its 95 % interval, and AUPR of each score: key -> what it is called."""
     rows: list[tuple[str, list[Cell]]] = []
     for quantity, name in quantities.items():
         scores = [_separation(run, quantity) for run in runs]
         for i, area in enumerate(("AUROC", "AUPR")):
-            values = [None if pair is None else f"{pair[i]:.3f}" for pair in scores]
+            values = [None if pair is None else pair[i] for pair in scores]
             rows.append((f"{area} of the {name}", [Cell(text(value)) for value in values]))
     return Table("Scores", _heads(runs), rows)
 
 
 def of_both(run: RunResults, quantity: str) -> tuple[Optional[np.ndarray], Optional[np.ndarray]]:
     """Return an uncertainty of the test set and of the out-of-distribution examples, each None if not recorded."""
-    return run.uncertainties.get(quantity), (run.out_of_distribution or {}).get(quantity)
+    inside = {**run.uncertainties, **(run.numbers or {}), "unusual": run.unusual}
+    return inside.get(quantity), (run.out_of_distribution or {}).get(quantity)
 
 
-def _separation(run: RunResults, quantity: str) -> Optional[tuple[float, float]]:
+def _separation(run: RunResults, quantity: str) -> Optional[tuple[str, str]]:
+    """Return the AUROC with its interval, and the AUPR, in digits."""
     inside, outside = of_both(run, quantity)
     if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
         return None
     found = out_of_distribution(inside, outside)
-    return found.auroc, found.aupr
+    low, high = auroc_interval(found.auroc, len(inside), len(outside))
+    return f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"
 
 
 def clients(runs: Sequence[RunResults]) -> Table:

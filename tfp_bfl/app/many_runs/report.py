@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
@@ -30,11 +30,13 @@ from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.resolve import title
 from tfp_bfl.data.folders import image_files
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.export.info import has_unusual
 from tfp_bfl.files.tables import FORMATS
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
 _BATCH = 500
+UNUSUAL = "unusual"
 
 
 def write(
@@ -90,7 +92,10 @@ def write(
     runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
     if others:
         runs = [
-            run._replace(out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)))
+            run._replace(
+                out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)),
+                unusual=_unusual(folder / "saved_model", sources[build.data_key(config)].test),
+            )
             for run, folder, other, (config, _) in zip(runs, paths, others, records)
         ]
     datasets = sorted({data.train.name for data in sources.values()})
@@ -160,8 +165,6 @@ def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping
         in_training = (config.dataset, config.test_data or config.dataset)
         if any(os.path.exists(x) and os.path.samefile(x, ood) for x in in_training) if is_path else source.name == ood:
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
-        if source.target is not None:
-            raise InvalidArgument(f"--ood is of classifiers, and {source.name} has numbers for labels: leave it out.")
     if is_path:
         return [_from_path(pathlib.Path(ood), source) for source in test_sets]
     other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
@@ -196,13 +199,39 @@ def _form(source: bfl.data.Source) -> str:
 
 
 def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, most: int) -> dict[str, np.ndarray]:
-    """Return the uncertainties of a run's model, by the weight samples of its own predictions."""
-    features = other.subset(min(most, other.num_examples), seed=config.seed).features
+    """Return the uncertainties of a run's model, by the weight samples of its own predictions, and `unusual`."""
+    features = _as_exported(other.subset(min(most, other.num_examples), seed=config.seed))
     loaded = bfl.export.load(model)  # Whose variables live as long as it does.
     parts = []
-    for start in range(0, len(features), _BATCH):
-        images = tf.constant(features[start : start + _BATCH])
-        samples = loaded.sample(images, num_samples=config.num_samples, seed=config.seed)["probabilities"]
-        summary, entropies = bfl.evaluation.summarise(samples), bfl.evaluation.decompose_entropy(samples)
-        parts.append({**summary._asdict(), **entropies._asdict()})
-    return {key: np.concatenate([part[key].numpy() for part in parts]) for key in UNCERTAINTIES}
+    for images in _batches(features):
+        samples = loaded.sample(images, num_samples=config.num_samples, seed=config.seed)
+        if "probabilities" not in samples:
+            parts.append(loaded.predict(images, num_samples=config.num_samples, seed=config.seed))
+            continue
+        probabilities, mean = samples["probabilities"], loaded.mean(images)
+        summary, entropies = bfl.evaluation.summarise(probabilities), bfl.evaluation.decompose_entropy(probabilities)
+        scores = {name: x for name, x in mean.items() if name == UNUSUAL}
+        parts.append({**summary._asdict(), **entropies._asdict(), **scores})
+    wanted = [key for key in (*UNCERTAINTIES, "stddev", UNUSUAL) if key in parts[0]]
+    return {key: np.concatenate([part[key].numpy() for part in parts]) for key in wanted}
+
+
+def _unusual(model: pathlib.Path, test: bfl.data.Source) -> Optional[np.ndarray]:
+    """Return the scores of unusual examples [N]; None for a model without this output."""
+    if not has_unusual(bfl.export.read_info(model)):
+        return None
+    features = _as_exported(test)
+    loaded = bfl.export.load(model)
+    return np.concatenate([loaded.mean(images)[UNUSUAL].numpy() for images in _batches(features)])
+
+
+def _as_exported(source: bfl.data.Source) -> np.ndarray:
+    """Return examples as an exported model accepts them: it standardises the columns of a table itself."""
+    if not source.columns:
+        return source.features
+    means, scales = (np.array([getattr(column, name) for column in source.columns]) for name in ("mean", "scale"))
+    return (source.features * scales + means).astype(np.float32)
+
+
+def _batches(features: np.ndarray) -> Iterator[tf.Tensor]:
+    return (tf.constant(features[start : start + _BATCH]) for start in range(0, len(features), _BATCH))

@@ -70,6 +70,8 @@ def calibrate(
             "--hold-out 0.1."
         )
     info = bfl.export.read_info(model)
+    if bfl.export.target_of(info) is not None:
+        raise InvalidArgument(f"calibrate is for classifiers, and {files.name(folder)} predicts numbers.")
     config = make_config(folder / "config.yaml", {}, runs_code=False)
     held = read_predictions(folder / HELD_OUT, _MOST_EXAMPLES, (info.model or {})["num_classes"])
     for path in (output, *([figure] if figure else [])):

@@ -316,17 +316,25 @@ def last_layer_model(run: str, output: str, **options: Any) -> None:
 def find_drift(run: str, paths: tuple[str, ...], **options: Any) -> int:
     """Compare FILES with the training data of a run: each feature, and the scores of the model.
 
-    FILES are as of predict. Features are compared with histograms that the run recorded of all clients together, by the
-    chi-square test; p-values are adjusted for the number of rows (Holm).
+    FILES are as of predict. Features are compared with histograms that the run recorded of all clients together, by a
+    permutation test for fewer than 100 examples and the chi-square test for more; p-values are adjusted for the number
+    of rows (Holm).
     """
     from tfp_bfl.app.one_run.drift import drift
 
     report = drift(run, list(paths), **options)
     width = max(len("feature"), *(len(row.name) for row in report.rows))
-    click.echo(f"{report.number:,} examples, {report.of_training:,} in training; scores against {report.reference}")
+    click.echo(
+        f"{report.number:,} examples, {report.of_training:,} in training; scores against {report.reference}; level "
+        f"{report.level:g} over all {len(report.rows)} rows (Holm)"
+    )
     click.echo(f"{'feature':<{width}}  distance   p-value  drift")
     for row in report.rows:
-        click.echo(f"{row.name:<{width}}  {row.distance:8.3f}  {row.p_value:8.2g}  {'yes' if row.found else 'no'}")
+        verdict = "yes" if row.found else "too few" if row.too_few else "no"
+        click.echo(f"{row.name:<{width}}  {row.distance:8.3f}  {row.p_value:8.2g}  {verdict}")
+    few = sum(row.too_few for row in report.rows)
+    if few:
+        click.echo(f"Too few examples to tell in {few} of the rows: {report.needed:,} examples would do.")
     for name, reason in report.failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
     return DRIFT_FOUND if report.found else 0

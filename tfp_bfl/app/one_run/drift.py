@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
-from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, read_predictions
-from tfp_bfl.app.options.config import make_config
+from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, is_private, read_predictions
+from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
@@ -29,6 +29,12 @@ _MOST_BYTES = 2**26
 _MOST_EXAMPLES = 10_000_000
 # Of a prediction that is compared; the classes are compared by their shares.
 _OF_CLASSES, _OF_NUMBERS = ("entropy",), ("mean", "stddev")
+# Bins of a score between common quantiles, where the chi-square test needs ten examples in each, and of few examples.
+_BINS, _BINS_OF_FEW = 10, 34
+# Numbers of examples that are tried to find one that would do.
+_MOST_NEEDED = 1000
+# Of one row of few examples: a smaller p-value takes more permutations than a command should.
+_LEAST_LEVEL = 1e-5
 
 
 class Report(NamedTuple):
@@ -40,6 +46,8 @@ class Report(NamedTuple):
       of_training: the number of training examples.
       reference: the examples with whose scores the new ones are compared, in words.
       failures: (name, reason) of each image that could not be read.
+      level: the probability that any row has drift though both samples have one distribution, at most.
+      needed: the number of examples with which every row could have drift.
     """
 
     rows: Sequence[bfl.evaluation.Drift]
@@ -47,11 +55,27 @@ class Report(NamedTuple):
     of_training: int
     reference: str
     failures: Sequence[tuple[str, str]] = ()
+    level: float = 0.01
+    needed: int = 1
 
     @property
     def found(self) -> bool:
         """Whether there is any drift."""
         return any(row.found for row in self.rows)
+
+
+class Comparison(NamedTuple):
+    """A feature or a score of two samples.
+
+    Fields:
+      name: of the row.
+      test: gives distance and p-value for the p-value that matters (`evaluation.homogeneity`).
+      least: gives the smallest p-value of a number of new examples.
+    """
+
+    name: str
+    test: Callable[[float], tuple[float, float]]
+    least: Callable[[int], float]
 
 
 def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.Source) -> None:
@@ -85,16 +109,22 @@ def drift(
     Args:
       run: the folder of a complete run.
       paths: as of `predict`.
-      level: the probability that drift is found though both samples have one distribution, at most.
+      level: the probability that drift is found in any row though both samples have one distribution, at most.
       separator: column separator of .csv files.
 
     Raises:
-      InvalidArgument: no folder of a run with histograms, nothing can be read, or a level out of its range.
+      InvalidArgument: no folder of a run with histograms, nothing can be read, a level out of its range, or so few
+        examples that no result could reach the level.
     """
     bfl.evaluation.drifts([], level)
     folder = pathlib.Path(run)
     model = bfl.export.find(folder)
     if not (folder / HISTOGRAMS).is_file():
+        if (folder / "config.yaml").is_file() and is_private(_config(folder)):
+            raise InvalidArgument(
+                f"{name(run)} is a run with differential privacy, which records no {HISTOGRAMS}: counts of its "
+                "examples are not covered by epsilon."
+            )
         raise InvalidArgument(
             f"{name(run)} has no {HISTOGRAMS}, with which new examples are compared: give the folder of a run that "
             "`tfp-bfl run` wrote with this version."
@@ -110,48 +140,115 @@ def drift(
     new = bfl.evaluation.feature_histograms(features, [column[0] for column in columns])
     if new.names != training.names or new.counts.shape != training.counts.shape:
         raise InvalidArgument(f"{name(folder / HISTOGRAMS)} is of other features than the model of the run.")
-    tests = [(key, *bfl.evaluation.homogeneity(a, b)) for key, a, b in zip(new.names, training.counts, new.counts)]
     held_out = (folder / HELD_OUT).is_file()
-    of_scores = _scores(folder / (HELD_OUT if held_out else PREDICTIONS), model, info, examples.pixels, folder)
-    rows = bfl.evaluation.drifts([*tests, *of_scores], level)
-    reference = f"{'held-out' if held_out else 'test'} examples"
-    return Report(rows, len(features), int(training.counts[0].sum()), reference, examples.failures)
+    reference = read_predictions(
+        folder / (HELD_OUT if held_out else PREDICTIONS), _MOST_EXAMPLES, int((info.model or {})["num_classes"])
+    )
+    answers = _answers(model, examples.pixels, _config(folder))
+    compared = [
+        *compare_features(training, new),
+        *compare_scores(reference, answers, (info.data or {}).get("unusual")),
+    ]
+    rows, needed = rows_of(compared, len(features), level)
+    which = f"{'held-out' if held_out else 'test'} examples"
+    return Report(
+        rows, len(features), int(training.counts[0].sum()), which, examples.failures, level=level, needed=needed
+    )
 
 
-def _scores(
-    path: pathlib.Path, model: pathlib.Path, info: bfl.export.Info, examples: Any, folder: pathlib.Path
-) -> list[tuple[str, float, float]]:
-    """Return the tests of the model's scores against the predictions in a file."""
-    from scipy import stats
+def _config(folder: pathlib.Path) -> RunConfig:
+    return make_config(folder / "config.yaml", {}, runs_code=False)
 
-    num_classes = int((info.model or {})["num_classes"])
-    reference = read_predictions(path, _MOST_EXAMPLES, num_classes)
-    config = make_config(folder / "config.yaml", {}, runs_code=False)
+
+def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str, np.ndarray]:
+    """Return what an exported model predicts for examples."""
     loaded = bfl.export.load(model)
     parts = []
     for start in range(0, len(examples), BATCH_SIZE):
         batch = tf.constant(examples[start : start + BATCH_SIZE])
         answer = loaded.predict(batch, num_samples=config.num_samples, seed=config.seed)
         parts.append({key: value.numpy() for key, value in answer.items()})
-    new = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    compared = _OF_CLASSES if num_classes else _OF_NUMBERS
-    found = [
-        (f"score: {key}", *bfl.evaluation.homogeneity(*bfl.evaluation.count_between(reference[key], new[key])))
-        for key in compared
-    ]
-    if num_classes:
-        count = lambda labels: np.bincount(labels, minlength=num_classes)
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Histograms) -> list[Comparison]:
+    """Return the comparison of each feature."""
+    return [_of_counts(*counts) for counts in zip(new.names, training.counts, new.counts)]
+
+
+def compare_scores(
+    reference: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], unusual: Optional[Mapping[str, Any]]
+) -> list[Comparison]:
+    """Return the comparison of each score of a model.
+
+    Args:
+      reference: predictions of held-out examples, as of `records.read_predictions`.
+      new: outputs of `predict` for the new examples.
+      unusual: rate and number of held-out examples of the output of this name; None for a model without it.
+    """
+    found = []
+    for key in _OF_CLASSES if "probabilities" in new else _OF_NUMBERS:
+        bins = _BINS_OF_FEW if min(len(reference[key]), len(new[key])) < bfl.evaluation.drift.FEW else _BINS
+        found.append(_of_counts(f"score: {key}", *bfl.evaluation.count_between(reference[key], new[key], bins)))
+    if "probabilities" in new:
+        count = lambda labels: np.bincount(labels, minlength=new["probabilities"].shape[1])
         predicted = count(reference["probabilities"].argmax(1)), count(new["label"])
-        found.append(("score: predicted classes", *bfl.evaluation.homogeneity(*predicted)))
-    if "unusual" in new:
-        stated, number = (info.data or {})["unusual"], len(new["unusual"])
-        rate, above = stated["rate"], int(np.sum(~(new["unusual"] <= 1)))
-        # The threshold is an order statistic of n held-out scores: the rate of one model is Beta, with this mean.
-        held = stated["number"] + 1
-        law = stats.betabinom(number, rate * held, max((1 - rate) * held, 1e-9))
-        p_value = float(law.sf(above - 1)) if above else 1.0
-        found.append(("score: unusual examples", max(0.0, above / number - rate), p_value))
+        found.append(_of_counts("score: predicted classes", *predicted, ordered=False))
+    if unusual is not None and "unusual" in new:
+        found.append(_of_unusual(unusual, new["unusual"]))
     return found
+
+
+def _of_counts(name: str, reference: np.ndarray, new: np.ndarray, ordered: bool = True) -> Comparison:
+    return Comparison(
+        name,
+        lambda resolution: bfl.evaluation.homogeneity(reference, new, ordered=ordered, resolution=resolution),
+        lambda number: bfl.evaluation.least_p_value(reference, number),
+    )
+
+
+def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Comparison:
+    """Return the comparison of the share of unusual examples with the rate of false alarms.
+
+    The threshold is an order statistic of n held-out scores: the rate r of one model is Beta(r (n + 1), ...) with mean
+    r, and the number above it is beta-binomial.
+    """
+    from scipy import stats
+
+    rate, held, above = stated["rate"], stated["number"] + 1, int(np.sum(~(scores <= 1)))
+    law = lambda number: stats.betabinom(number, rate * held, max((1 - rate) * held, 1e-9))
+    share = above / len(scores)
+    p_value = float(law(len(scores)).sf(above - 1)) if above else 1.0
+    return Comparison(
+        "score: unusual examples",
+        lambda _: (max(0.0, share - rate), p_value),
+        lambda number: float(law(number).sf(number - 1)),
+    )
+
+
+def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[list[bfl.evaluation.Drift], int]:
+    """Return the rows of a report, and the number of examples with which every row could have drift.
+
+    Raises:
+      InvalidArgument: no result of so few examples could reach the level.
+    """
+    resolution = level / len(compared)
+    enough = lambda row, n: row.least(n) < resolution
+    needed = max(next((n for n in range(1, _MOST_NEEDED) if enough(row, n)), _MOST_NEEDED) for row in compared)
+    if not any(enough(row, number) for row in compared):
+        examples = "1 example is" if number == 1 else f"{number:,} examples are"
+        raise InvalidArgument(
+            f"{examples} too few to tell drift: no result could reach the level {level:g} over {len(compared)} rows; "
+            f"give {needed:,} examples or more."
+        )
+    few = bfl.evaluation.drift.FEW
+    if resolution < _LEAST_LEVEL and number < few:
+        raise InvalidArgument(
+            f"The level {level:g} over {len(compared):,} rows needs {few} examples or more, and there are {number:,}: "
+            f"give more, or a level of {_LEAST_LEVEL * len(compared):g} or more."
+        )
+    tests = [(row.name, *row.test(resolution)) for row in compared]
+    return bfl.evaluation.drifts(tests, level, [row.least(number) for row in compared]), needed
 
 
 def _read(path: pathlib.Path) -> bfl.evaluation.Histograms:

@@ -87,7 +87,8 @@ class Job(NamedTuple):
         if not self.shares.calibration:
             return None
         _, features, labels = self.shares.calibration.examples(0)
-        return records.predictions_of(bfl.evaluation.evaluate(model, features, labels, **self.prediction), labels)
+        scored = build.scorer(self.config, self.test)(model, features, labels)
+        return records.predictions_of(scored, records.in_units(labels, self.test.target))
 
     def unusual(self, model: tf.keras.Model) -> Optional[bfl.evaluation.Unusual]:
         """Return the score of unusual examples, calibrated on the examples of `apart`; None where there is none."""
@@ -138,10 +139,17 @@ def prepare(config: RunConfig, user_data: Optional[bfl.data.OwnData], code: Code
     everybody = client_scores.everybody(shares.clients, shares.unseen)
     shards = client_scores.shards(config, test, everybody)
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    notes = user_data.notes if user_data else ()
+    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config))
     return Job(
         config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards, notes
     )
+
+
+def _of_privacy(config: RunConfig) -> tuple[str, ...]:
+    """Return what a run with differential privacy leaves out, in a sentence."""
+    if not config.hold_out or not records.is_private(config):
+        return ()
+    return ("The exported model has no output unusual: epsilon does not cover ranges and features of examples.",)
 
 
 def _read(

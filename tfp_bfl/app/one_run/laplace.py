@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.one_run.client_model import last_state
-from tfp_bfl.app.one_run.records import config_with_code
+from tfp_bfl.app.one_run.records import config_with_code, is_private
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
@@ -127,6 +127,11 @@ def finished_run(
     config = config_with_code(source, code)
     if (source / CURVATURES).is_file():
         raise InvalidArgument(f"{name(run)} has Laplace's posterior already: give the run that it was made of.")
+    if is_private(config):
+        raise InvalidArgument(
+            f"{name(run)} is a run with differential privacy, and {what} is computed from exact sums over its "
+            "examples, which epsilon does not cover: give a run without it."
+        )
     if config.kind != "deterministic":
         raise InvalidArgument(
             f"{what} is a posterior over point weights, and {name(run)} is a run of kind {config.kind!r}: run it with "

@@ -70,6 +70,7 @@ class NumberRow(NamedTuple):
       low, high: the ends of its central 90 % interval.
       epistemic, aleatoric: the parts of its variance.
       abstain: whether the standard deviation exceeds the threshold.
+      unusual: as of `Row`.
     """
 
     example: str
@@ -80,6 +81,7 @@ class NumberRow(NamedTuple):
     epistemic: float
     aleatoric: float
     abstain: bool
+    unusual: Optional[float] = None
 
 
 AnyRow = Union[Row, NumberRow]
@@ -215,7 +217,7 @@ def _as_rows(
 
 def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optional[float]) -> list[NumberRow]:
     above = ~(answer["stddev"] <= (np.inf if most is None else most))
-    names = NumberRow._fields[1:-1]
+    names = [name for name in NumberRow._fields if name in answer]
     return [
         NumberRow(example=example, abstain=bool(above[i]), **{name: float(answer[name][i]) for name in names})
         for i, example in enumerate(which)

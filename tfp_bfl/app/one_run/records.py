@@ -117,9 +117,24 @@ def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int]) ->
     return {**epsilons, "delta": config.privacy_delta} if epsilons else {}
 
 
+def is_private(config: RunConfig, last: Mapping[str, Any] = {}) -> bool:
+    """Return whether a run states an epsilon, of clients or of examples.
+
+    Args:
+      config: of the run.
+      last: row of its rounds; {} before the first.
+    """
+    return bool(config.privacy_clip_norm or config.example_clip_norm) or last.get("epsilon") is not None
+
+
 def truth(test: bfl.data.Source) -> np.ndarray:
     """Return the labels as predictions are of them: numbers in their own units."""
-    return test.labels if test.target is None else test.target.mean + test.target.scale * test.labels
+    return in_units(test.labels, test.target)
+
+
+def in_units(labels: np.ndarray, target: Optional[bfl.data.Column]) -> np.ndarray:
+    """Return labels as predictions are of them: classes, or numbers in the units of their target."""
+    return labels if target is None else target.mean + target.scale * labels
 
 
 def results(

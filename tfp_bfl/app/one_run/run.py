@@ -23,6 +23,7 @@ from tfp_bfl.app.one_run import build, client_scores, drift, ensembles, records
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.progress import Reporter, reporter
 from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
+from tfp_bfl.app.options import class_weights
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import method, stated
@@ -53,7 +54,7 @@ def execute(
 
     The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (for `resume`), predictions.npz (of the test set),
-    training_histograms.npz (for `drift`), figures/, report.html and
+    training_histograms.npz (for `drift`; not with differential privacy), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
     complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with hold_out
     held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
@@ -140,9 +141,11 @@ def _run(
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         status.phase(f"predicting {job.test.num_examples:,} test examples")
         final = job.score(result.model)
-        apart, unusual = job.apart(result.model), job.unusual(result.model)
+        # Ranges, features and histograms of examples have no noise, and no accountant counts them.
+        is_private = records.is_private(job.config, result.rounds[-1])
+        apart, unusual = job.apart(result.model), None if is_private else job.unusual(result.model)
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
-        simple = baselines.baselines(job.clients, job.test)
+        simple, weight = baselines.baselines(job.clients, job.test), job.config.class_weight
         if job.shards:
             status.phase("scores of the clients' own models")
             of_clients = client_scores.score(
@@ -155,6 +158,7 @@ def _run(
             "baselines": {each.name: each.metrics for each in simple},
             **baselines.of_classes_in(final, job.test),
             "method": method(stated(job.config, job.test.target is not None, job.weights)),
+            **({"class_weights": class_weights.by_class(weight, job.clients)} if weight else {}),
             **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(job.config, job.clients, result.rounds),
@@ -171,7 +175,8 @@ def _run(
         }
         info = build.export_info(job.config, job.train, scores, job.weights)
         status.phase("SavedModel, figures and report")
-        drift.record(folder, job.clients, job.train)
+        if not is_private:
+            drift.record(folder, job.clients, job.train)
         write_results(folder, job.config, job.clients, job.test, final, result, summary, info, apart, unusual)
     return folder
 

@@ -31,21 +31,35 @@ def likelihood(text: str, clients: Callable[[], Any], given: dict[str, Any]) -> 
       given: the recipe's `likelihood` without class weights; empty for classes.
 
     Raises:
-      InvalidArgument: the labels are numbers, a class does not exist, or a weight is not above 0.
+      InvalidArgument: the labels are numbers, or as `by_class`.
     """
     if given:
         raise InvalidArgument("class_weight is of classification, but the labels are numbers: leave it out.")
     held = clients()
     if held is None:  # Nobody trains with the process, such as one that only reads a state.
         return {}
-    names = [str(name) for name in held.source.class_names]
-    counts = held.label_counts().sum(0)
-    weights = bfl.clients.balanced_weights(counts) if text == BALANCED else _by_name(text, names)
-    return {"likelihood": "class_weighted:" + ",".join(f"{weight:.9g}" for weight in weights)}
+    return {"likelihood": "class_weighted:" + ",".join(f"{weight:.9g}" for weight in by_class(text, held).values())}
 
 
-def _by_name(text: str, names: list[str]) -> list[float]:
-    weights = dict.fromkeys(names, 1.0)
+def by_class(text: str, clients: Any) -> dict[str, float]:
+    """Return the weight of each class by its name.
+
+    Args:
+      text: as of `likelihood`.
+      clients: of the training.
+
+    Raises:
+      InvalidArgument: a class does not exist or is named twice, or a weight is not above 0.
+    """
+    names = [str(name) for name in clients.source.class_names]
+    if text != BALANCED:
+        return _by_name(text, names)
+    weights = bfl.clients.balanced_weights(clients.label_counts().sum(0))
+    return dict(zip(names, map(float, weights)))
+
+
+def _by_name(text: str, names: list[str]) -> dict[str, float]:
+    weights, given = dict.fromkeys(names, 1.0), set[str]()
     for pair in next(csv.reader([text])):
         name, equals, number = pair.rpartition("=")
         if not equals or name.strip() not in weights:
@@ -57,5 +71,9 @@ def _by_name(text: str, names: list[str]) -> list[float]:
             weight = float(number)
         except ValueError:
             raise InvalidArgument(f"class_weight has {shown(pair)}, but {shown(number)} is no number.") from None
-        weights[name.strip()] = check_number(weight, f"class_weight of {name.strip()}")
-    return list(weights.values())
+        name = name.strip()
+        if name in given:
+            raise InvalidArgument(f"class_weight has the class {shown(name)} twice: give each class one weight.")
+        given.add(name)
+        weights[name] = check_number(weight, f"class_weight of {name}")
+    return weights

@@ -111,7 +111,8 @@ class RunConfig(pydantic.BaseModel):
         None, "Fraction of the data on which the server trains first, until its accuracy stops improving."
     )
     hold_out: Optional[Share] = option(
-        None, "Fraction of the data held out from training on each client, for `tfp-bfl calibrate`."
+        None,
+        "Fraction of the data held out from training on each client, for `tfp-bfl calibrate` and unusual examples.",
     )
     examples_per_client: Optional[Count] = option(
         None, "Maximum number of examples of each client, chosen at random by the seed."
