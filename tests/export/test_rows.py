@@ -12,6 +12,7 @@ from tests.export.tampering import change_file, copy
 from tests.lite import lite_interpreter
 from tfp_bfl import export
 from tfp_bfl.data import EMPTY, Feature, read_own
+from tfp_bfl.data.cells import as_category
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import manifest, rows
@@ -76,7 +77,7 @@ def test_the_graph_encodes_as_the_reader_of_files(train, encoded):
 
 
 def test_the_graph_has_the_reader_s_empty_cells_and_trims_text(train, tmp_path):
-    text = ["", "   ", " a", "ö ", " new ", "a\t", *EMPTY, *(f" {word} " for word in EMPTY)]
+    text = ["", "   ", " a", "ö ", " new ", "a\t", "\u00a0ö\u3000", *EMPTY, *(f" {word} " for word in EMPTY)]
     number = [1.0] * len(text)
     given = {x.name: text if x.is_text else number for x in train.encoding}
     as_tensors = {name: tf.constant(x, tf.string if x is text else tf.float32) for name, x in given.items()}
@@ -85,6 +86,69 @@ def test_the_graph_has_the_reader_s_empty_cells_and_trims_text(train, tmp_path):
     blanks = np.array([not x.strip() or x.strip() in EMPTY for x in text])
     place = [column.name for column in train.columns].index("1st[missing]")
     np.testing.assert_array_equal(graph[:, place], blanks)
+
+
+NUMBERS = {  # Texts of one category.
+    "0": ["0", "0.0", " 0.00", "-0.0", "+0", "0."],
+    "1.5": ["1.5", "1.50", "+1.5 ", "  1.500"],
+    "0.5": [".5", "0.50", "+.5"],
+    "007": ["007", " 007"],
+    "Male": ["Male", " Male", "Male  ", "Male\t", "Male\r\n"],
+}
+
+
+@pytest.fixture(scope="module")
+def by_code(tmp_path_factory):
+    """A model of a column of codes, trained on a file, and the probabilities of each code."""
+    folder = tmp_path_factory.mktemp("codes")
+    codes = np.resize([texts[0] for texts in NUMBERS.values()], SIZE)
+    lines = [f"{code},{i},{'ab'[i % 2]}" for i, code in enumerate(RNG.permutation(codes))]
+    (folder / "train.csv").write_text("\n".join(["code,x,label", *lines]) + "\n")
+    data = read_own(folder / "train.csv", categorical=["code"], only=["code", "x"])
+    assert data.train.encoding[0].levels == ("0", "0.5", "1.5", "007", "Male")
+    facts = {"columns": [list(x) for x in data.train.columns], "encoding": [x._asdict() for x in data.train.encoding]}
+    model = mlp("deterministic", data.train.element_shape, 2, hidden=(4,), seed=0)
+    export.save(model, folder / "saved", export.Info(class_names=["a", "b"], data=facts))
+    export.save_tflite(folder / "saved", folder / "m.tflite", num_samples=1)
+    return folder, data.train
+
+
+@pytest.mark.parametrize("category", NUMBERS)
+def test_a_category_is_the_same_on_every_path(by_code, category):
+    """Files, tables in memory, SavedModels and files of TensorFlow Lite."""
+    folder, train = by_code
+    texts = NUMBERS[category]
+    assert {as_category(text) for text in texts} == {category}
+    place = train.encoding[0].levels.index(category)
+    given = {"code": texts, "x": [1.0] * len(texts)}
+    encoded = from_file(train, folder / "given.csv", {"code": [x.strip() for x in texts], "x": given["x"]})
+    np.testing.assert_array_equal(encoded[:, :5], np.tile(np.eye(5)[place], (len(texts), 1)))
+    many = {"code": texts * 10, "x": given["x"] * 10, "label": ["a", "b"] * (5 * len(texts))}
+    in_memory = read_own(pyarrow.table(many), categorical=["code"])
+    assert in_memory.train.encoding[0].levels == (category,)
+    tensors = {"code": tf.constant(texts), "x": tf.constant(given["x"])}
+    loaded = export.load(folder / "saved")
+    wanted = loaded.predict(encoded)["probabilities"]
+    np.testing.assert_allclose(loaded.predict_rows(tensors)["probabilities"], wanted, rtol=1e-6)
+    lite = tf.lite.Interpreter(str(folder / "m.tflite")).get_signature_runner("predict_rows")
+    found = lite(**{name: value.numpy() for name, value in tensors.items()})
+    np.testing.assert_allclose(found["probabilities"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, str])
+def test_numbers_of_every_type_are_one_category(kind):
+    values = np.resize([0, 1, 2], 60).astype(kind)
+    table = pyarrow.table({"code": values, "x": RNG.normal(size=60), "label": np.resize(["a", "b"], 60)})
+    assert read_own(table, categorical=["code"]).train.encoding[0].levels == ("0", "1", "2")
+    tenths = pyarrow.table({"code": np.float32(np.resize([0.1, 2.5], 60)), "label": np.resize(["a", "b", "b"], 60)})
+    assert read_own(tenths, categorical=["code"]).train.encoding[0].levels == ("0.1", "2.5")
+
+
+def test_spellings_for_tensorflow_lite_are_of_their_category():
+    for category in (*NUMBERS, "-0.25", "-3", "10", "", "NA"):
+        found = rows.spellings(category)
+        assert {as_category(text) for text in found} == {category} and len(set(found)) == len(found)
+        assert {f"  {category}    ", f"{category}\r\n"} <= {*found}
 
 
 def test_a_saved_model_accepts_rows(saved, train, encoded):

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import ClientData
+from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.weights import weight_sampling
@@ -142,6 +143,7 @@ def fit_unusual(
     Source: Lee et al. 2018 (arXiv:1807.03888) for the distance; Chen et al. 2010 (arXiv:0907.4698), eq. 23, for the
     shrinkage; Vovk et al. 2005 for the threshold.
     """
+    held_out = held_out if np.ndim(held_out) == _TABLE else checked_features(held_out)
     number = len(held_out)
     if not 0 < false_alarms < 1:
         raise InvalidArgument(f"false_alarms is {false_alarms}, but must be between 0 and 1.")

@@ -25,7 +25,7 @@ ARITHMETIC = _words(
     Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
     Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
     NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size Slice
-    Softplus Softsign SpaceToBatchND Split SplitV StringStrip Tanh Transpose Unpack Xlogy
+    Softplus Softsign SpaceToBatchND Split SplitV StaticRegexReplace StringStrip Tanh Transpose Unpack Xlogy
     """
 )
 

@@ -11,11 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import EMPTY, Feature
+from tfp_bfl.data.cells import CATEGORY_RULES
 
 # The function and the signature that accept them.
 NAME = "predict_rows"
 _NO_LETTER = re.compile(r"[^A-Za-z0-9_]")
 _MOST_FEATURES = 100_000
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
+# Around text for TensorFlow Lite, which has no operation that removes spaces.
+MOST_SPACES = 4
 _KINDS = ("number", "truth", "date", "category", "ordinal")
 
 
@@ -67,7 +71,7 @@ def inputs_of(features: Sequence[Feature]) -> dict[str, tf.TensorSpec]:
 
 
 def encoder(
-    features: Sequence[Feature], columns: Sequence[Sequence[Any]], trims: bool = True
+    features: Sequence[Feature], columns: Sequence[Sequence[Any]], has_rules: bool = True
 ) -> Callable[[Mapping[str, tf.Tensor]], tf.Tensor]:
     """Return the function from rows as they are, {column: [B]}, to float32 [B, D], as `data.read_encoded` gives them.
 
@@ -77,7 +81,8 @@ def encoder(
     Args:
       features: of the model.
       columns: (name, mean, standard deviation) of each of the D columns of all features.
-      trims: spaces around text are removed, for which TensorFlow Lite has no operation.
+      has_rules: text becomes a category by `data.cells.CATEGORY_RULES`. TensorFlow Lite has no operation for these:
+        False for a graph that compares text with each of the `spellings` of a level.
     """
     means = np.array([column[1] for column in columns], np.float32)
 
@@ -85,11 +90,15 @@ def encoder(
         blocks, start = [], 0
         for feature in features:
             cells = tf.reshape(rows[feature.name], [-1, 1])
-            if feature.is_text and trims:
-                cells = tf.strings.strip(cells)
+            if feature.is_text and has_rules:
+                for pattern, replacement in CATEGORY_RULES:
+                    cells = tf.strings.regex_replace(cells, pattern, replacement)
             width = len(feature.columns) - feature.has_missing
             mean = means[np.newaxis, start : start + width]
-            block, empty = (_text if feature.is_text else _number)(cells, feature, mean)
+            if feature.is_text:
+                block, empty = _text(cells, feature, mean, _alone if has_rules else spellings)
+            else:
+                block, empty = _number(cells, mean)
             blocks += [block, empty] if feature.has_missing else [block]
             start += len(feature.columns)
         return tf.concat(blocks, 1)
@@ -97,18 +106,52 @@ def encoder(
     return encode
 
 
-def _number(cells: tf.Tensor, feature: Feature, mean: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-    del feature
+def spellings(category: str) -> list[str]:
+    """Return texts that name a category (`data.cells.as_category`), the most frequent ones.
+
+    They have up to `MOST_SPACES` spaces before and after, or a tab or the end of a line. A number has up to three zeros
+    more after the point, a plus sign, or no zero before the point.
+
+    Args:
+      category: without spaces around it.
+    """
+    forms = [category]
+    if _PLAIN_NUMBER.fullmatch(category):
+        zeros = [f"{category}{'' if '.' in category else '.'}{'0' * k}" for k in range(4)]
+        short = [re.sub(r"^(-?)0\.", r"\1.", form) for form in zeros if "." in category]
+        signed = [f"+{form}" for form in (category, *zeros, *short)] if category[:1] != "-" else []
+        forms += [*zeros, *short, *signed, *(["-0", "-0.0"] if category == "0" else [])]
+    spaces = [" " * k for k in range(MOST_SPACES + 1)]
+    around = [*((a, b) for a in spaces for b in spaces), ("\t", ""), ("", "\t"), ("", "\n"), ("", "\r"), ("", "\r\n")]
+    return list(dict.fromkeys(f"{before}{form}{after}" for form in forms for before, after in around))
+
+
+def _alone(category: str) -> list[str]:
+    return [category]
+
+
+def _number(cells: tf.Tensor, mean: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
     empty = tf.not_equal(cells, cells)
     return tf.where(empty, mean, cells), tf.cast(empty, tf.float32)
 
 
-def _text(cells: tf.Tensor, feature: Feature, mean: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
-    among = lambda words: tf.cast(tf.equal(cells, tf.constant([list(words)], tf.string)), tf.float32)
-    empty = tf.reduce_sum(among(("", *EMPTY)), 1, keepdims=True)
-    hits = among(feature.levels) if feature.levels else tf.zeros_like(empty)[:, :0]
+def _text(
+    cells: tf.Tensor, feature: Feature, mean: np.ndarray, texts_of: Callable[[str], list[str]]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    empty = tf.reduce_sum(_among(cells, ("", *EMPTY), texts_of), 1, keepdims=True)
+    hits = _among(cells, feature.levels, texts_of) if feature.levels else tf.zeros_like(empty)[:, :0]
     unknown = 1.0 - tf.reduce_sum(hits, 1, keepdims=True)
     codes = feature.codes.astype(np.float32)
     known = tf.matmul(hits, codes[:-1])
     other = mean if not feature.has_rare else empty * mean + (1.0 - empty) * codes[-1:]
     return known + unknown * other, empty if feature.has_rare else unknown
+
+
+def _among(cells: tf.Tensor, words: Sequence[str], texts_of: Callable[[str], list[str]]) -> tf.Tensor:
+    """Return 1 for the word that a cell names, else 0: [B, words]."""
+    texts = [texts_of(word) for word in words]
+    most = max(len(x) for x in texts)
+    # As many for each word, of which some are repeated.
+    each = [text for x in texts for text in (*x, *[x[0]] * (most - len(x)))]
+    equal = tf.cast(tf.equal(cells, tf.constant([each], tf.string)), tf.float32)
+    return equal if most == 1 else tf.reduce_max(tf.reshape(equal, [-1, len(words), most]), 2)

@@ -41,7 +41,7 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
     their size.
 
     A model of a table with categories or empty cells has the signature `predict_rows` too, which accepts the columns of
-    the table as they are, text as strings without spaces around it.
+    the table as they are, text as strings with at most four spaces before and after it.
 
     Args:
       model_or_run: as `tfp_bfl.export.save` takes it.
@@ -76,7 +76,7 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         for suffix, dtype in image_types(shape).items()
     }
     if features := features_of(known):
-        encode = rows.encoder(features, columns_of(known), trims=False)
+        encode = rows.encoder(features, columns_of(known), has_rules=False)
         fixed.predict_rows = tf.function(lambda columns: fixed.predict(encode(columns)))
         signatures[rows.NAME] = fixed.predict_rows.get_concrete_function(rows.inputs_of(features))
     content = _convert(fixed, signatures)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import posterior
@@ -15,6 +17,10 @@ from tfp_bfl.weights.functional_call import batch_moments, functional_call
 from tfp_bfl.weights.model_weights import ModelWeights, assign_weights, get_weights, layout
 
 _IMAGES = 4
+# By which resizing may leave the range of pixels.
+_ROUNDING = 0.01
+# Methods of Keras that accept arrays of examples.
+_OF_KERAS = ("predict", "predict_on_batch", "evaluate")
 
 Posterior = Union[MeanField, LowRank, Samples]
 
@@ -104,10 +110,13 @@ def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_ex
 
 
 def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
-    """Let a model of images scale bytes, in its calls and in Keras' `predict`, as predictions of this library do.
+    """Let a model of images scale bytes, in its calls and in Keras' methods, as predictions of this library do.
+
+    Training images are bytes, scaled to [0, 1], or floats in [0, 1]: arrays of other floats are refused, as are other
+    whole numbers and one image without a batch. The elements of a `tf.data.Dataset` are not looked at.
 
     Args:
-      model: of one input; models of tables are left as they are. Floats are not scaled, other whole numbers refused.
+      model: of one input; models of tables are left as they are.
 
     Returns:
       The same model.
@@ -116,10 +125,39 @@ def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
         call, shape = model.call, model.input_shape
 
         def scaled(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            if tf.executing_eagerly():
+                _check_pixels(inputs, shape)
             return call(as_floats(_as_batch(inputs, shape)), training=training, mask=mask)
 
         model.call = scaled
+        for name in _OF_KERAS:
+            setattr(model, name, _checking(getattr(model, name), shape))
     return model
+
+
+def _checking(method: Callable[..., Any], shape: Sequence[Optional[int]]) -> Callable[..., Any]:
+    """Return a method of Keras that checks arrays of images: its own graph would end in a message of TensorFlow."""
+
+    @functools.wraps(method)
+    def checked(x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(x, (np.ndarray, tf.Tensor)):
+            _check_pixels(x, shape)
+        return method(x, *args, **kwargs)
+
+    return checked
+
+
+def _check_pixels(images: Any, shape: Sequence[Optional[int]]) -> None:
+    """Raise InvalidArgument unless images are a batch of bytes, or of floats in [0, 1]."""
+    _as_batch(images, shape)
+    values = np.asarray(images)
+    if values.dtype.kind != "f":
+        as_floats(values[:0])
+    elif values.size and not np.all(np.abs(values - 0.5) <= 0.5 + _ROUNDING):
+        raise InvalidArgument(
+            f"images are floats from {values.min():g} to {values.max():g}, but the model was trained on pixels from 0 "
+            "to 1: give uint8, or divide pixels from 0 to 255 by 255."
+        )
 
 
 def _as_batch(inputs: Any, shape: Sequence[Optional[int]]) -> Any:
@@ -128,9 +166,10 @@ def _as_batch(inputs: Any, shape: Sequence[Optional[int]]) -> Any:
     Raises:
       InvalidArgument: it has another number of axes. Where a graph does not know that, an operation states both shapes.
     """
-    if inputs.shape.rank is None:
+    rank = inputs.shape.rank if hasattr(inputs.shape, "rank") else len(inputs.shape)
+    if rank is None:
         return tf.ensure_shape(inputs, shape)
-    if inputs.shape.rank != len(shape):
+    if rank != len(shape):
         raise InvalidArgument(
             f"The model takes a batch of images {list(shape)}, and here is {list(inputs.shape)}: give one image as "
             "image[None]."

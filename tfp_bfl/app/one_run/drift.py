@@ -234,12 +234,12 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
     """
     resolution = level / len(compared)
     enough = lambda row, n: row.least(n) < resolution
-    needed = max(next((n for n in range(1, _MOST_NEEDED) if enough(row, n)), _MOST_NEEDED) for row in compared)
+    needed = [next((n for n in range(1, _MOST_NEEDED) if enough(row, n)), _MOST_NEEDED) for row in compared]
     if not any(enough(row, number) for row in compared):
         examples = "1 example is" if number == 1 else f"{number:,} examples are"
         raise InvalidArgument(
             f"{examples} too few to tell drift: no result could reach the level {level:g} over {len(compared)} rows; "
-            f"give {needed:,} examples or more."
+            f"give at least {min(needed):,} ({max(needed):,} for all rows)."
         )
     few = bfl.evaluation.drift.FEW
     if resolution < _LEAST_LEVEL and number < few:
@@ -248,7 +248,7 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
             f"give more, or a level of {_LEAST_LEVEL * len(compared):g} or more."
         )
     tests = [(row.name, *row.test(resolution)) for row in compared]
-    return bfl.evaluation.drifts(tests, level, [row.least(number) for row in compared]), needed
+    return bfl.evaluation.drifts(tests, level, [row.least(number) for row in compared]), max(needed)
 
 
 def _read(path: pathlib.Path) -> bfl.evaluation.Histograms:
