@@ -160,8 +160,11 @@ def has_unusual(info: Info) -> bool:
         not isinstance(stated, Mapping)
         or set(stated) != {"rate", "number"}
         or not all(map(_is_number, stated.values()))
+        or not (0 < stated["rate"] <= 1 and isinstance(stated["number"], int) and stated["number"] > 0)
     ):
-        raise InvalidArgument(f"unusual of info's data is {shown(stated)}, but must give a rate and a number.")
+        raise InvalidArgument(
+            f"unusual of info's data is {shown(stated)}, but must give a rate above 0 and at most 1, and a number."
+        )
     return True
 
 
