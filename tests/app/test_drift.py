@@ -70,13 +70,13 @@ def test_five_rows_are_enough_for_a_clear_shift_and_one_is_not(run, tmp_path, ca
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if line.startswith("dose")).endswith("yes")
     message = refused(capsys, "drift", run, write(tmp_path / "one.csv", 1, 7, 30.0), "--level", "0.0001")
-    assert "1 example is too few to tell drift: no result could reach the level 0.0001 over 6 rows; give" in message
+    assert "1 example is too few to find drift: no result could reach the level 0.0001 over 6 rows; give" in message
     number = int(message.split("give at least ")[1].split()[0])
     assert 2 <= number < 10
     assert call("drift", run, write(tmp_path / "more.csv", number, 7, 30.0), "--level", "0.0001") == 3
     assert call("drift", run, write(tmp_path / "two.csv", 2, 7)) == 0
     out = capsys.readouterr().out
-    assert "  too few\n" in out and "Too few examples to tell in " in out
+    assert "  too few\n" in out and "Too few examples to decide in " in out
 
 
 def test_levels_that_take_too_many_permutations_are_refused(run, tmp_path, capsys):

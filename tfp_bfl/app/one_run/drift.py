@@ -238,7 +238,7 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
     if not any(enough(row, number) for row in compared):
         examples = "1 example is" if number == 1 else f"{number:,} examples are"
         raise InvalidArgument(
-            f"{examples} too few to tell drift: no result could reach the level {level:g} over {len(compared)} rows; "
+            f"{examples} too few to find drift: no result could reach the level {level:g} over {len(compared)} rows; "
             f"give at least {min(needed):,} ({max(needed):,} for all rows)."
         )
     few = bfl.evaluation.drift.FEW
