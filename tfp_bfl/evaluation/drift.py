@@ -21,6 +21,8 @@ _TABLE, _IMAGES = 2, 4
 _AT_ONCE = 1000
 # Of a permutation test: permutations at once, and the number that must be as extreme as the data to end it early.
 _PERMUTATIONS, _ENOUGH = 2000, 50
+# More take longer than a command should: no p-value is smaller than one in a million.
+_MOST_PERMUTATIONS = 10**6
 
 
 class Histograms(NamedTuple):
@@ -127,7 +129,7 @@ def homogeneity(
     Args:
       reference, new: counts of the bins [B].
       ordered: the bins are those of a number; False for classes.
-      resolution: the p-value that matters; five times its inverse are the most draws, B.
+      resolution: the p-value that matters; five times its inverse are the most draws, B, but at most a million.
 
     Sources: Pearson 1900; Cochran 1954 for the merging; Scholz and Stephens 1987, eq. 7, for the first A; Besag and
     Clifford 1991 for the number of draws.
@@ -178,7 +180,7 @@ def _permuted(counts: np.ndarray, ordered: bool, resolution: float) -> float:
         return value
 
     limit, rng = float(statistic(smaller)) * (1 - 1e-9), np.random.default_rng(0)
-    most, drawn, extreme = int(np.ceil(5 / resolution)), 0, 0
+    most, drawn, extreme = int(min(np.ceil(5 / resolution), _MOST_PERMUTATIONS)), 0, 0
     while drawn < most:
         size = min(_PERMUTATIONS, most - drawn)
         above = statistic(rng.multivariate_hypergeometric(both, number, size, method="marginals")) >= limit
@@ -194,7 +196,8 @@ def least_p_value(reference: np.ndarray, number: int) -> float:
 
         least = min_j C(r_j + n, n) / C(N + n, n),
 
-    the probability that all n of N + n examples come from the rarest bin, where all new ones lie.
+    the probability that all n of N + n examples come from the rarest bin, where all new ones lie. With fewer than `FEW`
+    examples in a sample the bound is one in a million at least, from the number of permutations.
 
     Args:
       reference: counts r of the bins [B], N together.
@@ -203,7 +206,8 @@ def least_p_value(reference: np.ndarray, number: int) -> float:
     from scipy.special import gammaln
 
     log = lambda count: gammaln(count + number + 1) - gammaln(count + 1)
-    return float(np.exp(log(np.min(reference)) - log(np.sum(reference))))
+    least = float(np.exp(log(np.min(reference)) - log(np.sum(reference))))
+    return max(least, 1 / (1 + _MOST_PERMUTATIONS)) if min(number, np.sum(reference)) < FEW else least
 
 
 def drifts(tests: Sequence[tuple[str, float, float]], level: float = 0.01, least: Sequence[float] = ()) -> list[Drift]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import os
 import pathlib
@@ -31,10 +32,8 @@ _MOST_EXAMPLES = 10_000_000
 _OF_CLASSES, _OF_NUMBERS = ("entropy",), ("mean", "stddev")
 # Bins of a score between common quantiles, where the chi-square test needs ten examples in each, and of few examples.
 _BINS, _BINS_OF_FEW = 10, 34
-# Numbers of examples that are tried to find one that would do.
-_MOST_NEEDED = 1000
-# Of one row of few examples: a smaller p-value takes more permutations than a command should.
-_LEAST_LEVEL = 1e-5
+# The largest number of examples that is tried to find one that would do.
+_MOST_NEEDED = 10**6
 
 
 class Report(NamedTuple):
@@ -194,7 +193,8 @@ def compare_scores(
         count = lambda labels: np.bincount(labels, minlength=new["probabilities"].shape[1])
         predicted = count(reference["probabilities"].argmax(1)), count(new["label"])
         found.append(_of_counts("score: predicted classes", *predicted, ordered=False))
-    if unusual is not None and "unusual" in new:
+    # Of one held-out example the rate is 1: any example may be above.
+    if unusual is not None and "unusual" in new and unusual["rate"] < 1:
         found.append(_of_unusual(unusual, new["unusual"]))
     return found
 
@@ -216,7 +216,7 @@ def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Comparison:
     from scipy import stats
 
     rate, held, above = stated["rate"], stated["number"] + 1, int(np.sum(~(scores <= 1)))
-    law = lambda number: stats.betabinom(number, rate * held, max((1 - rate) * held, 1e-9))
+    law = lambda number: stats.betabinom(number, rate * held, (1 - rate) * held)
     share = above / len(scores)
     p_value = float(law(len(scores)).sf(above - 1)) if above else 1.0
     return Comparison(
@@ -234,18 +234,13 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
     """
     resolution = level / len(compared)
     enough = lambda row, n: row.least(n) < resolution
-    needed = [next((n for n in range(1, _MOST_NEEDED) if enough(row, n)), _MOST_NEEDED) for row in compared]
+    sizes = range(1, _MOST_NEEDED)
+    needed = [1 + bisect.bisect_left(sizes, True, key=lambda n, row=row: enough(row, n)) for row in compared]
     if not any(enough(row, number) for row in compared):
         examples = "1 example is" if number == 1 else f"{number:,} examples are"
         raise InvalidArgument(
             f"{examples} too few to find drift: no result could reach the level {level:g} over {len(compared)} rows; "
             f"give at least {min(needed):,} ({max(needed):,} for all rows)."
-        )
-    few = bfl.evaluation.drift.FEW
-    if resolution < _LEAST_LEVEL and number < few:
-        raise InvalidArgument(
-            f"The level {level:g} over {len(compared):,} rows needs {few} examples or more, and there are {number:,}: "
-            f"give more, or a level of {_LEAST_LEVEL * len(compared):g} or more."
         )
     tests = [(row.name, *row.test(resolution)) for row in compared]
     return bfl.evaluation.drifts(tests, level, [row.least(number) for row in compared]), max(needed)
