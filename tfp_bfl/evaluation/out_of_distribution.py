@@ -94,7 +94,7 @@ def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 
 
     Example:
       >>> print(np.round(bfl.evaluation.auroc_interval(0.9, 50, 50), 3))
-      [0.82  0.946]
+      [0.816 0.946]
     """
     from scipy import optimize, stats
 
