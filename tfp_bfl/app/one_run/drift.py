@@ -233,9 +233,12 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
       InvalidArgument: no result of so few examples could reach the level.
     """
     resolution = level / len(compared)
-    enough = lambda row, n: row.least(n) < resolution
+
+    def enough(row: Comparison, size: int) -> bool:
+        return row.least(size) < resolution
+
     sizes = range(1, _MOST_NEEDED)
-    needed = [1 + bisect.bisect_left(sizes, True, key=lambda n, row=row: enough(row, n)) for row in compared]
+    needed = [1 + bisect.bisect_left(sizes, True, key=functools.partial(enough, row)) for row in compared]
     if not any(enough(row, number) for row in compared):
         examples = "1 example is" if number == 1 else f"{number:,} examples are"
         raise InvalidArgument(
