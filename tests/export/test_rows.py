@@ -130,7 +130,7 @@ def test_a_category_is_the_same_on_every_path(by_code, category):
     loaded = export.load(folder / "saved")
     wanted = loaded.predict(encoded)["probabilities"]
     np.testing.assert_allclose(loaded.predict_rows(tensors)["probabilities"], wanted, rtol=1e-6)
-    lite = tf.lite.Interpreter(str(folder / "m.tflite")).get_signature_runner("predict_rows")
+    lite = lite_interpreter(folder / "m.tflite").get_signature_runner("predict_rows")
     found = lite(**{name: value.numpy() for name, value in tensors.items()})
     np.testing.assert_allclose(found["probabilities"], wanted, rtol=1e-5)
 
