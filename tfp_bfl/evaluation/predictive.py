@@ -23,7 +23,7 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.layers import MCDropout, as_floats, sampling
-from tfp_bfl.models import in_bfloat16
+from tfp_bfl.models import check_keras_2, in_bfloat16
 from tfp_bfl.weights import MemberSampling, WeightSampling, num_members, weight_sampling
 
 PRECISIONS = {
@@ -228,6 +228,7 @@ def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.
 
 
 def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
+    check_keras_2(model)
     if not isinstance(model, tf.keras.Model):
         raise InvalidArgument(f"model comes before the features: a Keras model, and here is a {type(model).__name__}.")
     if linearised and weight_sampling(model) is None:

@@ -19,6 +19,7 @@ from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.files.writing import begun
+from tfp_bfl.models import check_keras_2
 
 Source = Union[tf.keras.Model, str, "os.PathLike[str]", Any]
 
@@ -167,6 +168,7 @@ def model_of(model_or_run: Any) -> tuple[tf.keras.Model, Info]:
     Raises:
       InvalidArgument: it is neither a Keras model nor a simulation's result.
     """
+    check_keras_2(model_or_run)
     if isinstance(model_or_run, tf.keras.Model):
         return model_or_run, Info()
     model = getattr(model_or_run, "model", None)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
+from tfp_bfl.models.keras_3 import check_keras_2, copy_to_keras_3, from_keras_3
 from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
@@ -22,4 +23,16 @@ MODELS: dict[str, Callable[..., tf.keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)
 }
 
-__all__ = ["KINDS", "MODELS", "PRECISIONS", "as_model_fn", "density", "in_bfloat16", *MODELS, *_of_weights]
+__all__ = [
+    "KINDS",
+    "MODELS",
+    "PRECISIONS",
+    "as_model_fn",
+    "check_keras_2",
+    "copy_to_keras_3",
+    "density",
+    "from_keras_3",
+    "in_bfloat16",
+    *MODELS,
+    *_of_weights,
+]

@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import functools
+from typing import Any, Callable, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.models.keras_3 import from_keras_3, is_keras_3
+
+_CONVERTS = "_tfp_bfl_converts_keras_3"
 
 
 def as_model_fn(model: Any) -> Callable[[], tf.keras.Model]:
-    """Return `model` if it is a function; of a Keras model, a function that builds its like with the weights that it
-    has now.
+    """Return a function that builds a Keras 2 model: of a function, one that calls it and converts what Keras 3 built
+    (`from_keras_3`); of a Keras model, one that builds its like with the weights that it has now.
 
     Raises:
       InvalidArgument: it is neither, or a model that Keras can't clone: neither functional nor a built `Sequential`.
     """
+    if is_keras_3(model):
+        return _building(lambda: from_keras_3(model))
     if not isinstance(model, tf.keras.Model):
         if not callable(model):
             raise InvalidArgument(
                 f"model_fn is {shown(model)}, but must be a function that builds a Keras model, or such a model."
             )
-        return model
+        return _converting(model)
     if not model._is_graph_network:
         raise InvalidArgument(
             f"Keras can't clone the model {model.name!r}: give a function that builds it, such as lambda: "
             f"{type(model).__name__}(...)."
         )
-    weights = model.get_weights()
+    return _building(lambda: tf.keras.models.clone_model(model), model.get_weights())
+
+
+def _building(clone: Callable[[], tf.keras.Model], weights: Optional[list[np.ndarray]] = None) -> Callable[[], Any]:
+    """Return a function that builds by `clone`, with these weights; None for those that `clone` gives now."""
+    weights = clone().get_weights() if weights is None else weights
 
     def build() -> tf.keras.Model:
-        clone = tf.keras.models.clone_model(model)
+        model = clone()
         # In a graph what is built gets its weights from the server.
         if tf.executing_eagerly():
-            clone.set_weights(weights)
-        return clone
+            model.set_weights(weights)
+        return model
 
+    return build
+
+
+def _converting(model_fn: Callable[[], Any]) -> Callable[[], tf.keras.Model]:
+    if hasattr(model_fn, _CONVERTS):
+        return model_fn
+
+    @functools.wraps(model_fn, updated=())
+    def build() -> tf.keras.Model:
+        model = model_fn()
+        return from_keras_3(model) if is_keras_3(model) else model
+
+    setattr(build, _CONVERTS, True)
     return build

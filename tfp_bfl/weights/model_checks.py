@@ -63,7 +63,7 @@ def check_layers(model: tf.keras.Model) -> None:
     """
     for layer in model._flatten_layers(include_self=False):
         kind = type(layer)
-        if _draws_noise(layer):
+        if draws_noise(layer):
             raise InvalidArgument(
                 f"The layer {layer.name!r} ({kind.__name__}) draws noise that the run's seed does not reach: set its "
                 "dropout to 0, or use tfp_bfl.layers.MCDropout."
@@ -111,8 +111,10 @@ def check_logits(model: tf.keras.Model, of_classes: bool = True) -> None:
         )
 
 
-def _draws_noise(layer: Any) -> bool:
-    if not any(base.__name__ == "BaseRandomLayer" for base in type(layer).__mro__):
+def draws_noise(layer: Any) -> bool:
+    """Return whether a layer of Keras 2 or Keras 3 draws noise from Keras' generators."""
+    of_keras_2 = any(base.__name__ == "BaseRandomLayer" for base in type(layer).__mro__)
+    if not of_keras_2 and not getattr(layer, "_seed_generators", None):
         return False
     try:
         config = layer.get_config()

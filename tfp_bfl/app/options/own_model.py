@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import pathlib
@@ -93,9 +94,10 @@ def model_fn(
     offered = {"input_shape": source.element_shape, "num_classes": source.num_outputs, **options}
     taken = inspect.signature(function).parameters
     given = {name: x for name, x in offered.items() if name in taken}
+    build_keras_2 = models.as_model_fn(functools.partial(function, **given))
     what = f"The model function {getattr(function, '__name__', shown(function))!r}"
     try:
-        model = function(**given)
+        model = build_keras_2()
     except InvalidArgument:
         raise
     except Exception as error:
@@ -113,7 +115,7 @@ def model_fn(
 
     def build() -> Any:
         with models.seeded(options["seed"]):
-            return function(**given)
+            return build_keras_2()
 
     return build
 

@@ -1,0 +1,260 @@
+"""Models of Keras 3 (`import keras`) as models of Keras 2, which all of this library computes with."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.models.keras_3_layer import Keras3Layer
+from tfp_bfl.weights import weight_sampling
+from tfp_bfl.weights.model_checks import draws_noise
+
+_VARIABLES = "_tfp_bfl_keras_3_variables"
+
+
+def is_keras_3(model: Any) -> bool:
+    """Return whether this is a model of Keras 3; False where Keras 3 has not been imported."""
+    keras: Any = sys.modules.get("keras")
+    version = str(getattr(keras, "__version__", "0")).partition(".")[0]
+    return version.isdigit() and int(version) >= 3 and isinstance(model, keras.Model)
+
+
+def check_keras_2(model: Any) -> None:
+    """Check that this is no model of Keras 3.
+
+    Raises:
+      InvalidArgument: it is one.
+    """
+    if is_keras_3(model):
+        raise InvalidArgument(
+            f"The model {model.name!r} is a model of Keras 3: give bfl.models.from_keras_3(model), or what simulate "
+            "returned for it."
+        )
+
+
+def from_keras_3(model: Any) -> tf.keras.Model:
+    """Build the Keras 2 model of the same layers and weights as a model of Keras 3.
+
+        import keras
+
+        network = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+        scores = bfl.evaluation.evaluate(bfl.models.from_keras_3(network), features, labels)
+
+    Functions that accept a model function or a model to train call it themselves. Each layer of Keras 3 computes with
+    variables of the new model, by `keras.StatelessScope`. Two layers become their equals of Keras 2: `Dense` without
+    activation or with softmax, which ends a model, and `BatchNormalization`, whose statistics are pooled. In training,
+    Keras 2 divides the variance of a batch of images by N - 1 where Keras 3 divides by N.
+
+    Args:
+      model: functional, or Sequential with an input shape, on the TensorFlow backend of Keras 3. It is not changed.
+
+    Returns:
+      A functional Keras 2 model with the present weights; `copy_to_keras_3` copies trained weights back.
+
+    Raises:
+      InvalidArgument: no model of Keras 3, or a subclassed one, or a layer draws noise (such as dropout), has a
+        regularizer or a loss, or Keras 3 computes by another backend.
+    """
+    if not is_keras_3(model):
+        raise InvalidArgument(f"{shown(model)} is no model of Keras 3: build one with keras.Sequential or keras.Model.")
+    backend = sys.modules["keras"].config.backend()
+    if backend != "tensorflow":
+        raise InvalidArgument(
+            f"Keras 3 computes by {backend}, but must compute by TensorFlow: set the environment variable "
+            "KERAS_BACKEND=tensorflow before the program imports keras."
+        )
+    for layer in model._flatten_layers(include_self=False):
+        _check(layer)
+    twins = _Twins()
+    built = twins.model(model)
+    for layer in built._flatten_layers(include_self=False):
+        if getattr(layer, "adds_losses", False):  # Not raised inside the call, where Keras would add lines to it.
+            raise _losses(layer.operation)
+    values = [(twins.variables[id(x)], x) for x in model.weights]
+    if tf.executing_eagerly():  # In a graph what is built gets its weights from the server.
+        for variable, source in values:
+            variable.assign(source.value)
+    vars(built)[_VARIABLES] = [variable for variable, _ in values]  # past Keras, which would track them
+    return built
+
+
+def copy_to_keras_3(model: tf.keras.Model, target: Any) -> None:
+    """Copy the weights of a trained model into the model of Keras 3 that it was built from.
+
+        result = bfl.simulate(process, clients, rounds=20, seed=0)
+        bfl.models.copy_to_keras_3(result.model, network)
+
+    Args:
+      model: what `simulate` returned for a model of Keras 3, or what `from_keras_3` built. Of a posterior over its
+        weights the mean is copied.
+      target: a model of Keras 3 of the same layers; its weights are overwritten.
+
+    Raises:
+      InvalidArgument: the model was not built from one of Keras 3, or the target has other layers.
+    """
+    sampling = weight_sampling(model) if isinstance(model, tf.keras.Model) else None
+    variables = vars(sampling.model if sampling else model).get(_VARIABLES)
+    if variables is None:
+        raise InvalidArgument("model was not built from a model of Keras 3: give what simulate returned for one.")
+    if not is_keras_3(target):
+        raise InvalidArgument(f"target is {shown(target)}, but must be a model of Keras 3.")
+    shapes = [tuple(x.shape) for x in variables], [tuple(x.shape) for x in target.weights]
+    if shapes[0] != shapes[1]:
+        raise InvalidArgument(
+            f"The target {target.name!r} has weights of shapes {shapes[1]}, but the model has {shapes[0]}: give a "
+            "model of the same layers."
+        )
+    target.set_weights([x.numpy() for x in variables])
+
+
+def _check(layer: Any) -> None:
+    kind = type(layer).__name__
+    if draws_noise(layer):
+        raise InvalidArgument(
+            f"The layer {layer.name!r} ({kind}) of Keras 3 draws noise that the run's seed does not reach: set its "
+            "dropout to 0, or build the model of Keras 2 layers (tf.keras after import tfp_bfl) with "
+            "tfp_bfl.layers.MCDropout."
+        )
+    if layer.losses or getattr(layer, "activity_regularizer", None) is not None:
+        raise _losses(layer)
+
+
+def _losses(layer: Any) -> InvalidArgument:
+    return InvalidArgument(
+        f"The layer {layer.name!r} ({type(layer).__name__}) has losses of its own, which local training would leave "
+        "out: build it without regularizers and add_loss."
+    )
+
+
+def _graph(model: Any) -> Optional[Any]:
+    """Return what holds the graph of a functional or built Sequential model; None for another layer."""
+    sequential = getattr(model, "_functional", None)
+    graph = sequential if sequential is not None else model
+    functional = next((base for base in type(graph).__mro__ if base.__name__ == "Functional"), None)
+    given = next((base for base in type(model).__mro__ if "call" in vars(base)), None)
+    by_keras = given is not None and given.__module__.startswith("keras.")
+    return graph if functional is not None and by_keras else None
+
+
+class _Twins:
+    """Build Keras 2 layers for those of Keras 3, one for each, also where a layer is called more than once.
+
+    Attributes:
+      variables: those of the Keras 2 layers, by the id of the variable of Keras 3 in whose place they are.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[int, tf.Variable] = {}
+        self._made: dict[int, Callable[..., Any]] = {}
+        self._names: dict[str, int] = {}
+
+    def model(self, model: Any) -> tf.keras.Model:
+        """Return the functional model of the layers that a functional or Sequential one has, nested models unfolded."""
+        graph = _graph(model)
+        if graph is None:
+            raise InvalidArgument(
+                f"The model {model.name!r} ({type(model).__name__}) is subclassed, or has no input shape: build it as "
+                "a functional model, or as a Sequential one with an input shape."
+            )
+        inputs = [tf.keras.Input(tuple(x.shape[1:]), dtype=x.dtype, name=self._name(x.name)) for x in graph.inputs]
+        if any(_masks(layer) for layer in graph._flatten_layers(include_self=False)):
+            # A mask goes from layer to layer of Keras 3 beside the tensors: the graph is one layer.
+            outputs = self._layer(graph)(inputs[0] if len(inputs) == 1 else inputs)
+        else:
+            outputs = graph._run_through_graph(inputs, self._operation)
+        return tf.keras.Model(inputs, outputs, name=model.name)
+
+    def _name(self, name: str) -> str:
+        """Return a name that no other layer has; those of nested models may be alike."""
+        self._names[name] = number = self._names.get(name, -1) + 1
+        return self._name(f"{name}_{number}") if number else name
+
+    def _operation(self, operation: Any) -> Callable[..., Any]:
+        if id(operation) not in self._made:
+            self._made[id(operation)] = self._make(operation)
+        return self._made[id(operation)]
+
+    def _make(self, operation: Any) -> Callable[..., Any]:
+        keras: Any = sys.modules["keras"]
+        if isinstance(operation, keras.Model) and (graph := _graph(operation)) is not None:
+            return self._unfolded(operation, graph)
+        # These types, and none that are derived from them.
+        if type(operation) is keras.layers.Dense and (dense := _dense(operation, self._name)):
+            return self._built(dense, operation, ("kernel", "bias"))
+        if type(operation) is keras.layers.BatchNormalization and not getattr(operation, "renorm", False):
+            held = ("gamma", "beta", "moving_mean", "moving_variance")
+            return self._built(_normalization(operation, self._name), operation, held)
+        return self._layer(operation)
+
+    def _unfolded(self, model: Any, graph: Any) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and all(x is None for x in kwargs.values()):
+                return graph._run_through_graph(args[0], self._operation)
+            # Such as training=False: then the model is one layer.
+            if id(graph) not in self._made:
+                self._made[id(graph)] = self._layer(model)
+            return self._made[id(graph)](*args, **kwargs)
+
+        return run
+
+    def _layer(self, operation: Any) -> Callable[..., Any]:
+        layer = Keras3Layer(operation, name=self._name(operation.name))
+        self.variables.update(zip(map(id, layer.sources), layer.held))
+        return layer.apply
+
+    def _built(self, layer: tf.keras.layers.Layer, operation: Any, names: tuple[str, ...]) -> Callable[..., Any]:
+        apply = _called(layer)
+
+        def build(*args: Any, **kwargs: Any) -> Any:
+            outputs = apply(*args, **kwargs)
+            for name in names:
+                if getattr(operation, name, None) is not None:
+                    self.variables[id(getattr(operation, name))] = getattr(layer, name)
+            return outputs
+
+        return build
+
+
+def _called(layer: Any) -> Callable[..., Any]:
+    """Return the call of a layer of Keras 2 by the arguments of one of Keras 3; those that are None are left out."""
+    return lambda *args, **kwargs: layer(*args, **{name: x for name, x in kwargs.items() if x is not None})
+
+
+def _masks(layer: Any) -> bool:
+    return bool(getattr(layer, "mask_zero", False)) or type(layer).__name__ == "Masking"
+
+
+def _common(layer: Any, name: Callable[[str], str]) -> dict[str, Any]:
+    return {"name": name(layer.name), "dtype": layer.dtype_policy.name, "trainable": layer.trainable}
+
+
+def _dense(layer: Any, name: Callable[[str], str]) -> Optional[tf.keras.layers.Layer]:
+    """Return the Keras 2 layer of a dense layer that may end a model; None for another."""
+    keras: Any = sys.modules["keras"]
+    ends = {keras.activations.linear: "linear", keras.activations.softmax: "softmax"}
+    if layer.activation not in ends or getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None:
+        return None
+    return tf.keras.layers.Dense(
+        layer.units,
+        activation=ends[layer.activation],
+        use_bias=layer.use_bias,
+        kernel_constraint=layer.kernel_constraint,
+        bias_constraint=layer.bias_constraint,
+        **_common(layer, name),
+    )
+
+
+def _normalization(layer: Any, name: Callable[[str], str]) -> tf.keras.layers.Layer:
+    return tf.keras.layers.BatchNormalization(
+        axis=layer.axis,
+        momentum=layer.momentum,
+        epsilon=layer.epsilon,
+        center=layer.center,
+        scale=layer.scale,
+        gamma_constraint=layer.gamma_constraint,
+        beta_constraint=layer.beta_constraint,
+        **_common(layer, name),
+    )
