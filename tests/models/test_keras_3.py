@@ -14,7 +14,9 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models.keras_3 import is_keras_3
 
 keras = pytest.importorskip("keras")
-pytestmark = pytest.mark.skipif(keras.__version__ < "3", reason="Keras 3 needs TensorFlow 2.16 or newer")
+pytestmark = pytest.mark.skipif(
+    int(keras.__version__.partition(".")[0]) < 3, reason="Keras 3 needs TensorFlow 2.16 or newer"
+)
 
 ROWS = np.random.default_rng(0).normal(size=[30, 4]).astype(np.float32)
 PIXELS = np.random.default_rng(1).integers(256, size=[30, 6, 6, 2]).astype(np.uint8)
@@ -275,7 +277,7 @@ def test_a_file_of_the_command_line(tmp_path):
         "    layers = [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)]\n"
         "    return keras.Sequential(layers)\n"
     )
-    options = ["--algorithm", "fed_opt", "--rounds", "1", "--num-clients", "2", "--dataset", "breast_cancer"]
+    options = ["--algorithm", "fed_opt", "--rounds", "1", "--clients", "2", "--dataset", "breast_cancer"]
     arguments = ["run", "--model", f"{tmp_path / 'net.py'}:build", "--output", str(tmp_path / "run"), *options]
     assert run_command_line(arguments) == 0
     assert (tmp_path / "run" / "saved_model").is_dir()
