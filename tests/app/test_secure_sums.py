@@ -14,7 +14,8 @@ from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
 from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.parties.deployment.kits import SERVER
-from tfp_bfl.parties.deployment.site import FILE, Site
+from tfp_bfl.parties.deployment.party_file import FILE
+from tfp_bfl.parties.deployment.site import Site
 
 pytestmark = pytest.mark.cpu_seconds(60)
 

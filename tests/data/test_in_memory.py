@@ -154,16 +154,6 @@ NUMBERS = data.Source("a", "train", FEATURES, FEATURES[:, 0], target=data.Column
         ((FEATURES, LABELS[1:]), {}, r"labels have the shape \[59\], but must be one number for each"),
         ((FEATURES.astype(str), LABELS), {}, "features have the type <U.*, but must be numbers"),
         (pyarrow.table(TABLE), {"label": "labl"}, "no column 'labl' in dataset for --label: did you mean 'label'"),
-        (
-            pyarrow.table({**TABLE, "b": list("abcd")}),
-            {"is_part": True},
-            "In dataset the column 'b' holds 'a' in row 1, which is no number: encode text as numbers, the same way at",
-        ),
-        (
-            pyarrow.table({**TABLE, "b": [1, None, 2, 3]}),
-            {"is_part": True},
-            "In dataset the column 'b' has 1 empty cell, the first in row 2",
-        ),
         (SOURCE, {"client": "site"}, "client_column is of tables, and dataset is a Source"),
         (SOURCE, {"task": "regression"}, "task is regression, but the labels of dataset are classes"),
         (NUMBERS, {}, "task is classification, but the labels of dataset are numbers"),

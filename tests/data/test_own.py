@@ -106,11 +106,6 @@ def test_rows_to_ask_a_model_about(tmp_path):
             r"'centre' holds \d+ texts, such as 'centre 0' in row 1: .* or give --client-column centre if it names the",
         ),
         (
-            replaced("age", [None, *AGE[1:]]),
-            {"label": "sick", "client": "centre", "is_part": True},
-            "In .*patients.csv the column 'age' has 1 empty cell, the first in row 1: .* with drop",
-        ),
-        (
             replaced("age", [*AGE[:7], np.inf, *AGE[8:]]),
             {"label": "sick", "client": "centre"},
             "'age' holds inf in row 8, which is not finite, or too large",
@@ -118,7 +113,6 @@ def test_rows_to_ask_a_model_about(tmp_path):
         (TABLE, {}, "has no column 'label': name the column with the labels by --label; its columns are 'age', 'dose'"),
         (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
         (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),
-        (TABLE.slice(0, 1), {"label": "sick", "client": "centre", "is_part": True}, "too few examples, 1, to hold"),
         (TABLE.slice(0, 1), {"label": "sick", "client": "centre"}, "labels of the column 'sick' of .* are all '"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.fuzz.harness import inputs
-from tfp_bfl.data import agree, describe, fitted, read_own
+from tfp_bfl.data import agree, describe, fitted, read_part
 from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(3)
@@ -28,7 +28,7 @@ def site(folder, name, x, y, task="classification"):
         rows = "".join(f"{a!r},{b}\n" for a, b in zip(map(float, x), y))
         (folder / f"{name} {kind}.csv").write_text(f"x,label\n{rows}")
     paths = [folder / f"{name} {kind}.csv" for kind in ("train", "test")]
-    return read_own(paths[0], test=paths[1], task=task, is_part=True).train
+    return read_part(paths[0], test=paths[1], task=task).train
 
 
 def check(pooled, parts, numbers, values):
@@ -43,7 +43,7 @@ def check(pooled, parts, numbers, values):
 def test_pooled_columns_are_those_of_all_rows(tmp_path, name):
     numbers = PAIRS[name]
     parts = {k: site(tmp_path, k, x, np.resize(["a", "b"], ROWS)) for k, x in zip("AB", numbers)}
-    assert [len(set(x)) == 1 for x in numbers] == [not describe(part)["columns"][0][2] for part in parts.values()]
+    assert [len(set(x)) == 1 for x in numbers] == [not describe(part)["table"][0]["stddev"] for part in parts.values()]
     schema = agree("t", {k: describe(part) for k, part in parts.items()})
     check(schema.columns[0], parts, numbers, [fitted(part, schema).features[:, 0] for part in parts.values()])
 

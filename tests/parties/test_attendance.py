@@ -10,7 +10,8 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
 from tfp_bfl.parties.deployment.demo import HOSPITALS
-from tfp_bfl.parties.deployment.site import FILE, Site
+from tfp_bfl.parties.deployment.party_file import FILE
+from tfp_bfl.parties.deployment.site import Site
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
 

@@ -22,8 +22,9 @@ from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Re
 from tfp_bfl.parties.deployment.cli import deploy
 from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.parties.deployment.job import make_job, to_json
+from tfp_bfl.parties.deployment.party_file import FILE, SECRET, read_file
 from tfp_bfl.parties.deployment.server import serve
-from tfp_bfl.parties.deployment.site import FILE, SECRET, Site, _Versions, check, read_file
+from tfp_bfl.parties.deployment.site import Site, _Versions, check
 from tfp_bfl.parties.deployment.submit import report_new, submit, write_job
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
@@ -61,7 +62,7 @@ class Channel:
 
     def reply(self, task, site, content):
         if task == DESCRIBE:
-            return site.describe().encode()
+            return site.describe(content.decode()).encode()
         if task == BEGIN:
             site.begin(content.decode())
             return b""
@@ -267,7 +268,7 @@ def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, messag
 def test_check_describes_the_data_of_a_site_and_prints_what_it_would_send(hospitals):
     assert read_file(hospitals / "north" / "local").data.endswith("north/local/patients.csv")
     sentence, _, content = check(hospitals / "north" / "local").split("\n", 2)
-    assert "training examples [30], 2 classes" in sentence
+    assert "training examples (30 columns), 2 classes" in sentence
     assert json.loads(content) == json.loads(Site(hospitals / "north" / "local").describe())
 
 

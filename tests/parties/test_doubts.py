@@ -10,7 +10,8 @@ from tests.parties.test_deployment import OPTIONS, Channel, hospitals, run  # no
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.parties.comparison import score_doubts
 from tfp_bfl.parties.deployment.channel import DESCRIBE
-from tfp_bfl.parties.deployment.site import FILE, check
+from tfp_bfl.parties.deployment.party_file import FILE
+from tfp_bfl.parties.deployment.site import check
 from tfp_bfl.parties.schema import MOST_CLASSES
 
 

@@ -18,7 +18,8 @@ from tfp_bfl.files.arrays import stored_arrays
 from tfp_bfl.parties.arrays import to_arrays
 from tfp_bfl.parties.deployment.channel import BEGIN, ROUND
 from tfp_bfl.parties.deployment.ledger import Ledger
-from tfp_bfl.parties.deployment.site import FILE, Site
+from tfp_bfl.parties.deployment.party_file import FILE
+from tfp_bfl.parties.deployment.site import Site
 from tfp_bfl.parties.party import Party
 from tfp_bfl.privacy import Steps, composed_epsilon, example_steps
 

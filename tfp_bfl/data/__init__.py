@@ -19,10 +19,11 @@ from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.in_memory import kind_of
 from tfp_bfl.data.loading import EMBEDDED_TABLES, list_sources, load, names_clients, peek
-from tfp_bfl.data.own import OwnData, digest, is_own, read_own
+from tfp_bfl.data.own import OwnData, digest, is_own, read_own, read_part
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
+from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.rows import EncodedRows, read_encoded, read_rows
 from tfp_bfl.data.schema import Parties, Schema
 from tfp_bfl.data.sources import Source
@@ -49,6 +50,8 @@ __all__ = [
     "Feature",
     "Images",
     "OwnData",
+    "Part",
+    "PartData",
     "Parties",
     "Partition",
     "Reference",
@@ -83,6 +86,7 @@ __all__ = [
     "read_encoded",
     "read_images",
     "read_own",
+    "read_part",
     "read_rows",
     "write_clients",
 ]

@@ -37,6 +37,8 @@ DATE_UNITS = {"days": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2
 # Cells that are no numbers are errors in a column of numbers up to this share, and beyond it categories.
 _MOST_ERRORS = 0.2
 TEXT_KINDS = ("category", "ordinal")
+# Of a column without a value at one site: other sites may have values.
+BLANK = "empty"
 
 
 class Cells(NamedTuple):
@@ -44,10 +46,12 @@ class Cells(NamedTuple):
 
     Fields:
       name: of the column.
-      kind: "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text).
+      kind: "number", "truth" (numbers 0 and 1), "date" (numbers), "category" or "ordinal" (text); "empty" for a column
+        of one site without a value.
       values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
       levels: of ordinal cells, in their order; () otherwise.
       is_whole: whether the numbers have an integer type.
+      numbers_rows: whether the column counts the rows of one site's table, which may be divided since.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Cells(NamedTuple):
     values: np.ndarray
     levels: tuple[str, ...] = ()
     is_whole: bool = False
+    numbers_rows: bool = False
 
     @property
     def empty(self) -> np.ndarray:
@@ -175,6 +180,24 @@ def read_cells_as(column: Any, name: str, kind: str, troubles: Troubles, date_un
         with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
             plain = plain.cast(pyarrow.timestamp("us"))
     return _dates(plain, name, troubles, date_unit) or nothing
+
+
+def is_blank(column: Any) -> bool:
+    """Return whether no cell of a column of a pyarrow Table has a value."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    plain = decoded(column)
+    if is_text(plain):
+        plain = _without_words(plain)
+    elif types.is_floating(plain.type):
+        plain = compute.if_else(compute.is_nan(plain), None, plain)
+    return bool(plain.null_count == len(plain))
+
+
+def blank(name: str, number: int) -> Cells:
+    """Return a column of `number` empty cells."""
+    return Cells(name, BLANK, np.full(number, np.nan))
 
 
 def texts(column: Any) -> np.ndarray:

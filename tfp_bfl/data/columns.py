@@ -18,6 +18,18 @@ _DECIMAL_COMMA = r"^\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*$"
 _AMBIGUOUS = r"^\s*[+-]?([1-9]\d{0,2},\d{3}|\d+)\s*$"
 
 
+class BadColumns(InvalidArgument):
+    """Columns of a table that can't be used: the message quotes cells.
+
+    Attributes:
+      without_cells: the message with the names of the columns and without their cells.
+    """
+
+    def __init__(self, message: str, without_cells: str):
+        super().__init__(message)
+        self.without_cells = without_cells
+
+
 class Troubles:
     """Collect all that is wrong with a table's columns, to report it in one sentence.
 
@@ -40,7 +52,7 @@ class Troubles:
             self._advice.append(advice)
 
     def check(self) -> None:
-        """Raise InvalidArgument if anything was recorded."""
+        """Raise `BadColumns` if anything was recorded."""
         if not self._found:
             return
         listed: list[str] = []
@@ -55,7 +67,9 @@ class Troubles:
             listed.append(f"likewise {names}")
         *first, last = self._advice
         advice = f"{', '.join(first)}, or {last}" if first else last
-        raise InvalidArgument(f"In {self._where} {'; '.join(listed)}: {advice}.")
+        names = ", ".join(name for name, _ in self._found[:_MOST_OTHERS])
+        without = f"Cells of {names} can't be used: {advice}."
+        raise BadColumns(f"In {self._where} {'; '.join(listed)}: {advice}.", without)
 
 
 def numbers(table: Any, columns: Sequence[str], troubles: Troubles, full: bool = True) -> np.ndarray:

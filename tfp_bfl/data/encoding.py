@@ -217,6 +217,13 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
     return np.where(np.isnan(whole), [column.mean for column in columns], whole)
 
 
+def scaled(values: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """Return numbers [N, D] less the means of the columns, over their scales, float32 [N, D]."""
+    means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
+    standardised: np.ndarray = ((values - means) / scales).astype(np.float32)
+    return standardised
+
+
 def fit_encoding(raw: Raw, owners: Optional[np.ndarray] = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
     """Return the features of a table and the columns of the model, from one message of each client.
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from tfp_bfl.data.cells import EMPTY, TEXT_KINDS, read_cells_as, read_columns
+from tfp_bfl.data.cells import BLANK, EMPTY, TEXT_KINDS, Cells, blank, is_blank, read_cells_as, read_columns
 from tfp_bfl.data.columns import Troubles, numbers, texts
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import as_text, ordered
@@ -51,8 +51,9 @@ class Reading(NamedTuple):
       date_unit: in which dates become numbers, one of `DATE_UNITS`; None where dates are refused.
       columns: the features of a test set, in order; () for a training set.
       kinds: of the cells of `columns`; () where all must be numbers.
-      is_part: the data are one site's, as its file describes them; no option of the command line does. All features
-        must be numbers, since sites do not exchange categories.
+      left_out: columns that are left out where the table has them.
+      is_part: the data are one site's, as its file describes them: other sites have the columns, categories and values
+        that are missing here.
     """
 
     label: str = "label"
@@ -65,6 +66,7 @@ class Reading(NamedTuple):
     date_unit: Optional[str] = None
     columns: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     is_part: bool = False
 
     @property
@@ -110,17 +112,18 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
         ("categorical", reading.categorical),
     ):
         for name in given:
-            if name not in table.column_names:
+            if name not in table.column_names and not (reading.is_part and option in ("only", "categorical")):
                 lookup(table.column_names, name, "column", f"in {where} for {reading.option_prefix}{option}")
     check_columns(table, reading.columns, where)
-    rest = [name for name in reading.only or table.column_names if name not in (label, client)]
+    rest = [name for name in reading.only or table.column_names if name not in (label, client, *reading.left_out)]
+    if reading.is_part:
+        rest = [name for name in rest if name in table.column_names]
     columns = reading.columns or tuple(rest)
     if not columns:
         raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
-    strict = reading.is_part or bool(reading.columns and not reading.kinds)
-    at_sites = ", the same way at all sites" if reading.is_part else ""
-    numeric = f"encode text as numbers{at_sites}, fill in empty cells or remove their rows, or leave columns out with"
-    troubles = Troubles(where, f"{numeric} {reading.option_prefix}drop" if strict else "leave columns out with --drop")
+    strict = bool(reading.columns and not reading.kinds)
+    numeric = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
+    troubles = Troubles(where, numeric if strict else "leave columns out with --drop")
     features: Any = numbers(table, columns, troubles) if strict else _raw(table, columns, reading, troubles)
     owners = None if client is None else texts(table, client, troubles if strict else None)
     if reading.regresses:
@@ -163,14 +166,31 @@ def _filled(cells: np.ndarray) -> np.ndarray:
 def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
     """Return the cells of columns; what can't be used is recorded in `troubles`."""
     unit = reading.date_unit
+    if reading.is_part:
+        return Raw(_of_part(table, columns, reading, troubles), unit)
     if reading.kinds:
         given = zip(columns, reading.kinds)
         return Raw([read_cells_as(table[name], name, kind, troubles, unit) for name, kind in given], unit)
     return Raw(read_columns(table, columns, troubles, reading.categorical, unit, reading.client), unit)
 
 
+def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
+    """Return the cells of a site's columns, which other sites may fill where they are empty here."""
+    kinds = dict(zip(columns, reading.kinds))
+    empty = {name for name in columns if is_blank(table[name])}
+    fixed = {name: kind for name, kind in kinds.items() if kind != BLANK and name not in empty}
+    free = [name for name in columns if name not in empty and name not in fixed]
+    unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
+    read = read_columns(table, free, troubles, reading.categorical, unit)
+    found |= {x.name: x._replace(numbers_rows=x.counts_rows) for x in read}
+    found |= {name: read_cells_as(table[name], name, kind, troubles, unit) for name, kind in fixed.items()}
+    return list(found.values())
+
+
 def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
     """Return the features, their names, and a sentence for each column that is left out as it counts the rows."""
+    if reading.is_part:
+        return raw, tuple(x.name for x in raw.columns), []
     counting = [x.name for x in raw.columns if x.counts_rows and x.values[0] in (0, 1) and x.name not in reading.only]
     if reading.columns or len(counting) == len(raw.columns):
         counting = []

@@ -16,11 +16,12 @@ from tfp_bfl import files
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients
-from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding
+from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import check_alike, examples_in, kind_of, split_clients
 from tfp_bfl.data.names import as_text, check_spelling, value
+from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table
@@ -88,7 +89,6 @@ def read_own(
     task: str = "classification",
     drop: Sequence[str] = (),
     separator: Optional[str] = None,
-    is_part: bool = False,
     only: Sequence[str] = (),
     categorical: Sequence[str] = (),
     date_unit: Optional[str] = None,
@@ -120,8 +120,6 @@ def read_own(
       task: "classification", or "regression" on labels that are numbers, which are standardised (`Source.target`).
       drop: columns of a table that are left out.
       separator: between the columns of a .csv or .tsv file, such as ";" or "tab"; None for that of the header.
-      is_part: the data are one site's: other sites have the classes and the values that are missing here. All
-        features must be numbers.
       only: the features of a table; () for all other columns.
       categorical: columns of a table that are categories, whatever they hold.
       date_unit: "days", "weeks", "months" or "years", in which dates are counted; None where dates are refused.
@@ -129,7 +127,7 @@ def read_own(
     Raises:
       InvalidArgument: there is no such file, column or array, a column can't be used (dates, mixed text and numbers,
         too many texts, no value), images differ in size, training and test data have two forms, or all labels are the
-        same and `is_part` is False.
+        same.
     """
     lookup(TASKS, task, "task")
     if isinstance(path, (Source, Clients)):
@@ -138,13 +136,65 @@ def read_own(
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
     reading = Reading(
-        *(label, client, task == "regression", tuple(drop), separator, tuple(only), tuple(categorical), date_unit),
-        is_part=is_part,
+        *(label, client, task == "regression", tuple(drop), separator, tuple(only), tuple(categorical), date_unit)
     )
+    parts, target = _split(path, reading, test)
+    first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
+    notes = (*parts[0].notes, *_in_words(first))
+    return OwnData(first, second, first.clients, first.client_names, notes)
+
+
+def read_part(
+    path: Path,
+    label: str = "label",
+    test: Optional[Path] = None,
+    task: str = "classification",
+    drop: Sequence[str] = (),
+    separator: Optional[str] = None,
+    left_out: Sequence[str] = (),
+    only: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    date_unit: Optional[str] = None,
+) -> PartData:
+    """Read the data of one site, as `read_own` reads data in one place; a table stays as it is (`Part`).
+
+    Other sites have the columns, categories and values that are missing here. How columns become numbers follows from
+    the descriptions of all sites (`agree`, `fitted`).
+
+    Args:
+      path, label, test, task, drop, separator: as of `read_own`.
+      left_out: columns of a table that are left out if there are such columns.
+      only, categorical, date_unit: as of `read_own`; names of other sites' columns are ignored.
+
+    Raises:
+      InvalidArgument: as of `read_own`, but all labels may be the same and columns may be empty.
+    """
+    lookup(TASKS, task, "task")
+    reading = Reading(
+        *(label, None, task == "regression", tuple(drop), separator, tuple(only), tuple(categorical), date_unit),
+        left_out=tuple(left_out),
+        is_part=True,
+    )
+    parts, target = _split(path, reading, test)
+    name, notes = pathlib.Path(path).stem, parts[0].notes
+    if not isinstance(parts[0].features, Raw):
+        train, held = _standardised(name, *parts, target=target)
+        return PartData(train, held, notes)
+    first, second = (
+        Part(name, split, part.features, part.labels, () if target else part.class_names, target)
+        for split, part in zip(("train", "test"), parts)
+        if isinstance(part.features, Raw)
+    )
+    return PartData(first, second, notes)
+
+
+def _split(path: Any, reading: Reading, test: Any) -> tuple[list[Examples], Optional[Column]]:
+    """Return the examples for training and test with checked labels, and the target of a regression."""
+    label, is_part = reading.label, reading.is_part
     train, given = _read(path, reading)
     if test is not None:
         given, _ = _read(test, _of_test(reading, train), "test_data")
-    name, has_names = NAME if kind else pathlib.Path(path).stem, bool(train.class_names)
+    has_names = bool(train.class_names)
     regresses, labels_are = reading.regresses, f"The labels of {_name_of(path, label)}"
     if regresses:
         train = train._replace(labels=checked_targets(train.labels, len(train.features)))
@@ -168,9 +218,7 @@ def read_own(
                 f"{labels_are} are {checked[0][0]:g} in all training rows: there is nothing to predict."
             )
         parts = [p._replace(labels=standardised_target(label, checked[0], y)[1]) for p, y in zip(parts, checked)]
-    first, second = _standardised(name, *parts, target=target)
-    notes = (*train.notes, *_in_words(first))
-    return OwnData(first, second, first.clients, first.client_names, notes)
+    return parts, target
 
 
 def _in_words(source: Source) -> list[str]:
@@ -330,8 +378,7 @@ def _standardised(name: str, *parts: Examples, target: Optional[Column]) -> list
             exact = features[0].astype(np.float64)
             columns = tuple(column_of(name, exact[:, i]) for i, name in enumerate(train.columns))
     if columns:
-        means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
-        features = [((x - means) / scales).astype(np.float32) for x in features]
+        features = [scaled(x, columns) for x in features]
     return [
         Source(name, split, x, part.labels, () if target else part.class_names, columns, target, encoding, part.owners)
         for split, x, part in zip(("train", "test"), features, parts)

@@ -11,6 +11,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.clients import ClientExamples
+from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.sources import Learnt
 from tfp_bfl.data.statistics import Column
 
@@ -26,6 +27,8 @@ class Schema(Learnt):
       class_names: C names; () where numbers are regressed on.
       columns: of a table: all sites standardise theirs by these means and standard deviations.
       target: of what is regressed on; None for classes.
+      encoding: how the columns of a table become those of `columns`, where they are not all full and of numbers; ()
+        otherwise.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Schema(Learnt):
     class_names: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
     target: Optional[Column] = None
+    encoding: tuple[Feature, ...] = ()
 
 
 class Parties(NamedTuple):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
+from tfp_bfl.data.cells import TEXT_KINDS
+from tfp_bfl.data.parts import Part
 from tfp_bfl.data.sources import Source
 from tfp_bfl.errors import shown
 
@@ -34,12 +36,14 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
         others = [other for name, other in described.items() if name != site]
         if not others:
             continue
-        columns = [*summary["columns"], *([summary["target"]] if summary["target"] else [])]
-        rest = [[*other["columns"], *([other["target"]] if other["target"] else [])] for other in others]
+        rest = [_numbers(other) for other in others]
         means, stddevs = [], []
-        for column, same in zip(columns, zip(*rest)):
-            (name, mean, stddev), low, high = column, min(x[1] for x in same), max(x[1] for x in same)
-            least, most = min(x[2] for x in same), max(x[2] for x in same)
+        for key, (mean, stddev) in _numbers(summary).items():
+            same, name = [own[key] for own in rest if key in own], key[0]
+            if not same:
+                continue
+            low, high = min(x[0] for x in same), max(x[0] for x in same)
+            least, most = min(x[1] for x in same), max(x[1] for x in same)
             if max(low - mean, mean - high) > _FAR * (most or stddev):
                 means.append(f"{shown(name)} ({mean:.4g}, the others' {_between(low, high)})")
             elif stddev > _MANY_TIMES * most > 0 or 0 < stddev * _MANY_TIMES < least:
@@ -54,6 +58,11 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 f"{site} reports standard deviations far from the other sites': {_some(stddevs)}. Are these columns in "
                 "other units?"
             )
+        if strange := [shown(name) for name, own in _categories(summary).items() if _is_alone(name, own, others)]:
+            sentences.append(
+                f"{site} has none of the other sites' categories in {_some(strange)}: do all sites spell them in the "
+                "same way?"
+            )
         known = {label for other in others for label in other["class_names"]}
         if alone := [shown(label) for label in summary["class_names"] if label not in known]:
             what = "classes" if len(alone) > 1 else "the class"
@@ -61,6 +70,26 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 f"Only {site} has {what} {_some(alone)}: do all sites spell their classes in the same way?"
             )
     return sentences
+
+
+def _numbers(summary: Mapping[str, Any]) -> dict[tuple[str, bool], tuple[float, float]]:
+    """Return (name, is it the target) -> mean and standard deviation, of a description's columns of numbers."""
+    columns = [(x[0], x[1], x[2], False) for x in summary["columns"]]
+    columns += [(x[0], x[1], x[2], True) for x in [summary["target"]] if x]
+    table = [x for x in summary.get("table", ()) if x["kind"] not in TEXT_KINDS and x["filled"]]
+    columns += [(x["name"], x["mean"], x["stddev"], False) for x in table]
+    return {(name, is_target): (mean, stddev) for name, mean, stddev, is_target in columns}
+
+
+def _categories(summary: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the categories of a description, by column; those without a name are left out."""
+    return {x["name"]: {*x["levels"]} - {""} for x in summary.get("table", ()) if x["kind"] in TEXT_KINDS}
+
+
+def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the other sites have categories in a column, and none of these."""
+    theirs = {level for other in others for level in _categories(other).get(name, ())}
+    return bool(own and theirs) and own.isdisjoint(theirs)
 
 
 def score_doubts(sums: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -90,7 +119,7 @@ def score_doubts(sums: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return warnings
 
 
-def rare_classes(source: Source) -> str:
+def rare_classes(source: Union[Source, Part]) -> str:
     """Return a line on a site's classes with fewer than `_FEW` examples, for that site alone; "" for no such class."""
     counts = {name: int((source.labels == k).sum()) for k, name in enumerate(source.class_names)}
     rare = [f"{shown(name)} ({number})" for name, number in counts.items() if number < _FEW]

@@ -4,49 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
+from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.names import check_spelling, natural
+from tfp_bfl.data.parts import Part
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.parties.tables import NO_OPTIONS, TableOptions, agree_columns, check_table, describe_table
 
 _LARGEST = 2**31 - 1
 # Bounds for one federation: classes, numbers of an example, and characters of a name.
 MOST_CLASSES, MOST_NUMBERS, MOST_CHARACTERS = 10_000, 2**26, 1000
 # Bound on means and standard deviations: features are float32, and squares must be finite.
 MOST_MAGNITUDE = 1e30
+# Key of the description of a table's columns.
+TABLE = "table"
 
 
-def describe(source: Source) -> dict[str, Any]:
+def describe(source: Union[Source, Part], options: TableOptions = NO_OPTIONS) -> dict[str, Any]:
     """Describe a site's data as JSON, without examples.
 
-    The description has the number of examples, their shape and the names of the classes; for a table also the names,
-    means and standard deviations of the columns.
+    The description has the number of examples, their shape and the names of the classes. For a table it has the number
+    of filled cells of each column, and their mean and standard deviation, or the counts of its categories; for an
+    array of numbers the means and standard deviations of the columns.
+
+    Args:
+      source: the data.
+      options: by which the table was read.
+
+    Raises:
+      InvalidArgument: a column has more categories than a federation can have.
     """
-    return {
+    described = {
         "num_examples": source.num_examples,
-        "element_shape": list(source.element_shape),
-        "is_image": source.is_image,
+        "element_shape": [],
+        "is_image": False,
         "class_names": list(source.class_names),
-        "columns": [list(column) for column in source.columns],
+        "columns": [],
         "target": list(source.target) if source.target else None,
     }
+    if isinstance(source, Part):
+        return {**described, TABLE: describe_table(source.features, options)}
+    described |= {"element_shape": list(source.element_shape), "is_image": source.is_image}
+    return {**described, "columns": [list(column) for column in source.columns]}
 
 
-def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
+def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableOptions = NO_OPTIONS) -> Schema:
     """Return the common schema of all sites: the union of their classes, and the pooled statistics of the columns.
 
     With n_k rows, means m_k and standard deviations s_k, the pooled mean and standard deviation of a column are
 
-    m = sum_k n_k m_k / N,   s^2 = sum_k n_k (s_k^2 + m_k^2) / N - m^2
+    m = sum_k n_k m_k / N,   s^2 = sum_k n_k (s_k^2 + (m_k - m)^2) / N
+
+    The columns of tables, and how their cells become numbers, follow from the same messages as in a simulation
+    (`tables.agree_columns`).
 
     Args:
       name: name of the data.
       summaries: site -> the result of `describe`.
+      options: by which the sites read their tables.
 
     Raises:
       InvalidArgument: a description is not valid, or data differ in shape, columns or kind.
@@ -61,6 +82,8 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
                     f"The data of {site} and {first} differ: {key} is {summary[key]} and {one[key]}. All sites must "
                     "have the same."
                 )
+        if (TABLE in summary) != (TABLE in one):
+            raise InvalidArgument(f"One of {site} and {first} has a table, the other has not: use data of one form.")
         if [c[0] for c in summary["columns"]] != [c[0] for c in one["columns"]]:
             raise InvalidArgument(
                 f"The tables of {site} and {first} have different columns: use the same names in the same order."
@@ -68,7 +91,13 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
         if (summary["target"] is None) != (one["target"] is None):
             raise InvalidArgument(f"{site} and {first} differ in their task: one has classes, the other numbers.")
     sizes = [summary["num_examples"] for summary in summaries.values()]
-    columns = zip(*(summary["columns"] for summary in summaries.values()))
+    rows = dict(zip(summaries, sizes))
+    encoding: tuple[Feature, ...] = ()
+    if TABLE in one:
+        encoding, pooled = agree_columns({site: x[TABLE] for site, x in summaries.items()}, rows, options)
+    else:
+        columns = zip(*(summary["columns"] for summary in summaries.values()))
+        pooled = tuple(_pooled(sizes, column) for column in columns)
     target = None if one["target"] is None else _pooled(sizes, [summary["target"] for summary in summaries.values()])
     check_spelling({site: summary["class_names"] for site, summary in summaries.items()})
     if target is not None and not target.stddev:
@@ -77,35 +106,41 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
     if target is None and len(classes) < 2:
         raise InvalidArgument(f"All sites together have {len(classes)} class, but a model requires two or more.")
     _check_classes("All sites together have", len(classes))
-    shape = tuple(one["element_shape"])
-    pooled = tuple(_pooled(sizes, column) for column in columns)
-    return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target)
+    shape = (len(pooled),) if TABLE in one else tuple(one["element_shape"])
+    return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target, encoding)
 
 
-def fitted(source: Source, schema: Schema) -> Source:
-    """Return a site's examples with the standardisation and the class numbers of the common schema.
+def fitted(source: Union[Source, Part], schema: Schema) -> Source:
+    """Return a site's examples with the encoding, the standardisation and the class numbers of the common schema.
 
     Raises:
       InvalidArgument: the examples do not fit the schema.
     """
+    if isinstance(source, Part):
+        features, encoding = source.encoded(schema.encoding, schema.columns), schema.encoding
+        return _labelled(source, features, encoding, schema)
     names = [column.name for column in source.columns]
     if source.element_shape != schema.element_shape or names != [column.name for column in schema.columns]:
         raise InvalidArgument(
             f"The data have examples {list(source.element_shape)} {names or ''}, but the federation's are "
             f"{list(schema.element_shape)} {[column.name for column in schema.columns] or ''}."
         )
-    features, labels, unknown = source.features, source.labels, set(source.class_names) - set(schema.class_names)
+    features = _moved(source.features, source.columns, schema.columns) if source.columns else source.features
+    return _labelled(source, features, (), schema)
+
+
+def _labelled(source: Union[Source, Part], features: np.ndarray, encoding: Sequence[Feature], schema: Schema) -> Source:
+    labels, unknown = source.labels, set(source.class_names) - set(schema.class_names)
     if unknown:
         raise InvalidArgument(f"The data have the class {shown(min(unknown))}, which the federation does not know.")
-    if source.columns:
-        features = _moved(features, source.columns, schema.columns)
     if (source.target is None) != (schema.target is None):
         raise InvalidArgument("The data have classes where the federation learns a number, or a number for classes.")
     if source.target is None or schema.target is None:
         labels = np.array([schema.class_names.index(name) for name in source.class_names], np.int32)[labels]
     else:
         labels = _moved(labels[:, np.newaxis], [source.target], [schema.target])[:, 0]
-    return Source(source.name, source.split, features, labels, schema.class_names, schema.columns, schema.target)
+    of_schema = schema.class_names, schema.columns, schema.target, tuple(encoding)
+    return Source(source.name, source.split, features, labels, *of_schema)
 
 
 def check_description(site: str, summary: Any) -> None:
@@ -136,6 +171,7 @@ def check_description(site: str, summary: Any) -> None:
         and isinstance(summary.get("columns"), list)
         and all(map(fine, summary["columns"]))
         and (summary.get("target") is None or fine(summary["target"]))
+        and (TABLE not in summary or check_table(summary[TABLE], summary["num_examples"], MOST_MAGNITUDE))
     )
     if not well:
         raise InvalidArgument(f"The description of {site}'s data does not have the form that data.describe gives.")

@@ -37,12 +37,19 @@ from tfp_bfl.files.tables import to_csv
 # A full record of a run has 1.5 kB.
 MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
+# Options of tables that hold at all sites of a federation alike.
+OF_TABLES = ("drop", "only", "categorical", "date_unit")
 # Options for data in one place; in a federation of sites, the file of each site describes its data.
 OF_ONE_PLACE = (
-    *("dataset", "data_dir", *OF_DATA, "partition", "clients"),
+    *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight"),
 )
+
+
+def names_in(value: Optional[str]) -> tuple[str, ...]:
+    """Return the names in a list separated by commas, quoted where they hold one."""
+    return tuple(next(csv.reader([value]), [])) if value else ()
 
 
 class RunConfig(pydantic.BaseModel):
@@ -236,8 +243,7 @@ class RunConfig(pydantic.BaseModel):
 
     def columns(self, name: str) -> tuple[str, ...]:
         """Return the columns that an option names, such as "drop"."""
-        value = getattr(self, name)
-        return tuple(next(csv.reader([value]), [])) if value else ()
+        return names_in(getattr(self, name))
 
     @property
     def data_name(self) -> str:

@@ -13,6 +13,8 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, Channel, Refusal
+from tfp_bfl.parties.schema import TABLE
+from tfp_bfl.parties.tables import pool_rare
 
 PARTIES = "parties.json"
 _REFUSED, _SIZE = "refused", "num_examples"
@@ -36,6 +38,12 @@ class Attendance:
     def names(self) -> tuple[str, ...]:
         """The names of numbered sites, in the order of their numbers."""
         return tuple(self.reported)
+
+    def pool_rare(self, schema: bfl.data.Schema) -> None:
+        """Remove the names of categories that the model does not distinguish from the descriptions."""
+        for site, summary in self.reported.items():
+            if TABLE in summary:
+                self.reported[site] = {**summary, TABLE: pool_rare(summary[TABLE], schema.encoding)}
 
     def counted(self, max_examples: Optional[int]) -> dict[str, Any]:
         """Return the descriptions with the numbers of examples bounded by `max_examples`."""
@@ -87,7 +95,9 @@ class Attendance:
         self.check(quorum, away)
 
 
-def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequence[str] = ()) -> Attendance:
+def gather(
+    folder: pathlib.Path, channel: Channel, quorum: int, without: Sequence[str] = (), request: Optional[Any] = None
+) -> Attendance:
     """Ask the sites for descriptions of their data; a resumed run has the sites of its beginning.
 
     A site with an invalid description is recorded as absent, and the others take part.
@@ -97,6 +107,7 @@ def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequenc
       channel: channel to the sites.
       quorum: smallest number of sites.
       without: names of sites that are not asked.
+      request: of the server, as JSON: options of tables, and whether the run has masks; None for none.
 
     Raises:
       Error: the sites are fewer than the quorum.
@@ -117,7 +128,8 @@ def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequenc
         )
     reported, refused = {}, dict.fromkeys(without, "the run was submitted without it")
     asked = [site for site in channel.names if site not in refused]
-    replies = dict(channel.ask(DESCRIBE, dict.fromkeys(asked, b"")))
+    content = b"" if request is None else json.dumps(request).encode()
+    replies = dict(channel.ask(DESCRIBE, dict.fromkeys(asked, content)))
     for site in asked:
         reply = replies.get(site, Refusal(NO_ANSWER))
         try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, Union
+
+from tfp_bfl.data.columns import BadColumns
+from tfp_bfl.errors import InvalidArgument
 
 DESCRIBE, BEGIN, ROUND, SCORE = ("describe", "begin", "round", "score")
 # Of linear models: messages in JSON, and questions for sums.
@@ -12,6 +16,34 @@ TASKS = (DESCRIBE, BEGIN, ROUND, SCORE, TALK, SUMS)
 # The refusal of a site that does not know the run: it was restarted, or its job did not arrive in time.
 NO_RUN = "It takes part in no run."
 MOST_BYTES = 2**32
+
+
+class Withheld(InvalidArgument):
+    """A refusal of a site whose reason quotes its data: the server gets the message without them.
+
+    Attributes:
+      at_site: the whole reason, for the site's log alone.
+    """
+
+    def __init__(self, message: str, at_site: str):
+        super().__init__(message)
+        self.at_site = at_site
+
+
+@contextlib.contextmanager
+def withholding(what: str) -> Iterator[None]:
+    """Raise `Withheld` for what is wrong with the data of a site within the context.
+
+    Args:
+      what: the data, for the server.
+    """
+    try:
+        yield
+    except Withheld:
+        raise
+    except InvalidArgument as error:
+        why = error.without_cells if isinstance(error, BadColumns) else "The log of the site states why."
+        raise Withheld(f"Its {what} can't be used as it is. {why}", str(error)) from None
 
 
 class Refusal(str):

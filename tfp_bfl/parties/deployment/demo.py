@@ -19,7 +19,7 @@ import psutil
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.parties.deployment.kits import SERVER, make_kits
-from tfp_bfl.parties.deployment.site import FILE
+from tfp_bfl.parties.deployment.party_file import FILE
 from tfp_bfl.parties.deployment.submit import submit
 
 HOSPITALS = ("north", "south", "west")

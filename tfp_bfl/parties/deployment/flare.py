@@ -42,6 +42,7 @@ from tfp_bfl.parties.deployment.channel import (
     TASKS,
     Refusal,
     Reply,
+    Withheld,
 )
 from tfp_bfl.parties.deployment.glm_job import GLM
 from tfp_bfl.parties.deployment.glm_server import serve_glm
@@ -242,7 +243,7 @@ class Site(Executor):
             elif task_name == TALK:
                 self.log_info(fl_ctx, self._linear_model.seen)
         except Error as error:
-            self.log_error(fl_ctx, f"{task_name} refused: {error}")
+            self.log_error(fl_ctx, f"{task_name} refused: {error.at_site if isinstance(error, Withheld) else error}")
             reply[_REFUSED] = str(error)
         self.log_info(fl_ctx, f"{task_name} took {time.perf_counter() - started:.2f} s")
         return reply
@@ -257,7 +258,7 @@ class Site(Executor):
         if isinstance(self._answers, str):
             raise InvalidArgument(self._answers)
         if task == DESCRIBE:
-            return self._answers.describe().encode()
+            return self._answers.describe(content.decode()).encode()
         if task == BEGIN:
             self._answers.begin(content.decode())
             return b""

@@ -28,7 +28,8 @@ from tfp_bfl.parties.deployment import keys, masked
 from tfp_bfl.parties.deployment.channel import NO_RUN
 from tfp_bfl.parties.deployment.glm_job import GLM, TIMES, GlmJob, from_arrays, make_glm_job, signs_of
 from tfp_bfl.parties.deployment.job import check_name
-from tfp_bfl.parties.deployment.site import OFFER, PartyFile, digest_of_job, read_file, secret_of
+from tfp_bfl.parties.deployment.party_file import PartyFile, read_file, secret_of
+from tfp_bfl.parties.deployment.site import OFFER, digest_of_job
 from tfp_bfl.parties.masks import Promises, add_mask, context_of, seed_of
 
 # Folder of the results at a site.

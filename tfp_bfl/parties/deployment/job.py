@@ -9,8 +9,10 @@ from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import own_model
-from tfp_bfl.app.options.config import OF_ONE_PLACE, RunConfig, make_config
+from tfp_bfl.app.options.config import OF_ONE_PLACE, OF_TABLES, RunConfig, make_config, names_in
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.export.rows import parse_features
+from tfp_bfl.parties.tables import TableOptions, parse_options
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -49,7 +51,9 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
             raise InvalidArgument(
                 f"{name} is {shown(options[name])}, but sites run no code from messages: use one of this library."
             )
-    config = make_config(None, {**options, "clients": number, "partition": "iid"})
+    table_options(options)
+    rest = {name: x for name, x in options.items() if name not in OF_TABLES}
+    config = make_config(None, {**rest, "clients": number, "partition": "iid"})
     reason = _NEEDS_DATA.get(config.algorithm)
     if reason is not None:
         raise InvalidArgument(f"{config.algorithm} {reason}, and the server of sites has none: use another algorithm.")
@@ -61,10 +65,25 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     return config
 
 
+def table_options(options: Mapping[str, Any]) -> TableOptions:
+    """Return how all sites of a run read their tables.
+
+    Args:
+      options: of the run; lists of columns may be text separated by commas.
+
+    Raises:
+      InvalidArgument: an option is not valid.
+    """
+    given = {name: options[name] for name in OF_TABLES if options.get(name) is not None}
+    listed = {name: names_in(x) if isinstance(x, str) and name != "date_unit" else x for name, x in given.items()}
+    return parse_options(listed)
+
+
 def to_json(schema: bfl.data.Schema) -> dict[str, Any]:
     """Return a schema as JSON."""
     content = dataclasses.asdict(schema)
-    return {**content, "columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
+    content |= {"columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
+    return {**content, "encoding": [feature._asdict() for feature in schema.encoding]}
 
 
 def from_json(content: Any) -> bfl.data.Schema:
@@ -77,6 +96,10 @@ def from_json(content: Any) -> bfl.data.Schema:
         columns = tuple(bfl.data.Column(str(n), float(m), float(s)) for n, m, s in content["columns"])
         target = content["target"] and bfl.data.Column(*content["target"])
         shape, names = tuple(map(int, content["element_shape"])), tuple(map(str, content["class_names"]))
-        return bfl.data.Schema(str(content["name"]), shape, bool(content["is_image"]), names, columns, target)
-    except (KeyError, TypeError, ValueError):
+        encoding = parse_features(content.get("encoding", []))
+        if encoding and [c.name for c in columns] != [name for feature in encoding for name in feature.columns]:
+            raise ValueError(encoding)
+        of_data = str(content["name"]), shape, bool(content["is_image"]), names, columns, target, encoding
+        return bfl.data.Schema(*of_data)
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidArgument("The schema from the server does not have the required form.") from None

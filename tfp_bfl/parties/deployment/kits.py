@@ -17,7 +17,7 @@ import yaml
 
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.parties.deployment.site import FILE
+from tfp_bfl.parties.deployment.party_file import FILE
 from tfp_bfl.parties.deployment.trust import trust_failure
 
 ADMIN, SERVER = "admin", "server"

@@ -17,15 +17,17 @@ from tfp_bfl.app.one_run import build, records
 from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
-from tfp_bfl.app.options.config import OF_ONE_PLACE, RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
-from tfp_bfl.files.arrays import stored_arrays, to_bytes, write_arrays
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.parties.comparison import score_doubts
 from tfp_bfl.parties.deployment.attendance import gather
 from tfp_bfl.parties.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
-from tfp_bfl.parties.deployment.job import check_name, make_job, to_json
+from tfp_bfl.parties.deployment.job import check_name, from_json, make_job, table_options, to_json
+from tfp_bfl.parties.deployment.results import write_results
 from tfp_bfl.parties.deployment.site import OFFER
+from tfp_bfl.parties.schema import TABLE
+from tfp_bfl.parties.tables import TableOptions, notes, parse_options
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +37,8 @@ _PATIENCE, _LONGEST_REST = 2, 16
 
 # File in the folder of a result with the error of a failed run.
 FAILURE = "failure.txt"
-# File with the sums of the last scores (`evaluation.score_sums`): over all sites, and of each site under its name.
-SCORES = "scores.npz"
+# File with the encoding of the sites' tables, and their classes.
+SCHEMA = "schema.json"
 # Folder of the runs in the server's folder; a job cannot name another one.
 RUNS = "runs"
 # Key of the server's lines about a run in FLARE's statistics.
@@ -84,9 +86,11 @@ def serve(
             return folder
         raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
     progress.phase("asking the sites for descriptions of their data")
-    attendance = gather(folder, channel, quorum, without)
+    tables = table_options(options)
+    attendance = gather(folder, channel, quorum, without, {"table": tables._asdict(), "secure_sums": secure_sums})
+    schema = _agreed(folder, name, attendance.counted(max_examples), tables)
+    attendance.pool_rare(schema)
     names, reported = attendance.names, attendance.counted(max_examples)
-    schema = bfl.data.agree(name, reported)
     offers = {site: summary.get(OFFER) for site, summary in reported.items()}
     config = make_job(options, len(names))
     sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
@@ -98,15 +102,18 @@ def serve(
     privacy = records.privacy(config, {}, [summary["num_examples"] for summary in attendance.reported.values()])
     settled = functools.partial(resolve.resolved, regression=schema.target is not None, weights=weights)
     with owned(folder, config, settled):
+        write_whole(folder / SCHEMA, json.dumps({"options": tables._asdict(), **to_json(schema)}, indent=1) + "\n")
         attendance.write(folder)
-        job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
+        job = {"options": {**options, **_of_tables(tables)}, "parties": len(names), "run": name}
+        job |= {"schema": to_json(schema)}
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
         job |= {"max_examples": max_examples}
         jobs = {site: json.dumps({**job, "number": number}).encode() for number, site in enumerate(names)}
         attendance.begin(channel, jobs, quorum)
         attendance.write(folder)
         doubts = attendance.doubts(max_examples)
-        for warning in [*attendance.absences(), *doubts]:
+        with_tables = {site: x[TABLE] for site, x in reported.items() if TABLE in x}
+        for warning in [*attendance.absences(), *notes(with_tables, schema), *doubts]:
             progress.phase(warning)
         progress.announce(
             f"{len(names)} sites with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
@@ -139,8 +146,32 @@ def serve(
         for warning in suspects:
             progress.phase(warning)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
-        _write(folder, config, weights, schema, parties, result, scores.last, privacy, warnings)
+        write_results(
+            folder, config, weights, schema, parties, result, scores.last, privacy, warnings, _of_tables(tables)
+        )
     return folder
+
+
+def _agreed(folder: pathlib.Path, name: str, reported: Mapping[str, Any], tables: TableOptions) -> bfl.data.Schema:
+    """Return the schema of a run: that of its beginning, if it resumes.
+
+    Raises:
+      InvalidArgument: the data of the sites do not fit each other, or the run began with other options of tables.
+    """
+    if not (folder / SCHEMA).exists():
+        return bfl.data.agree(name, reported, tables)
+    record = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
+    if parse_options(record["options"]) != tables:
+        raise InvalidArgument(
+            f"The run {name} began with other values of --drop, --only, --categorical or --date-unit: give a new run "
+            "another name."
+        )
+    return from_json(record)
+
+
+def _of_tables(tables: TableOptions) -> dict[str, Any]:
+    """Return the options of tables that are given."""
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in tables._asdict().items() if x}
 
 
 class _Carrier:
@@ -301,68 +332,3 @@ def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
             "folder startup, as `tfp-bfl deploy init` makes it."
         )
     return float(sizes.max())
-
-
-def _write(
-    folder: pathlib.Path,
-    config: RunConfig,
-    weights: str,
-    schema: bfl.data.Schema,
-    parties: bfl.data.Parties,
-    result: bfl.federated.SimulationResult,
-    scores: Mapping[str, Any],
-    privacy: Mapping[str, float],
-    warnings: Sequence[str],
-) -> None:
-    last = result.rounds[-1]
-    metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
-    metrics |= privacy
-    of_sites = {site: bfl.evaluation.from_sums(sums) for site, sums in scores.items()}
-    data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
-    data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
-    data.update({"target": list(schema.target)} if schema.target else {})
-    settings = resolve.stated(config, schema.target is not None, weights)
-    options = {option: x for option, x in settings.items() if option not in OF_ONE_PLACE}
-    info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
-    bfl.export.save(result.model, folder / "saved_model", info)
-    _report(folder, options, metrics, result, schema, {site: scores.get(site) for site in parties.names})
-    if scores:
-        of_each = {f"{site}/{name}": x for site, sums in scores.items() for name, x in sums.items()}
-        write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
-    summary = {
-        **metrics,
-        "method": resolve.method(options),
-        "parties": of_sites,
-        "warnings": [*warnings, *result.warnings],
-    }
-    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-
-
-def _report(
-    folder: pathlib.Path,
-    options: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    result: bfl.federated.SimulationResult,
-    schema: bfl.data.Schema,
-    of_sites: Mapping[str, Any],
-) -> None:
-    """Write the report of the run, from the rounds and the sites' sums."""
-    summary = {name: x for name, x in metrics.items() if name != "round"}
-    variance = summary.get("aleatoric", 0) + summary.get("epistemic", 0)
-    summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})
-    run = bfl.plots.RunResults(
-        name=folder.name,
-        config=options,
-        summary=summary,
-        rounds=result.rounds,
-        probabilities=None,
-        labels=np.zeros(0, np.int32),
-        uncertainties={},
-        class_names=schema.class_names,
-        warnings=result.warnings,
-        parties=of_sites,
-        statement=bfl.export.statement(options),
-    )
-    bfl.plots.write_report(
-        folder / "report.html", [run], title=f"{folder.name}: {options['model']}, {options['algorithm']}"
-    )

@@ -8,111 +8,32 @@ import json
 import math
 import os
 import pathlib
-import secrets
 from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 import numpy as np
-import pydantic
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
-from tfp_bfl.app.options.config import RunConfig, read_yaml
-from tfp_bfl.app.options.refusals import must_be
-from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
-from tfp_bfl.files import name as path_name
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.parties.comparison import rare_classes
 from tfp_bfl.parties.deployment import keys, masked
-from tfp_bfl.parties.deployment.channel import NO_RUN
-from tfp_bfl.parties.deployment.job import check_name, from_json, make_job
+from tfp_bfl.parties.deployment.channel import NO_RUN, Withheld, withholding
+from tfp_bfl.parties.deployment.job import check_name, from_json, make_job, table_options
 from tfp_bfl.parties.deployment.ledger import Ledger
+from tfp_bfl.parties.deployment.party_file import FILE, read_file, secret_of
+from tfp_bfl.parties.schema import TABLE
+from tfp_bfl.parties.tables import NO_OPTIONS, TableOptions, parse_options, text_columns
 
-FILE, SECRET, OFFER = "party.yaml", "secret", "offer"
-_SECRET_BYTES = 32
+OFFER = "offer"
 _MOST_BYTES = 2**33
-
-
-class PartyFile(pydantic.BaseModel):
-    """The configuration of a site, which the site never sends.
-
-    Attributes:
-      data: path of a table, an archive or a folder of images (`data.read_own`).
-      label: column of the labels.
-      test_data: path of the test data; None for a fifth of the data.
-      task: classification or regression.
-      drop: columns of a table to leave out.
-      separator: column separator of a .csv file (`data.read_own`).
-      algorithms: accepted algorithms; empty for all.
-      models: accepted models; empty for all.
-      rules: accepted aggregation rules, by their names in `tfp-bfl list`; empty for all.
-      max_rounds: largest number of rounds of a run.
-      min_parties: smallest number of sites of a run.
-      share_scores: whether the site sends sums of a model's scores on its test data.
-      allow_single_posteriors: whether a rule may use the single messages of the sites and not only their sum.
-      only_secure_sums: whether only runs with masked messages are accepted.
-      max_example_epsilon: bound on the epsilon of one example over all runs (`clients.ExamplePrivacy`); None for no
-        bound. With a bound, scores are not shared.
-      delta: delta of that epsilon.
-    """
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    data: str
-    label: str = "label"
-    test_data: Optional[str] = None
-    task: str = "classification"
-    drop: list[str] = []
-    separator: Optional[str] = None
-    algorithms: list[str] = []
-    models: list[str] = []
-    rules: list[str] = []
-    max_rounds: int = pydantic.Field(1000, ge=1)
-    min_parties: int = pydantic.Field(2, ge=1)
-    share_scores: bool = True
-    allow_single_posteriors: bool = True
-    only_secure_sums: bool = False
-    max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0, allow_inf_nan=False)
-    delta: float = pydantic.Field(1e-5, ge=MIN_DELTA, lt=1)
-
-
-def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
-    """Read the configuration file of a site; paths in the file are relative to the folder.
-
-    Raises:
-      InvalidArgument: the file can't be read, or a value is not valid.
-    """
-    path = pathlib.Path(folder) / FILE
-    values = read_yaml(path)
-    for name in values:
-        lookup(PartyFile.model_fields, name, "option", f"in {path_name(path)}")
-    if "data" not in values:
-        raise InvalidArgument(
-            f"{path_name(path)} does not name the data of the site: add a line like 'data: rows.csv'."
-        )
-    try:
-        settings = PartyFile(**values)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidArgument(
-            f"{first['loc'][0]} of {path_name(path)} is {shown(first['input'])}, but must be {must_be(first)}."
-        ) from None
-    resolved = lambda x: x and str(pathlib.Path(folder) / x)
-    return settings.model_copy(update={"data": resolved(settings.data), "test_data": resolved(settings.test_data)})
-
-
-def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
-    """Return the site's secret; the first call creates its file, readable by the owner only."""
-    path = pathlib.Path(folder) / SECRET
-    try:
-        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(_SECRET_BYTES))
-    except FileExistsError:
-        pass
-    secret = path.read_bytes()
-    if len(secret) != _SECRET_BYTES:
-        raise InvalidArgument(f"{path_name(path)} has {len(secret)} bytes, but must have {_SECRET_BYTES}: remove it.")
-    return secret
+_ONLY_SECURE = "Its file allows only runs with secure sums: submit with --secure-sums."
+_NO_FORM = "The job from the server does not have the required form."
+# Folder of the encodings of the runs.
+ENCODINGS = "encodings"
 
 
 class Site:
@@ -125,10 +46,10 @@ class Site:
     seen = "The server sees nothing."
 
     def __init__(self, folder: Union[str, os.PathLike[str]]):
-        """Read the file and the data of a site's folder.
+        """Read the file of a site's folder; the data are read when a run needs them.
 
         Raises:
-          InvalidArgument: the file or the data can't be read.
+          InvalidArgument: the file can't be read.
           MissingDependency: the file bounds epsilon, and the package that computes epsilon is not installed.
         """
         self._folder = pathlib.Path(folder)
@@ -137,20 +58,62 @@ class Site:
         self._file = read_file(folder)
         if self._file.max_example_epsilon is not None:
             bfl.privacy.composed_epsilon([], self._file.delta)  # Raises MissingDependency.
-        file = self._file
-        columns: dict[str, Any] = {"drop": file.drop, "separator": file.separator}
-        data = bfl.data.read_own(file.data, file.label, None, file.test_data, file.task, is_part=True, **columns)
-        self._train, self._test = data.train, data.test
+        self._read: tuple[Optional[TableOptions], Optional[bfl.data.PartData]] = None, None
         self._party: Optional[bfl.federated.Party] = None
         self._why_not = NO_RUN
         self._ledger: Optional[Ledger] = None
         self._open = contextlib.ExitStack()
 
-    def describe(self) -> str:
-        """Return the description of the data as JSON, without examples, and the site's key offer for masks."""
-        summary = {**bfl.data.describe(self._train), "num_test": self._test.num_examples}
+    def data(self, options: TableOptions = NO_OPTIONS) -> bfl.data.PartData:
+        """Return the site's data, a table read by the options of a run.
+
+        Raises:
+          Withheld: the data can't be read.
+        """
+        if self._read[0] != options or self._read[1] is None:
+            file, how = self._file, options._asdict()
+            how |= {"left_out": how.pop("drop"), "drop": file.drop, "separator": file.separator}
+            with withholding("data"):
+                self._read = options, bfl.data.read_part(file.data, file.label, file.test_data, file.task, **how)
+        assert self._read[1] is not None
+        return self._read[1]
+
+    def describe(self, request: str = "") -> str:
+        """Return the description of the data as JSON, without examples, and the site's key offer for masks.
+
+        Args:
+          request: of the server, in JSON: options of tables, and whether the run has masks.
+
+        Raises:
+          Withheld: the data can't be read.
+          InvalidArgument: the request has another form, or the site's file or the masks of the run forbid what the
+            description would reveal.
+        """
+        options, is_secure = self._asked(request)
+        data = self.data(options)
+        if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
+            few = f"{', '.join(map(shown, texts[:5]))}{' and others' if len(texts) > 5 else ''}"
+            raise InvalidArgument(
+                f"With secure sums it describes no categories ({few}): which categories all sites have is no sum, so "
+                "that the server would read those of each site with their counts. Leave these columns out with --drop, "
+                "or give them as columns of 0 and 1."
+            )
+        summary = {**bfl.data.describe(data.train, options), "num_test": data.test.num_examples}
         offer = keys.offer(self._startup, secret_of(self._folder))
         return json.dumps(summary if offer is None else {**summary, OFFER: offer})
+
+    def _asked(self, request: str) -> tuple[TableOptions, bool]:
+        """Return the options of tables in a request for a description, and whether the run has masks."""
+        if not request:
+            return NO_OPTIONS, self._file.only_secure_sums
+        try:
+            asked = json.loads(request)
+            options, is_secure = parse_options(asked["table"]), bool(asked["secure_sums"])
+        except (KeyError, TypeError, RecursionError, ValueError) as error:
+            raise error if isinstance(error, InvalidArgument) else InvalidArgument(_NO_FORM) from None
+        if self._file.only_secure_sums and not is_secure:
+            raise InvalidArgument(_ONLY_SECURE)
+        return options, is_secure
 
     def begin(self, message: str) -> None:
         """Begin a run with the job of the server: options, schema, name, and the number of the site.
@@ -172,8 +135,8 @@ class Site:
             rules, version = dict(options), str(job["version"])
             sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
             most = None if job.get("max_examples") is None else int(job["max_examples"])
-        except (KeyError, TypeError, ValueError):
-            raise InvalidArgument("The job from the server does not have the required form.") from None
+        except (KeyError, TypeError, RecursionError, ValueError):
+            raise InvalidArgument(_NO_FORM) from None
         if version != bfl.__version__:
             raise InvalidArgument(
                 f"The server has tfp_bfl {version}, the site {bfl.__version__}: install the same version."
@@ -182,10 +145,15 @@ class Site:
         check_name(run)
         self._check(config, parties, sums)
         digest = digest_of_job(job)
-        self._ledger = self._begin_ledger(config, run, digest)
+        self._ledger = self._begin_ledger(config, run, digest, self.data(table_options(rules)).train.num_examples)
         schema = from_json(job["schema"])
         self._config = config
-        self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
+        data = self.data(table_options(rules))
+        with withholding("data"):
+            self._source, self._held = bfl.data.fitted(data.train, schema), bfl.data.fitted(data.test, schema)
+        if schema.columns:
+            (self._folder / ENCODINGS).mkdir(exist_ok=True)
+            write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job["schema"], indent=1) + "\n")
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
         self.seen = self._check_rule(sums)
         folder, secret = self._folder / "memory" / run, secret_of(self._folder)
@@ -235,7 +203,7 @@ class Site:
             raise InvalidArgument(self._why_not)
         return self._party
 
-    def _begin_ledger(self, config: RunConfig, run: str, job: str) -> Optional[Ledger]:
+    def _begin_ledger(self, config: RunConfig, run: str, job: str, examples: int) -> Optional[Ledger]:
         limit = self._file.max_example_epsilon
         if limit is None:
             return None
@@ -244,9 +212,7 @@ class Site:
                 "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
                 "--example-noise."
             )
-        steps = bfl.privacy.example_steps(
-            config.example_noise, self._train.num_examples, config.batch_size, config.local_epochs
-        )
+        steps = bfl.privacy.example_steps(config.example_noise, examples, config.batch_size, config.local_epochs)
         return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)
 
     def _check_rule(self, sums: Any) -> str:
@@ -269,7 +235,7 @@ class Site:
 
     def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
         if sums is None and self._file.only_secure_sums:
-            raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
+            raise InvalidArgument(_ONLY_SECURE)
         if sums is not None and not (isinstance(sums, (int, float)) and 0 < sums < math.inf):
             raise InvalidArgument(
                 f"The largest weight of secure sums is {shown(sums)}, but must be a number above zero."
@@ -330,22 +296,34 @@ class _Versions:
         write_arrays(self._path(version), arrays)
 
 
-def check(folder: Union[str, os.PathLike[str]]) -> str:
+def check(folder: Union[str, os.PathLike[str]], options: TableOptions = NO_OPTIONS) -> str:
     """Check a site's file and data; return a sentence on them, and below it the description that a server receives.
+
+    Args:
+      folder: of the site.
+      options: of a run, for its tables.
 
     Raises:
       InvalidArgument: the file or the data can't be read.
     """
     site = Site(folder)
-    summary = json.loads(site.describe())
+    secure_sums = site._file.only_secure_sums
+    try:
+        data = site.data(options)
+        summary = json.loads(site.describe(json.dumps({"table": options._asdict(), "secure_sums": secure_sums})))
+    except Withheld as error:
+        raise InvalidArgument(error.at_site) from None
     kinds = (
         f"{len(summary['class_names'])} classes"
         if summary["class_names"]
         else f"the target {shown(summary['target'][0])}"
     )
+    notes = "".join(f"{note}\n" for note in data.notes)
+    table = summary.get(TABLE)
+    shape = summary["element_shape"] if table is None else f"{len(table)} columns"
     return (
-        f"{summary['num_examples']:,} training examples {summary['element_shape']}, {kinds}, according to {FILE}.\n"
-        f"{rare_classes(site._train)}"
+        f"{summary['num_examples']:,} training examples ({shape}), {kinds}, according to {FILE}.\n"
+        f"{notes}{rare_classes(data.train)}"
         "When a run begins, a server that requests a description of the data receives this, and nothing else:\n"
         f"{json.dumps(summary, indent=1, ensure_ascii=False)}"
     )

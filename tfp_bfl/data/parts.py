@@ -1,0 +1,90 @@
+"""Tables of one site as they are, before all sites have agreed on their encoding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, Union
+
+import numpy as np
+
+from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank
+from tfp_bfl.data.checks import checked_labels, checked_targets
+from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
+from tfp_bfl.data.sources import Source
+from tfp_bfl.data.statistics import Column
+from tfp_bfl.errors import InvalidArgument, shown
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """One split of a site's table.
+
+    Attributes:
+      name: of the data.
+      split: such as "train".
+      features: the cells of its columns.
+      labels: int32 [N]; standardised numbers for a target.
+      class_names: of this site; () for a target.
+      target: of what is regressed on, by the training rows of this site; None for classes.
+    """
+
+    name: str
+    split: str
+    features: Raw
+    labels: np.ndarray
+    class_names: tuple[str, ...] = ()
+    target: Optional[Column] = None
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            object.__setattr__(self, "labels", checked_targets(self.labels, len(self.features)).astype(np.float32))
+            return
+        labels, class_names = checked_labels(self.labels, len(self.features), self.class_names)
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "class_names", class_names)
+
+    @property
+    def num_examples(self) -> int:
+        """N."""
+        return len(self.labels)
+
+    def encoded(self, encoding: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
+        """Return the columns of a model, standardised, float32 [N, D]; a column that is not there is empty.
+
+        Args:
+          encoding: the features that all sites agreed on; () where all columns are full and hold numbers.
+          columns: D, of all features.
+
+        Raises:
+          InvalidArgument: a column holds text here and numbers in the encoding, or the other way round.
+        """
+        features = encoding or [Feature(column.name, "number") for column in columns]
+        found = {cells.name: cells for cells in self.features.columns}
+        raw = [_as_feature(found.get(x.name) or blank(x.name, len(self.labels)), x) for x in features]
+        return scaled(encode(Raw(raw, self.features.unit), features, columns), columns)
+
+
+class PartData(NamedTuple):
+    """The data of one site.
+
+    Fields:
+      train, test: examples to train on and to evaluate with.
+      notes: sentences on columns and rows that were left out.
+    """
+
+    train: Union[Source, Part]
+    test: Union[Source, Part]
+    notes: tuple[str, ...] = ()
+
+
+def _as_feature(cells: Cells, feature: Feature) -> Cells:
+    if cells.kind == BLANK:
+        values = np.full(len(cells.values), "", object) if feature.is_text else cells.values
+        return cells._replace(kind=feature.kind, values=values)
+    if (cells.kind in TEXT_KINDS) != feature.is_text or (cells.kind == "date") != (feature.kind == "date"):
+        raise InvalidArgument(
+            f"The column {shown(feature.name)} is of the kind {cells.kind} here, and of the kind {feature.kind} in the "
+            "federation: correct the table, or start a new run."
+        )
+    return cells
