@@ -49,12 +49,11 @@ def test_a_key_offer_of_another_site_is_refused(kits, tmp_path):
     foreign = keys.offer(tmp_path / "west" / "startup", b"west")
     another = {**true["west"], "public": true["south"]["public"]}
     agree = lambda offers: keys.agree(kits / "north" / "startup", b"north", "north", offers)
-    for lie in (foreign, {}, None, {**true["west"], "signature": "no base64!"}):
+    for lie in (foreign, {}, None, {**true["west"], "signature": "no base64!"}, another, true["south"]):
         with pytest.raises(InvalidArgument, match="key offered as that of west is not signed by west"):
             agree({**true, "west": lie})
-    for lie in (another, true["south"]):
-        with pytest.raises(InvalidArgument, match="Two sites offer the same public key"):
-            agree({**true, "west": lie})
+    with pytest.raises(InvalidArgument, match="Two sites offer the same public key"):
+        agree({**true, "west": keys.offer(kits / "west" / "startup", b"south")})
     # The server's certificate is by the same authority, and of no party.
     of_server = keys.offer(kits / SERVER / "startup", b"of the server")
     with pytest.raises(InvalidArgument, match=r"that of fl\.example\.org is not signed by fl\.example\.org"):
@@ -149,9 +148,30 @@ def test_a_server_that_passes_on_a_key_of_its_own_is_found_out(kits, tmp_path):
     told["offer"] = keys.offer(tmp_path / "west" / "startup", b"of the server's")
     channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
     with pytest.raises(
-        Error, match=r"0 sites take part, but the quorum is 3 .*key offered as that of west is not signed by west"
+        Error, match=r"2 sites take part, but the quorum is 3 .*key offered as that of west is not signed by west"
     ):
         sealed(kits, channel, "between", quorum=3)
+
+
+def test_a_site_with_a_false_key_is_left_out_and_not_the_sites_that_refuse_it(kits):
+    channel = Channel(kits)
+    false = json.loads(channel.sites["west"].describe())
+    false["offer"]["signature"] = "AAAA"
+    channel.lies[DESCRIBE, "west"] = json.dumps(false).encode()
+    done = sealed(kits, channel, "false_key", {**OPTIONS, "rounds": 1})
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["num_clients"] == 2 and set(summary["parties"]) == {"north", "south"}
+    assert "is not signed by west" in json.loads((done / "parties.json").read_text())["west"]["refused"]
+
+
+def test_the_key_of_another_site_leaves_out_those_who_claim_it_alone(kits, tmp_path):
+    certify(tmp_path, HOSPITALS)
+    channel = Channel(kits)
+    told = {name: json.loads(channel.sites[name].describe()) for name in ("west", "south")}
+    told["west"]["offer"]["public"] = told["south"]["offer"]["public"]
+    channel.lies[DESCRIBE, "west"] = json.dumps(told["west"]).encode()
+    with pytest.raises(Error, match=r"1 sites take part, but the quorum is 2 .*Two sites offer the same public key"):
+        sealed(kits, channel, "same_key")
 
 
 def test_sites_without_certificates_are_named(kits):
@@ -159,8 +179,8 @@ def test_sites_without_certificates_are_named(kits):
     told = json.loads(channel.sites["west"].describe())
     del told["offer"]
     channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
-    with pytest.raises(InvalidArgument, match="west can't mask their messages: secure sums require"):
-        sealed(kits, channel, "without")
+    with pytest.raises(Error, match=r"2 sites take part, but the quorum is 3 \(west: It can't mask its messages"):
+        sealed(kits, channel, "without", quorum=3)
 
 
 def test_rules_that_need_more_than_a_sum_are_refused_before_the_first_round(kits):

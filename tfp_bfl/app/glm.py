@@ -31,7 +31,6 @@ Examples:
 @model_options
 @click.option("--client-column", metavar="COLUMN", help="Client of each row; all rows are one client if not given.")
 @click.option("--separator", metavar="TEXT", help="Separator of a .csv or .tsv file; that of the header if not given.")
-@click.option("--date-unit", metavar="UNIT", help="Unit in which dates become numbers: days, weeks, months or years.")
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
 @click.option("--predict", metavar="TABLE", help="Rows to predict, of known and new clients; needs --output.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
@@ -88,7 +87,7 @@ def _columns(table: str, family: str, given: dict[str, Any]) -> Any:
         given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]
     )
     chosen: dict[str, Any] = {name: names_of(given[name]) for name in ("only", "drop", "categorical")}
-    how = given["client_column"], given["missing"], given["separator"]
+    how = given["client_column"], given["missing"], given["separator"], given["date_unit"]
     return predictions.columns_of(pathlib.Path(table), outcome, *how, **chosen)
 
 
@@ -119,8 +118,6 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:
         raise InvalidArgument("--predict writes predictions.csv: give --output FOLDER.")
-    if given["predict"] and given["date_unit"]:
-        raise InvalidArgument("--predict reads no dates: leave --date-unit out, and --drop columns of dates.")
     if (given["random"] or given["one_message"]) and not given["client_column"]:
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
 

@@ -26,7 +26,8 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import Rows, read
 from tfp_bfl.glm.sums import pack, unpack
 
-NUMBER, CATEGORY, EMPTY, ROW_NUMBER = KINDS = ("number", "category", "empty", "row number")
+NUMBER, CATEGORY, EMPTY, ROW_NUMBER, DATE = KINDS = ("number", "category", "empty", "row number", "date")
+_IN_WORDS = {NUMBER: "numbers", CATEGORY: "text", DATE: "dates"}
 # Of the description of a table: columns, with one for each level of text, and characters of a name or level.
 MOST_COLUMNS, _MOST_CHARACTERS = 2000, 10_000
 
@@ -47,7 +48,7 @@ class Column(NamedTuple):
     @property
     def names(self) -> list[str]:
         """The names of its columns in the design."""
-        return [self.name] if self.kind == NUMBER else [f"{self.name}[{level}]" for level in self.levels[1:]]
+        return [self.name] if self.kind in (NUMBER, DATE) else [f"{self.name}[{level}]" for level in self.levels[1:]]
 
 
 class Plan(NamedTuple):
@@ -57,11 +58,13 @@ class Plan(NamedTuple):
       columns: of the model.
       events: the values that are an event; () for a family without.
       notes: sentences on what was done with columns.
+      date_unit: in which dates become numbers; None where there are none.
     """
 
     columns: tuple[Column, ...]
     events: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    date_unit: Optional[str] = None
 
     @property
     def names(self) -> list[str]:
@@ -97,6 +100,7 @@ def describe(
     only: Sequence[str] = (),
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
+    date_unit: Optional[str] = None,
 ) -> dict[str, Any]:
     """Return what a site says of its table as JSON: columns, the levels of text, and the values of the event.
 
@@ -104,7 +108,7 @@ def describe(
       table: a pyarrow Table.
       outcome: its columns.
       where: the name of the table, for errors.
-      only, drop, categorical: as of `design.read_design`.
+      only, drop, categorical, date_unit: as of `design.read_design`.
 
     Raises:
       InvalidArgument: a column of the outcome is missing, or a column is not fit for a model.
@@ -113,7 +117,7 @@ def describe(
     for name in reserved:
         lookup(dict.fromkeys(table.column_names), name, "column", f"in {where}")
     columns = [
-        _describe(table, name, name in categorical, name in only, where)
+        _describe(table, name, name in categorical, name in only, where, date_unit)
         for name in table.column_names
         if name not in {*reserved, *drop} and (not only or name in only)
     ]
@@ -124,13 +128,17 @@ def describe(
     return {"columns": [[column.name, column.kind, list(column.levels)] for column in columns], "events": events}
 
 
-def _describe(table: Any, name: str, is_category: bool, is_chosen: bool, where: str) -> Column:
+def _describe(
+    table: Any, name: str, is_category: bool, is_chosen: bool, where: str, date_unit: Optional[str]
+) -> Column:
     if not np.any(texts(table[name]) != ""):
         return Column(name, EMPTY)
     troubles = Troubles(where, "leave columns out with --drop")
-    read = read_columns(table, [name], troubles, [name] if is_category else [], client=name)
+    read = read_columns(table, [name], troubles, [name] if is_category else [], date_unit, client=name)
     troubles.check()
     cells = read[0]
+    if cells.kind == DATE:
+        return Column(name, DATE)
     values = design.categories(cells)
     if values is None:
         return Column(name, ROW_NUMBER if cells.counts_rows and not is_chosen else NUMBER)
@@ -194,13 +202,16 @@ def _shapes(plan: Plan) -> list[tuple[int, ...]]:
     return [(), (), (width,), (width,), (width,), (number, number)]
 
 
-def agree(descriptions: Mapping[str, Mapping[str, Any]], outcome: Outcome, missing: str) -> Plan:
+def agree(
+    descriptions: Mapping[str, Mapping[str, Any]], outcome: Outcome, missing: str, date_unit: Optional[str] = None
+) -> Plan:
     """Return the columns of all sites, with the union of their levels.
 
     Args:
       descriptions: site -> the result of `describe`.
       outcome: its columns.
       missing: one of `design.MISSING`.
+      date_unit: as of `describe`.
 
     Raises:
       InvalidArgument: a column holds numbers at one site and text at another, is missing at a site while rows with
@@ -216,18 +227,18 @@ def agree(descriptions: Mapping[str, Mapping[str, Any]], outcome: Outcome, missi
         if all(column.kind == ROW_NUMBER for column in found.values()):
             notes.append(f"The column {shown(name)} numbers the rows and is left out.")
             continue
-        kinds = {CATEGORY if c.kind == CATEGORY else NUMBER: site for site, c in found.items() if c.kind != EMPTY}
+        filled = {site: c.kind for site, c in found.items() if c.kind != EMPTY}
+        kinds = {NUMBER if kind == ROW_NUMBER else kind: site for site, kind in filled.items()}
         absent = [site for site in of_sites if site not in found or found[site].kind == EMPTY]
         if len(kinds) > 1:
+            first, second = [f"{_IN_WORDS[x]} at {kinds[x]}" for x in (NUMBER, DATE, CATEGORY) if x in kinds][:2]
             raise InvalidArgument(
-                f"The column {shown(name)} holds numbers at {kinds[NUMBER]} and text at {kinds[CATEGORY]}: correct the "
-                "cells that are no numbers, name it with --categorical, or leave it out with --drop."
+                f"The column {shown(name)} holds {first} and {second}: correct the cells that are no numbers, name it "
+                "with --categorical, or leave it out with --drop."
             )
         if not kinds or (absent and missing == "drop"):
-            raise InvalidArgument(
-                f"The column {shown(name)} is empty at {', '.join(absent[:10])}: leave it out with --drop"
-                + (", or give --missing indicate." if kinds else ".")
-            )
+            where, other = ", ".join(absent[:10]), ", or give --missing indicate" if kinds else ""
+            raise InvalidArgument(f"The column {shown(name)} is empty at {where}: leave it out with --drop{other}.")
         levels = sorted({level for column in found.values() for level in column.levels}, key=natural)
         if len(levels) > MOST_LEVELS:
             raise InvalidArgument(f"The column {shown(name)} holds {len(levels)} texts at all sites: --drop it.")
@@ -237,11 +248,11 @@ def agree(descriptions: Mapping[str, Mapping[str, Any]], outcome: Outcome, missi
     if not columns:
         raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)
-    if not values:
-        return Plan(tuple(columns), (), tuple(notes))
-    event = outcome.event or outcome.column
-    events = design.find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
-    return Plan(tuple(columns), tuple(events), (f"Event: {event} = {', '.join(events)}.", *notes))
+    event, events = outcome.event or outcome.column, outcome.event_values[:0]
+    if values:
+        events = design.find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
+        notes.insert(0, f"Event: {event} = {', '.join(events)}.")
+    return Plan(tuple(columns), tuple(events), tuple(notes), date_unit)
 
 
 class Cells:
@@ -264,7 +275,7 @@ class Cells:
         self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None
         used = np.all(np.isfinite(self._values.reshape(len(self._values), -1)), 1)
         used &= True if self._exposure is None else np.isfinite(self._exposure)
-        blocks = [_block(table, column, where)[used] for column in plan.columns]
+        blocks = [_block(table, column, where, plan.date_unit)[used] for column in plan.columns]
         self._features = np.concatenate(blocks, 1)
         self._empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
         self._values = self._values[used]
@@ -320,7 +331,7 @@ def encode(table: Any, plan: Plan, encoding: Encoding, where: str) -> np.ndarray
     for column in plan.columns:
         if column.name not in table.column_names and not encoding.means:
             raise InvalidArgument(f"{where} has no column {shown(column.name)}, which the fit uses.")
-    blocks = [_block(table, column, where) for column in plan.columns]
+    blocks = [_block(table, column, where, plan.date_unit) for column in plan.columns]
     empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
     return _encoded(np.concatenate(blocks, 1), empty, plan, encoding)
 
@@ -340,12 +351,12 @@ def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Enco
     return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
 
 
-def _block(table: Any, column: Column, where: str) -> np.ndarray:
+def _block(table: Any, column: Column, where: str, date_unit: Optional[str]) -> np.ndarray:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)
-    if column.kind == NUMBER:
-        return design.numbers(table, column.name, where)[:, np.newaxis]
+    if column.kind in (NUMBER, DATE):
+        return design.numbers(table, column.name, where, column.kind, date_unit)[:, np.newaxis]
     cells = texts(table[column.name])
     block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
     block[~np.isin(cells, column.levels)] = np.nan

@@ -214,10 +214,10 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
-def numbers(table: Any, name: str, where: str) -> np.ndarray:
-    """Return a column as float64 [N], NaN for an empty cell."""
-    troubles = Troubles(where, "name a column of numbers")
-    cells = read_cells_as(table[name], name, "number", troubles)
+def numbers(table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None) -> np.ndarray:
+    """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell."""
+    troubles = Troubles(where, f"name a column of {kind}s")
+    cells = read_cells_as(table[name], name, kind, troubles, date_unit)
     troubles.check()
     return cells.values
 

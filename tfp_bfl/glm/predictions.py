@@ -41,13 +41,14 @@ def columns_of(
     client_column: Optional[str],
     missing: str,
     separator: Optional[str] = None,
+    date_unit: Optional[str] = None,
     **chosen: Sequence[str],
 ) -> Columns:
     """Return the columns of a fit to a table.
 
     Args:
       path: of the table of the fit.
-      outcome, client_column, missing, separator: as of `design.read_design`.
+      outcome, client_column, missing, separator, date_unit: as of `design.read_design`.
       **chosen: `only`, `drop` and `categorical`, likewise.
 
     Raises:
@@ -58,7 +59,8 @@ def columns_of(
     if client_column:
         owned = texts(table[client_column]) != ""
         table = table.filter(owned.tolist()).drop_columns([client_column])
-    plan = agree({where: describe(table, outcome, where, **chosen)}, outcome, "indicate")
+    described = describe(table, outcome, where, date_unit=date_unit, **chosen)
+    plan = agree({where: described}, outcome, "indicate", date_unit)
     cells = Cells(table, outcome, plan, missing, where)
     return Columns(plan, settle(plan, missing, cells.sums())[0])
 

@@ -53,13 +53,13 @@ def parse_options(given: Any) -> TableOptions:
     texts = lambda x: isinstance(x, (list, tuple)) and all(isinstance(y, str) for y in x)
     if not isinstance(given, Mapping) or not set(given) <= set(TABLE_OPTIONS):
         raise InvalidArgument("The options of the tables do not have the required form.")
-    *lists, unit = (given.get(name) or default for name, default in zip(TABLE_OPTIONS, NO_OPTIONS))
+    lists, unit = [given.get(name) or [] for name in TABLE_OPTIONS[:-1]], given.get(TABLE_OPTIONS[-1])
     if not all(map(texts, lists)) or not (unit is None or isinstance(unit, str)):
         raise InvalidArgument("The options of the tables do not have the required form.")
     if unit is not None:
         lookup(DATE_UNITS, unit, "unit of dates")
-    drop, only, categorical = (tuple(x) for x in lists)
-    return TableOptions(drop, only, categorical, unit)
+    drop, only, categorical = lists
+    return TableOptions(tuple(drop), tuple(only), tuple(categorical), unit)
 
 
 def describe_table(raw: Raw, options: TableOptions) -> list[dict[str, Any]]:

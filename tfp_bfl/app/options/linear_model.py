@@ -35,6 +35,9 @@ _OPTIONS = (
     click.option("--drop", metavar="COLUMNS", help="Columns to leave out."),
     click.option("--categorical", metavar="COLUMNS", help="Columns of numbers that are categories."),
     click.option(
+        "--date-unit", metavar="UNIT", help="Unit in which dates become numbers: days, weeks, months or years."
+    ),
+    click.option(
         "--missing",
         default="drop",
         show_default=True,

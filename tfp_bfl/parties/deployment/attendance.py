@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Optional
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.parties.arrays import NO_ANSWER
+from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, Channel, Refusal
 from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.tables import pool_rare
@@ -20,6 +21,14 @@ PARTIES = "parties.json"
 _REFUSED, _SIZE = "refused", "num_examples"
 # A warning is issued if a site reports more examples than this multiple of the median of the other sites.
 _OUTSTANDING = 10
+
+
+class FalseKeys(Exception):
+    """Most sites refuse the keys of some others: name -> reason."""
+
+    def __init__(self, reasons: Mapping[str, str]):
+        super().__init__()
+        self.reasons = dict(reasons)
 
 
 class Attendance:
@@ -82,21 +91,35 @@ class Attendance:
         content = {site: {**self.reported.get(site, {}), **why.get(site, {})} for site in every}
         (folder / PARTIES).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
-    def begin(self, channel: Channel, jobs: Mapping[str, bytes], quorum: int) -> None:
+    def leave_out(self, reasons: Mapping[str, str]) -> None:
+        """Record sites that do not take part."""
+        self.reported = {site: summary for site, summary in self.reported.items() if site not in reasons}
+        self.refused |= reasons
+
+    def begin(self, channel: Channel, jobs: Mapping[str, bytes], quorum: int, resumes: bool = False) -> None:
         """Send its job to each site, and record the sites that refuse or do not answer.
 
+        Args:
+          channel: channel to the sites.
+          jobs: site -> its job.
+          quorum: smallest number of sites.
+          resumes: whether rounds of the run are done, so that its sites are fixed.
+
         Raises:
+          FalseKeys: most sites refuse the key of another one.
           Error: the sites are fewer than the quorum.
         """
         replies = dict(channel.ask(BEGIN, jobs))
         away = {site: str(replies.get(site, NO_ANSWER)) for site in self.reported}
         away = {site: why for site, why in away.items() if not isinstance(replies.get(site), bytes)}
+        if (false := keys.false_keys(away, self.reported)) and not resumes:
+            raise FalseKeys(false)
         self.refused = {site: why for site, why in self.refused.items() if site not in self.reported} | away
         self.check(quorum, away)
 
 
 def gather(
-    folder: pathlib.Path, channel: Channel, quorum: int, without: Sequence[str] = (), request: Optional[Any] = None
+    folder: pathlib.Path, channel: Channel, quorum: int, without: Mapping[str, str], request: Optional[Any] = None
 ) -> Attendance:
     """Ask the sites for descriptions of their data; a resumed run has the sites of its beginning.
 
@@ -106,7 +129,7 @@ def gather(
       folder: folder of the run.
       channel: channel to the sites.
       quorum: smallest number of sites.
-      without: names of sites that are not asked.
+      without: name of each site that is not asked -> the reason.
       request: of the server, as JSON: options of tables, and whether the run has masks; None for none.
 
     Raises:
@@ -126,7 +149,7 @@ def gather(
         return Attendance(
             reported, {site: summary[_REFUSED] for site, summary in record.items() if site not in reported}
         )
-    reported, refused = {}, dict.fromkeys(without, "the run was submitted without it")
+    reported, refused = {}, dict(without)
     asked = [site for site in channel.names if site not in refused]
     content = b"" if request is None else json.dumps(request).encode()
     replies = dict(channel.ask(DESCRIBE, dict.fromkeys(asked, content)))

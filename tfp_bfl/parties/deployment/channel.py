@@ -16,6 +16,8 @@ TASKS = (DESCRIBE, BEGIN, ROUND, SCORE, TALK, SUMS)
 # The refusal of a site that does not know the run: it was restarted, or its job did not arrive in time.
 NO_RUN = "It takes part in no run."
 MOST_BYTES = 2**32
+# Seconds between two questions of an idle site for work: a share of the time since the last message, within bounds.
+SHORTEST_WAIT, LONGEST_WAIT, SHARE_WAITED = 0.1, 2.0, 0.02
 
 
 class Withheld(InvalidArgument):

@@ -20,7 +20,7 @@ from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
@@ -34,9 +34,12 @@ from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.parties.deployment.channel import (
     BEGIN,
     DESCRIBE,
+    LONGEST_WAIT,
     MOST_BYTES,
     ROUND,
     SCORE,
+    SHARE_WAITED,
+    SHORTEST_WAIT,
     SUMS,
     TALK,
     TASKS,
@@ -169,8 +172,20 @@ class _Channel:
         """The names of the sites that the job was deployed to."""
         return [client.name for client in self._fl_ctx.get_engine().get_clients()]
 
+    def _pace(self, seconds: float) -> None:
+        """Set how long sites wait before they ask for work again, `seconds` after the last message.
+
+        FLARE's sites ask for work, every 2 s by default. Short waits after a message make rounds fast; longer ones
+        spare the connection while sites train.
+        """
+        runner = self._fl_ctx.get_prop(FLContextKey.RUNNER)
+        if runner is not None:
+            runner.config.task_request_interval = min(max(SHORTEST_WAIT, SHARE_WAITED * seconds), LONGEST_WAIT)
+
     def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
         """Implement `channel.Channel.ask`; a site that is not connected refuses."""
+        last = time.monotonic()
+        self._pace(0.0)
         there = set(self.names)
         asked = [name for name in what if name in there]
         yield from ((name, Refusal("it is not connected")) for name in what if name not in there)
@@ -195,10 +210,12 @@ class _Channel:
             try:
                 name, reply = came.get(timeout=_POLL)
             except queue.Empty:
+                self._pace(time.monotonic() - last)
                 if all(one.completion_status is not None for one in tasks) and came.empty():
                     return
                 continue
             waiting.discard(name)
+            last = time.monotonic()
             yield name, reply
 
 

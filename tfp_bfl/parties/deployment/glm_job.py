@@ -8,6 +8,7 @@ from typing import Any, Optional
 import numpy as np
 import pydantic
 
+from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.design import MISSING, Outcome
 from tfp_bfl.glm.families import FAMILIES
@@ -57,6 +58,7 @@ class GlmJob(pydantic.BaseModel):
     only: list[str] = []
     drop: list[str] = []
     categorical: list[str] = []
+    date_unit: Optional[str] = None
     missing: str = "drop"
     random: list[str] = []
     prior_stddev: Optional[float] = None
@@ -89,6 +91,8 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
         raise InvalidArgument("The options of the linear model do not have the required form.") from None
     lookup({**FAMILIES, "cox": None}, job.family, "family")
     lookup(MISSING, job.missing, "way with empty cells")
+    if job.date_unit is not None:
+        lookup(DATE_UNITS, job.date_unit, "unit of dates")
     check_options(job.family, job.prior_stddev, job.intercept_stddev, stratified=job.stratified)
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")

@@ -13,12 +13,10 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
-from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import report
 from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, check_description, num_sums, settle
-from tfp_bfl.glm.federation import Question, answer_length, ask_sums
+from tfp_bfl.glm.federation import Question, ask_sums, check_columns
 from tfp_bfl.glm.fit import fit_federation
-from tfp_bfl.glm.fixed_point import PARTS, decode
 from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revise import revise_by_sums
@@ -27,117 +25,12 @@ from tfp_bfl.glm.sums import Sums
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.attendance import PARTIES
-from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Channel, Refusal, Reply
-from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, GlmJob, Revision, make_glm_job, to_arrays
+from tfp_bfl.parties.deployment.channel import Channel
+from tfp_bfl.parties.deployment.glm_job import CELLS, GlmJob, Revision, make_glm_job
+from tfp_bfl.parties.deployment.glm_sites import NOT_FINITE, Sites, SitesLeft
 from tfp_bfl.parties.deployment.job import check_name
+from tfp_bfl.parties.deployment.misfits import without_misfits
 from tfp_bfl.parties.deployment.site import OFFER
-
-_NOT_FINITE = "its sums are not finite"
-
-
-class _SitesLeft(Exception):
-    """Some sites did not answer a question, or refused it: name -> reason."""
-
-    def __init__(self, reasons: Mapping[str, str]):
-        super().__init__()
-        self.reasons = dict(reasons)
-
-
-class _Sites:
-    """Sites that answer questions (`glm.federation.Federation`).
-
-    Args:
-      channel: to the sites.
-      asked: names of the sites.
-      family: the name of the outcome's distribution.
-      secure_sums: whether their answers are masked, so that only their sum can be read.
-    """
-
-    def __init__(self, channel: Channel, asked: Sequence[str], family: str, secure_sums: bool):
-        self._family = family
-        self._channel, self.asked, self.is_secure = channel, list(asked), secure_sums
-        self._step = 0
-        self.names: Sequence[str] = ()
-        # Of the last sums at coefficients, without masks.
-        self.parts: dict[str, Sums] = {}
-        self.most_bytes = 0
-        # Sites whose sums are subtracted; under masks they do it themselves.
-        self.removed: Sequence[str] = ()
-        # Numbers of an answer before the columns of the design are known.
-        self.num_cells = 0
-        # Sites with numbers in their last answer that are not finite.
-        self.not_finite: Sequence[str] = ()
-
-    @property
-    def num_clients(self) -> int:
-        """The number of sites."""
-        return len(self.asked)
-
-    def talk(self, messages: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the replies of the sites to messages in JSON, and the reasons of those that refuse."""
-        replies = dict(self._channel.ask(TALK, {site: json.dumps(what).encode() for site, what in messages.items()}))
-        found, reasons = {}, {}
-        for site in messages:
-            reply = replies.get(site, Refusal(NO_ANSWER))
-            try:
-                found[site] = json.loads(reply) if isinstance(reply, bytes) else None
-            except (ValueError, RecursionError):
-                reasons[site] = "its answer is not JSON"
-            if isinstance(reply, Refusal):
-                del found[site]
-                reasons[site] = str(reply)
-        return found, reasons
-
-    def total(self, question: Question) -> np.ndarray:
-        """Implement `Federation.total`."""
-        name, kind = ("masked", np.int64) if self.is_secure else ("sums", np.float64)
-        size = len(self.names)
-        length = self.num_cells if question.kind == CELLS else answer_length(self._family, question, size)
-        parts = self._answers(question, name, kind, (length + 1, PARTS) if self.is_secure else (length,))
-        # At coefficients that are too large sums of rows are not finite either.
-        self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
-        if self.not_finite and question.kind in (CELLS, "first", "columns"):
-            raise _SitesLeft(dict.fromkeys(self.not_finite, _NOT_FINITE))
-        if question.kind == "sums" and not self.is_secure:
-            self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
-        signs = {site: -1 if site in self.removed and not self.is_secure else 1 for site in parts}
-        total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0, kind)
-        return decode(total) if self.is_secure else total
-
-    def event_times(self) -> np.ndarray:
-        """Implement `Federation.event_times`."""
-        parts = self._answers(Question(TIMES, np.zeros((1, len(self.names)))), "sums", np.float64, (-1,))
-        wrong = [site for site, x in parts.items() if not (np.all(np.isfinite(x)) and np.all(np.diff(x) > 0))]
-        if wrong:
-            raise _SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
-        return np.unique(np.concatenate([*parts.values()]))
-
-    def _answers(self, question: Question, name: str, kind: type, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Return the answer of each site, in the order of their names; -1 in a shape stands for any length."""
-        content = to_bytes(to_arrays(question, self._step))
-        self._step += 1
-        reasons, parts = dict.fromkeys(self.asked, NO_ANSWER), {}
-        for site, reply in self._channel.ask(SUMS, dict.fromkeys(self.asked, content)):
-            try:
-                parts[site] = _array(reply, name, kind, shape)
-                reasons.pop(site, None)
-                self.most_bytes = max(self.most_bytes, len(reply))
-            except InvalidArgument as error:
-                reasons[site] = str(error)
-        if reasons:
-            raise _SitesLeft(reasons)
-        return dict(sorted(parts.items()))
-
-
-def _array(reply: Reply, name: str, kind: type, shape: tuple[int, ...]) -> np.ndarray:
-    if isinstance(reply, Refusal):
-        raise InvalidArgument(str(reply))
-    arrays = stored_arrays(reply, "answer", MOST_BYTES)
-    is_whole = set(arrays) == {name} and arrays.form(name).dtype == kind
-    found = arrays.form(name).shape if is_whole else ()
-    if not is_whole or len(found) != len(shape) or any(n not in (m, -1) for m, n in zip(found, shape)):
-        raise InvalidArgument("its answer does not have the required form")
-    return arrays[name]
 
 
 def serve_glm(
@@ -178,7 +71,7 @@ def serve_glm(
     progress.phase("asking the sites for their columns")
     refused: dict[str, str] = dict.fromkeys(without, "the run was submitted without it")
     asked = [*job.revise.add, *job.revise.remove] if job.revise else channel.names
-    sites = _Sites(channel, [site for site in asked if site not in refused], job.family, secure_sums)
+    sites = Sites(channel, [site for site in asked if site not in refused], job.family, secure_sums)
     how: dict[str, Any] = {"options": dict(options), "secure_sums": secure_sums}
     if job.revise is not None:  # The sums of the earlier fit are no site's business.
         sites.removed = job.revise.remove
@@ -190,24 +83,31 @@ def serve_glm(
         try:
             reserved = (job.outcome, job.event, job.exposure, *job.drop)
             check_description(site, described[site], [name for name in reserved if name], job.only)
-            if secure_sums and not keys.is_offer(described[site].get(OFFER)):
-                raise InvalidArgument("It can't mask its answers: its folder startup has no certificate.")
         except InvalidArgument as error:
             refused[site] = str(error)
             del described[site]
+    wrong = keys.unusable({site: x.get(OFFER) for site, x in described.items()}) if secure_sums else {}
+    refused, described = {**refused, **wrong}, {site: x for site, x in described.items() if site not in wrong}
     folder.mkdir(parents=True, exist_ok=True)
     if job.revise is not None:
         return _revise(sites, folder, name, job, job.revise, described, refused, how, progress)
     while True:
         _check(len(described), quorum, refused, secure_sums)
-        plan = agree(described, job.columns, job.missing)
-        sites = _Sites(channel, sorted(described), job.family, secure_sums)
+        least = max(quorum, 2 if secure_sums else 1)
+        plan, left = without_misfits(
+            described, lambda some: agree(some, job.columns, job.missing, job.date_unit), least
+        )
+        for site in left:
+            progress.phase(f"Without {site}: {left[site]}")
+            del described[site]
+        refused |= left
+        sites = Sites(channel, sorted(described), job.family, secure_sums)
         left = _begin(sites, name, described, plan, how)
         if not left:
             try:
                 result, encoding, notes = _fit(sites, job, plan)
                 break
-            except _SitesLeft as error:
+            except SitesLeft as error:
                 left = error.reasons
                 if secure_sums:
                     raise Error(
@@ -223,30 +123,25 @@ def serve_glm(
     return _finish(sites, folder, name, job, result, notes, described, refused, columns, progress)
 
 
-def _begin(
-    sites: _Sites, name: str, described: Mapping[str, Any], plan: Plan, how: Mapping[str, Any]
-) -> dict[str, str]:
+def _begin(sites: Sites, name: str, described: Mapping[str, Any], plan: Plan, how: Mapping[str, Any]) -> dict[str, str]:
     """Send the job to all sites, and return the reasons of those that refuse."""
     offers = {site: summary[OFFER] for site, summary in described.items()} if how["secure_sums"] else {}
     job = {**how, "version": bfl.__version__, "sites": len(described), "offers": offers, "events": list(plan.events)}
     job["columns"] = _columns(plan)
     message = {"step": "begin", "run": name, "job": job}
     refused = sites.talk({site: {**message, "number": k} for k, site in enumerate(sorted(described))})[1]
-    # Where most other sites refuse the key of one, that one is left out in their place.
-    counts = {site: [*refused.values()].count(keys.not_signed(site)) for site in described}
-    false = {site: keys.not_signed(site) for site, count in counts.items() if 2 * count > len(described) - 1}
-    return false or refused
+    return keys.false_keys(refused, described) or refused
 
 
 def _columns(plan: Plan) -> list[Any]:
     return [[column.name, column.kind, list(column.levels)] for column in plan.columns]
 
 
-def _fit(sites: _Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hierarchical], Encoding, list[str]]:
+def _fit(sites: Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hierarchical], Encoding, list[str]]:
     """Return the fit, how rows are encoded, and sentences on the columns.
 
     Raises:
-      _SitesLeft: sites did not answer, or refused.
+      SitesLeft: sites did not answer, or refused.
     """
     sites.num_cells = num_sums(plan)
     encoding, notes = settle(plan, job.missing, sites.total(Question(CELLS, np.zeros((1, 0)))))
@@ -262,18 +157,18 @@ def _fit(sites: _Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hiera
     except (Error, ValueError):
         if not sites.not_finite:
             raise
-        raise _SitesLeft(dict.fromkeys(sites.not_finite, _NOT_FINITE)) from None
+        raise SitesLeft(dict.fromkeys(sites.not_finite, NOT_FINITE)) from None
 
 
-def _encode(sites: _Sites, encoding: Encoding) -> None:
+def _encode(sites: Sites, encoding: Encoding) -> None:
     message = {"step": "encode", **encoding._asdict()}
     refused = sites.talk(dict.fromkeys(sites.asked, message))[1]
     if refused:
-        raise _SitesLeft(refused)
+        raise SitesLeft(refused)
 
 
 def _revise(
-    sites: _Sites,
+    sites: Sites,
     folder: pathlib.Path,
     name: str,
     job: GlmJob,
@@ -293,7 +188,7 @@ def _revise(
     try:
         posterior = report.from_json(record)
         columns = tuple(Column(str(n), str(kind), tuple(levels)) for n, kind, levels in record["columns"])
-        plan = Plan(columns, tuple(record["events_of"]))
+        plan = Plan(columns, tuple(record["events_of"]), (), job.date_unit)
         encoding = Encoding(*(tuple(record["encoding"][part]) for part in Encoding._fields))
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None
@@ -307,16 +202,21 @@ def _revise(
         left = {site: refused.get(site, NO_ANSWER) for site in sites.asked if site not in described}
         left |= _begin(sites, name, described, plan, how) if not left else {}
         if left:
-            raise _SitesLeft(left)
+            raise SitesLeft(left)
         _encode(sites, encoding)
         sites.names = posterior.names
         at = np.zeros(len(sites.names)) if posterior.sums_at is None else posterior.sums_at
         change = ask_sums(sites, Question("sums", at))[0]
         if sites.not_finite:
-            raise _SitesLeft(dict.fromkeys(sites.not_finite, _NOT_FINITE))
-    except _SitesLeft as error:
+            raise SitesLeft(dict.fromkeys(sites.not_finite, NOT_FINITE))
+    except SitesLeft as error:
         raise Error(f"A revision needs an answer of each of its sites ({_reasons(error.reasons)}).") from None
+    if not np.all(np.isfinite(change.information)):
+        raise InvalidArgument(
+            "The sums of the sites that join or leave are too large for secure sums: change units by a power of ten."
+        )
     revised = revise_by_sums(posterior, [(change, 1, len(revision.add) - len(revision.remove))])
+    _check_resolution(sites, revision, change, posterior, revised.posterior)
     kept = {part: record[part] for part in ("columns", "events_of", "encoding", "options")}
     kept["clients"] = revision.clients
     moved = (
@@ -325,8 +225,21 @@ def _revise(
     return _finish(sites, folder, name, job, revised.posterior, [moved], described, refused, kept, progress)
 
 
+def _check_resolution(sites: Sites, revision: Revision, change: Sums, earlier: Posterior, revised: Posterior) -> None:
+    """Refuse columns that are too small for the secure sums of sites that join, or that leave.
+
+    Raises:
+      InvalidArgument: as of `federation.check_columns`.
+    """
+    assert earlier.sums is not None and revised.sums is not None
+    # Of sites that join and others that leave, only the sums of all sites have a size.
+    sums = revised.sums if revision.add and revision.remove else change
+    # A column may be 0 in the rows of these sites.
+    check_columns(sites, sums, np.diag(earlier.sums.information))
+
+
 def _finish(
-    sites: _Sites,
+    sites: Sites,
     folder: pathlib.Path,
     name: str,
     job: GlmJob,

@@ -25,7 +25,7 @@ from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.parties.arrays import Arrays, digest_of
 from tfp_bfl.parties.deployment import keys, masked
-from tfp_bfl.parties.deployment.channel import NO_RUN
+from tfp_bfl.parties.deployment.channel import NO_RUN, withholding
 from tfp_bfl.parties.deployment.glm_job import GLM, TIMES, GlmJob, from_arrays, make_glm_job, signs_of
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.party_file import PartyFile, read_file, secret_of
@@ -76,8 +76,10 @@ class GlmSite:
     def _describe(self, options: Any, secure_sums: bool) -> dict[str, Any]:
         file = read_file(self._folder)
         job = self._allowed(file, options, secure_sums)
-        table, where = self._table(file)
-        summary = describe(table, job.columns, where, job.only, job.drop, job.categorical)
+        with withholding("table"):
+            table, where = self._table(file)
+            chosen = job.only, job.drop, job.categorical, job.date_unit
+            summary = describe(table, job.columns, where, *chosen)
         offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
         return {**summary, "version": bfl.__version__} | ({} if offer is None else {OFFER: offer})
 
@@ -99,7 +101,7 @@ class GlmSite:
         if min(clients, sites if self._secure_sums else clients) < max(file.min_parties, 2 * self._secure_sums):
             raise InvalidArgument(f"Its file allows no run of fewer than {max(file.min_parties, 2)} sites.")
         columns = tuple(Column(str(n), str(kind), tuple(map(str, levels))) for n, kind, levels in job["columns"])
-        self._plan = Plan(columns, tuple(map(str, job["events"])))
+        self._plan = Plan(columns, tuple(map(str, job["events"])), (), self._job.date_unit)
         self._digest = digest_of_job(job)
         self._masks, folder = bytes.fromhex(self._digest), self._folder / "memory" / self._run
         self._keys: dict[int, bytes] = {}
@@ -111,8 +113,9 @@ class GlmSite:
             self._promises = Promises(masked.PromiseFiles(folder / "promises"))
         else:
             masked.check_unbound(folder)
-        table, where = self._table(file)
-        self._cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
+        with withholding("table"):
+            table, where = self._table(file)
+            self._cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
         self.seen = (
             "The server sees the sums of all sites, and masked numbers of this site."
             if self._secure_sums
@@ -123,7 +126,8 @@ class GlmSite:
     def _encode(self, means: Any, indicators: Any, left_out: Any) -> dict[str, Any]:
         """Encode the rows with the means and indicators of all sites."""
         encoding = Encoding(tuple(map(float, means)), tuple(map(str, indicators)), tuple(map(str, left_out)))
-        self._rows = self._begun().rows(encoding)
+        with withholding("table"):
+            self._rows = self._begun().rows(encoding)
         # Sites with another encoding have no masks in common.
         self._masks = hashlib.sha256(self._digest.encode() + json.dumps(encoding).encode()).digest()
         return {}

@@ -6,12 +6,13 @@ import base64
 import hashlib
 import hmac
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Optional
 
 from tfp_bfl.errors import InvalidArgument
 
 _CERTIFICATE, _KEY, _AUTHORITY = "client.crt", "client.key", "rootCA.pem"
+_ALIKE = "Two sites offer the same public key: one of them is not the site that it claims to be."
 _SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
 
 
@@ -34,6 +35,31 @@ def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
 def not_signed(site: str) -> str:
     """Return the refusal of a site that received an offer which the named site has not signed."""
     return f"The key offered as that of {site} is not signed by {site}."
+
+
+def false_keys(refusals: Mapping[str, str], sites: Collection[str]) -> dict[str, str]:
+    """Return the sites whose key most of the other sites refuse, with this reason: they are left out, not the others.
+
+    Args:
+      refusals: site -> why it refuses a run.
+      sites: the names of all sites of the run.
+    """
+    counts = {site: [*refusals.values()].count(not_signed(site)) for site in sites}
+    return {site: not_signed(site) for site, count in counts.items() if 2 * count > len(sites) - 1}
+
+
+def alike(offers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sites that offer the public key of another one, with the reason."""
+    public = {site: str((offer or {}).get("public")) for site, offer in offers.items()}
+    every = [*public.values()]
+    return {site: _ALIKE for site, key in public.items() if every.count(key) > 1}
+
+
+def unusable(offers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sites that can't mask their messages by their offers, with the reasons; signatures aside."""
+    without = "It can't mask its messages: its folder startup has no certificate, as `tfp-bfl deploy init` makes it."
+    reasons = {site: without for site, offer in offers.items() if not is_offer(offer)}
+    return {**reasons, **alike({site: offer for site, offer in offers.items() if site not in reasons})}
 
 
 def is_offer(offer: Any) -> bool:
@@ -68,8 +94,6 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
         raise InvalidArgument(
             f"The server gives this site the name or key of {name}, which differ from its certificate or its own key."
         )
-    if len({str((offer or {}).get("public")) for offer in offers.values()}) < len(offers):
-        raise InvalidArgument("Two sites offer the same public key: one of them is not the site that it claims to be.")
     keys = {}
     for other, offer in offers.items():
         if other == name:
@@ -90,6 +114,8 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
             raise InvalidArgument(not_signed(other)) from None
         between = " ".join(sorted((name, other))).encode()
         keys[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
+    if alike(offers):  # Each is signed: a copy without a signature is the fault of one site.
+        raise InvalidArgument(_ALIKE)
     return keys
 
 

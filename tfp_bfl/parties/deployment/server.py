@@ -21,9 +21,11 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.parties.comparison import score_doubts
-from tfp_bfl.parties.deployment.attendance import gather
+from tfp_bfl.parties.deployment import keys
+from tfp_bfl.parties.deployment.attendance import PARTIES, Attendance, FalseKeys, gather
 from tfp_bfl.parties.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
 from tfp_bfl.parties.deployment.job import check_name, from_json, make_job, table_options, to_json
+from tfp_bfl.parties.deployment.misfits import without_misfits
 from tfp_bfl.parties.deployment.results import write_results
 from tfp_bfl.parties.deployment.site import OFFER
 from tfp_bfl.parties.schema import TABLE
@@ -85,17 +87,49 @@ def serve(
         if again:
             return folder
         raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
+    expelled = dict.fromkeys(without, "the run was submitted without it")
+    while True:
+        try:
+            return _serve(options, name, folder, channel, quorum, progress, secure_sums, max_examples, expelled)
+        except FalseKeys as error:
+            # No round was done: the run begins again without these sites.
+            expelled |= error.reasons
+            for site, reason in error.reasons.items():
+                progress.phase(f"Without {site}: {reason}")
+            for file in (PARTIES, SCHEMA):
+                (folder / file).unlink(missing_ok=True)
+
+
+def _serve(
+    options: Mapping[str, Any],
+    name: str,
+    folder: pathlib.Path,
+    channel: Channel,
+    quorum: int,
+    progress: Reporter,
+    secure_sums: bool,
+    max_examples: Optional[int],
+    expelled: Mapping[str, str],
+) -> pathlib.Path:
+    """Run a federation without some sites; the reasons are recorded.
+
+    Raises:
+      FalseKeys: most sites refuse the key of another one before the first round.
+    """
     progress.phase("asking the sites for descriptions of their data")
     tables = table_options(options)
-    attendance = gather(folder, channel, quorum, without, {"table": tables._asdict(), "secure_sums": secure_sums})
-    schema = _agreed(folder, name, attendance.counted(max_examples), tables)
+    attendance = gather(folder, channel, quorum, expelled, {"table": tables._asdict(), "secure_sums": secure_sums})
+    if secure_sums:
+        attendance.leave_out(keys.unusable({site: x.get(OFFER) for site, x in attendance.reported.items()}))
+        attendance.check(quorum)
+    schema = _agreed(folder, name, attendance, max_examples, tables, quorum)
     attendance.pool_rare(schema)
     names, reported = attendance.names, attendance.counted(max_examples)
     offers = {site: summary.get(OFFER) for site, summary in reported.items()}
     config = make_job(options, len(names))
     sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
-    sums = _largest(offers, sizes) if secure_sums else None
+    sums = float(sizes.max()) if secure_sums else None
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
@@ -109,7 +143,7 @@ def serve(
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
         job |= {"max_examples": max_examples}
         jobs = {site: json.dumps({**job, "number": number}).encode() for number, site in enumerate(names)}
-        attendance.begin(channel, jobs, quorum)
+        attendance.begin(channel, jobs, quorum, (folder / "checkpoints").exists())
         attendance.write(folder)
         doubts = attendance.doubts(max_examples)
         with_tables = {site: x[TABLE] for site, x in reported.items() if TABLE in x}
@@ -152,14 +186,24 @@ def serve(
     return folder
 
 
-def _agreed(folder: pathlib.Path, name: str, reported: Mapping[str, Any], tables: TableOptions) -> bfl.data.Schema:
-    """Return the schema of a run: that of its beginning, if it resumes.
+def _agreed(
+    folder: pathlib.Path,
+    name: str,
+    attendance: Attendance,
+    max_examples: Optional[int],
+    tables: TableOptions,
+    quorum: int,
+) -> bfl.data.Schema:
+    """Return the schema of a run: that of its beginning, if it resumes; a site that does not fit the others is absent.
 
     Raises:
       InvalidArgument: the data of the sites do not fit each other, or the run began with other options of tables.
     """
     if not (folder / SCHEMA).exists():
-        return bfl.data.agree(name, reported, tables)
+        reported = attendance.counted(max_examples)
+        schema, left = without_misfits(reported, lambda some: bfl.data.agree(name, some, tables), quorum)
+        attendance.leave_out(left)
+        return schema
     record = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
     if parse_options(record["options"]) != tables:
         raise InvalidArgument(
@@ -321,14 +365,3 @@ def _arrays(reply: Reply) -> Any:
         return stored_arrays(reply, "answer", MOST_BYTES)
     except InvalidArgument as error:
         return str(error)
-
-
-def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
-    """Return the bound of the sites' weights; each site must have offered a public key."""
-    without = [site for site, offer in offers.items() if offer is None]
-    if without:
-        raise InvalidArgument(
-            f"{', '.join(without)} can't mask their messages: secure sums require each site's certificate in its "
-            "folder startup, as `tfp-bfl deploy init` makes it."
-        )
-    return float(sizes.max())

@@ -165,9 +165,9 @@ class Site:
         if sums is None:
             masked.check_unbound(folder)
             return bfl.federated.Party(*arguments, **fields)
+        fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
         self._open.close()
         self._open = masked.bind(folder, digest)
-        fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
         fields |= {"promises": masked.PromiseFiles(folder / "promises"), "rounds": config.rounds}
         return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 

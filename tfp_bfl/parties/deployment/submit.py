@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional, Union
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
+from tfp_bfl.parties.deployment.channel import SHORTEST_WAIT
 from tfp_bfl.parties.deployment.glm_job import GLM, make_glm_job
 from tfp_bfl.parties.deployment.job import check_name, make_job
 from tfp_bfl.parties.deployment.kits import ADMIN, CLASSES, check_installed, role_of
@@ -52,11 +53,13 @@ def write_job(
         },
         config / "config_fed_server.json": {
             "format_version": 2,
+            "server": {"task_request_interval": SHORTEST_WAIT},
             "workflows": [{"id": "federation", "path": f"{CLASSES}Server", "args": server}],
             "components": [],
         },
         config / "config_fed_client.json": {
             "format_version": 2,
+            "default_task_fetch_interval": SHORTEST_WAIT,
             "executors": [{"tasks": ["*"], "executor": {"path": f"{CLASSES}Site", "args": {}}}],
             "components": [],
         },

@@ -1,0 +1,125 @@
+"""The sites of a linear model, as the server asks them: descriptions, sums, and checks of their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.glm.federation import Question, answer_length
+from tfp_bfl.glm.fixed_point import PARTS, decode
+from tfp_bfl.glm.sums import Sums
+from tfp_bfl.parties.arrays import NO_ANSWER
+from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Channel, Refusal, Reply
+from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, to_arrays
+
+NOT_FINITE = "its sums are not finite"
+
+
+class SitesLeft(Exception):
+    """Some sites did not answer a question, or refused it: name -> reason."""
+
+    def __init__(self, reasons: Mapping[str, str]):
+        super().__init__()
+        self.reasons = dict(reasons)
+
+
+class Sites:
+    """Sites that answer questions (`glm.federation.Federation`).
+
+    Args:
+      channel: to the sites.
+      asked: names of the sites.
+      family: the name of the outcome's distribution.
+      secure_sums: whether their answers are masked, so that only their sum can be read.
+    """
+
+    def __init__(self, channel: Channel, asked: Sequence[str], family: str, secure_sums: bool):
+        self._family = family
+        self._channel, self.asked, self.is_secure = channel, list(asked), secure_sums
+        self._step = 0
+        self.names: Sequence[str] = ()
+        # Of the last sums at coefficients, without masks.
+        self.parts: dict[str, Sums] = {}
+        self.most_bytes = 0
+        # Sites whose sums are subtracted; under masks they do it themselves.
+        self.removed: Sequence[str] = ()
+        # Numbers of an answer before the columns of the design are known.
+        self.num_cells = 0
+        # Sites with numbers in their last answer that are not finite.
+        self.not_finite: Sequence[str] = ()
+
+    @property
+    def num_clients(self) -> int:
+        """The number of sites."""
+        return len(self.asked)
+
+    def talk(self, messages: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the replies of the sites to messages in JSON, and the reasons of those that refuse."""
+        replies = dict(self._channel.ask(TALK, {site: json.dumps(what).encode() for site, what in messages.items()}))
+        found, reasons = {}, {}
+        for site in messages:
+            reply = replies.get(site, Refusal(NO_ANSWER))
+            try:
+                found[site] = json.loads(reply) if isinstance(reply, bytes) else None
+            except (ValueError, RecursionError):
+                reasons[site] = "its answer is not JSON"
+            if isinstance(reply, Refusal):
+                del found[site]
+                reasons[site] = str(reply)
+        return found, reasons
+
+    def total(self, question: Question) -> np.ndarray:
+        """Implement `Federation.total`."""
+        name, kind = ("masked", np.int64) if self.is_secure else ("sums", np.float64)
+        size = len(self.names)
+        length = self.num_cells if question.kind == CELLS else answer_length(self._family, question, size)
+        parts = self._answers(question, name, kind, (length + 1, PARTS) if self.is_secure else (length,))
+        # At coefficients that are too large sums of rows are not finite either.
+        self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
+        if self.not_finite and question.kind in (CELLS, "first", "columns"):
+            raise SitesLeft(dict.fromkeys(self.not_finite, NOT_FINITE))
+        if question.kind == "sums" and not self.is_secure:
+            self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
+        signs = {site: -1 if site in self.removed and not self.is_secure else 1 for site in parts}
+        total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0, kind)
+        return decode(total) if self.is_secure else total
+
+    def event_times(self) -> np.ndarray:
+        """Implement `Federation.event_times`."""
+        parts = self._answers(Question(TIMES, np.zeros((1, len(self.names)))), "sums", np.float64, (-1,))
+        wrong = [site for site, x in parts.items() if not (np.all(np.isfinite(x)) and np.all(np.diff(x) > 0))]
+        if wrong:
+            raise SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
+        return np.unique(np.concatenate([*parts.values()]))
+
+    def _answers(self, question: Question, name: str, kind: type, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """Return the answer of each site, in the order of their names; -1 in a shape stands for any length."""
+        content = to_bytes(to_arrays(question, self._step))
+        self._step += 1
+        reasons, parts = dict.fromkeys(self.asked, NO_ANSWER), {}
+        for site, reply in self._channel.ask(SUMS, dict.fromkeys(self.asked, content)):
+            try:
+                parts[site] = _array(reply, name, kind, shape)
+                reasons.pop(site, None)
+                self.most_bytes = max(self.most_bytes, len(reply))
+            except InvalidArgument as error:
+                reasons[site] = str(error)
+        if reasons:
+            raise SitesLeft(reasons)
+        return dict(sorted(parts.items()))
+
+
+def _array(reply: Reply, name: str, kind: type, shape: tuple[int, ...]) -> np.ndarray:
+    if isinstance(reply, Refusal):
+        raise InvalidArgument(str(reply))
+    arrays = stored_arrays(reply, "answer", MOST_BYTES)
+    is_whole = set(arrays) == {name} and arrays.form(name).dtype == kind
+    found = arrays.form(name).shape if is_whole else ()
+    if not is_whole or len(found) != len(shape) or any(n not in (m, -1) for m, n in zip(found, shape)):
+        raise InvalidArgument("its answer does not have the required form")
+    return arrays[name]
