@@ -262,7 +262,7 @@ def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
 def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, message):
     (hospitals / "north" / "local" / FILE).write_text(text)
     with pytest.raises(InvalidArgument, match=message):
-        Site(hospitals / "north" / "local")
+        check(hospitals / "north" / "local")
 
 
 def test_check_describes_the_data_of_a_site_and_prints_what_it_would_send(hospitals):

@@ -95,7 +95,9 @@ def separating(
             "The outcome is the same in all rows, with or without an event: there is nothing to estimate. Check the "
             "values that count as an event."
         )
-    size = np.abs(coefficients) * np.sqrt(np.diag(first.information) / first.num_rows)
+    # Parameters of random effects follow the coefficients.
+    squares = np.maximum(np.diag(first.information)[: len(names)], 0.0)
+    size = np.abs(coefficients[: len(names)]) * np.sqrt(squares / first.num_rows)
     size[[name == INTERCEPT for name in names]] = 0.0
     worst = names[int(np.argmax(size))] if np.any(size) else names[0]
     return InvalidArgument(

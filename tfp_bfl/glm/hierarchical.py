@@ -16,9 +16,10 @@ from tfp_bfl.glm.families import FAMILIES, Family
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.fit import fit_federation, prior_precision
 from tfp_bfl.glm.newton import inverse, maximise
-from tfp_bfl.glm.posterior import Posterior, mean_outcome
+from tfp_bfl.glm.posterior import Posterior, Satterthwaite, mean_outcome
 from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, is_flat
 from tfp_bfl.glm.rows import INTERCEPT, Given, Rows, read
+from tfp_bfl.glm.scaling import Scaled, units_of
 
 _MOST_RANDOM = 3
 _NODES = {1: 15, 2: 9, 3: 5}
@@ -220,15 +221,17 @@ def fit_hierarchical_federation(
     layout = _layout(names, random, family, federation.num_clients)
     pooled = fit_federation(federation, family, prior_stddev=prior_stddev, intercept_stddev=intercept_stddev)
     nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
-    fixed, start = prior_precision(names, prior_stddev, intercept_stddev), _start(pooled, layout)
+    fixed, scaled = prior_precision(names, prior_stddev, intercept_stddev), Scaled(federation, units_of(pooled), layout)
+    units, factors, start = scaled.units, scaled.factors, _start(pooled, layout, scaled.units)
     diagonal = [0.0 if between_stddev is None else float(a == b) / between_stddev**2 for a, b in layout.pairs]
-    precision = np.concatenate([fixed, diagonal, np.zeros(int(layout.has_dispersion))])
+    precision = np.concatenate([fixed, diagonal, np.zeros(int(layout.has_dispersion))]) / factors**2
     size, question = layout.num_coefficients, Question("effects", start, layout.columns, nodes)
-    likelihood = Restricted(federation, question, fixed, difference_steps(start, layout))
-    of_all = lambda parameters: ask_sums(federation, question._replace(points=parameters))[0]
+    likelihood = Restricted(scaled, question, precision[:size], difference_steps(start, layout))
+    of_all = lambda parameters: ask_sums(scaled, question._replace(points=parameters))[0]
     ask = likelihood.sums if is_restricted else of_all
     first = ask(start)
-    check_columns(federation, first, fixed, " divided by the outcome's residual sd" if family == "gaussian" else "")
+    given = first._replace(information=first.information * np.outer(factors, factors))
+    check_columns(federation, given, fixed, " divided by the outcome's residual sd" if family == "gaussian" else "")
     try:
         maximum = maximise(ask, first, precision, names, pooled.messages, start)
         covariance = inverse(maximum.information)
@@ -247,9 +250,14 @@ def fit_hierarchical_federation(
         skewed = moments.warnings
     elif is_restricted:
         of_variances, messages = likelihood.satterthwaite(parameters, covariance), messages + 1
-    factor, value = layout.factor(parameters), maximum.sums.log_likelihood
+    value = maximum.sums.log_likelihood
     if is_restricted:  # Without the determinant.
-        value += 0.5 * float(np.linalg.slogdet(maximum.sums.information[:size, :size] + np.diag(fixed))[1])
+        value += 0.5 * float(np.linalg.slogdet(maximum.sums.information[:size, :size] + np.diag(precision[:size]))[1])
+    # In the units of the columns.
+    mean, parameters, covariance = mean / factors, parameters / factors, covariance / np.outer(factors, factors)
+    if of_variances is not None:
+        of_variances = Satterthwaite(*(x / np.outer(units, units) for x in of_variances))
+    factor = layout.factor(parameters)
     posterior = dataclasses.replace(
         pooled,
         mean=mean[:size],
@@ -308,14 +316,14 @@ def _layout(names: Sequence[str], random: Sequence[str], family: str, num_client
     return Layout(len(names), tuple(lookup(places, name, "coefficient") for name in random), family == "gaussian")
 
 
-def _start(pooled: Posterior, layout: Layout) -> np.ndarray:
+def _start(pooled: Posterior, layout: Layout, units: np.ndarray) -> np.ndarray:
     """Return parameters to begin with: those of the fit without random effects, and a diagonal L."""
     scale = np.sqrt(pooled.dispersion) if layout.has_dispersion else 1.0
-    spread = pooled.stddev * np.sqrt(pooled.count) / scale
+    spread = pooled.stddev * units * np.sqrt(pooled.count) / scale
     of = {place: _START * scale * spread[j] / max(spread) for place, j in enumerate(layout.columns)}
     factor = [of[a] if a == b else 0.0 for a, b in layout.pairs]
     residual = [np.log(scale)] if layout.has_dispersion else []
-    return np.concatenate([pooled.mean, factor, residual])
+    return np.concatenate([pooled.mean * units, factor, residual])
 
 
 def _few_clients(number: int) -> list[str]:

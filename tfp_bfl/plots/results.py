@@ -39,6 +39,7 @@ class RunResults(NamedTuple):
       statement: the weights, the method and the posterior temperature in a sentence, shown below the heading.
       parties: of a federation the sums (`evaluation.score_sums`) of each site, None of one that gave none; there are
         no probabilities, labels and uncertainties then.
+      traffic: of a federation the "answers", "sent_bytes", "received_bytes" and "seconds" of computation of each site.
     """
 
     name: str
@@ -57,6 +58,7 @@ class RunResults(NamedTuple):
     parties: Optional[Mapping[str, Optional[Mapping[str, np.ndarray]]]] = None
     statement: str = ""
     unusual: Optional[np.ndarray] = None
+    traffic: Optional[Mapping[str, Mapping[str, Any]]] = None
 
 
 def _in_units_of_labels(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ def _federation(run: RunResults) -> Iterator[Section]:
         yield Section("Error rate and coverage", how, pictures=[picture(figures["risk_coverage"])])
         yield Section("Reliability diagram", _RELIABILITY, pictures=[picture(figures["reliability_diagram"])])
     how = "Each site on its own test data. A dash: the site shares no scores."
-    yield Section("Sites", how, tables=[tables.parties(run)])
+    yield Section("Sites", how, tables=[tables.parties(run), *([tables.traffic(run)] if run.traffic else [])])
 
 
 def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:

@@ -250,6 +250,15 @@ def parties(run: RunResults) -> Table:
     return Table("Sites", head, rows)
 
 
+def traffic(run: RunResults) -> Table:
+    """Return the messages of each site of a federation, and the time that it computed."""
+    rows = []
+    for name, own in (run.traffic or {}).items():
+        kilobytes = [f"{own[key] / 1e3:,.0f}" for key in ("sent_bytes", "received_bytes")]
+        rows.append((name, [Cell(x) for x in (str(own["answers"]), *kilobytes, f"{own['seconds']:.1f}")]))
+    return Table("Messages", ["site", "answers", "kB to the site", "kB from the site", "computation (s)"], rows)
+
+
 def rounds(run: RunResults) -> Table:
     """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]

@@ -48,6 +48,16 @@ def withholding(what: str) -> Iterator[None]:
         raise Withheld(f"Its {what} can't be used as it is. {why}", str(error)) from None
 
 
+class Answer(bytes):
+    """The answer of a site.
+
+    Attributes:
+      seconds: that the site computed, as it reports.
+    """
+
+    seconds: float = 0.0
+
+
 class Refusal(str):
     """The reason why a site refuses a request."""
 

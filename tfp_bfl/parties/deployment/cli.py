@@ -24,6 +24,7 @@ Examples:
   tfp-bfl deploy start north                  at each site, and at the server
   tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
   tfp-bfl deploy glm admin --name second --outcome age --output second
+  tfp-bfl deploy follow admin first           from another shell; also runs, stop
 
 \b
 NVIDIA FLARE carries the messages. In a clone of tfp_bfl, `make deployment`
@@ -62,16 +63,21 @@ def init(folder: str, host: str, port: int, sites: Sequence[str], renamed: Seque
 
 @deploy.command("check")
 @click.argument("kit", metavar="KIT")
-def check(kit: str) -> None:
+@click.option("--drop", metavar="COLUMNS", help="Columns that the run leaves out, separated by commas.")
+@click.option("--only", metavar="COLUMNS", help="Columns that the run uses, separated by commas.")
+@click.option("--categorical", metavar="COLUMNS", help="Columns that are categories in the run.")
+@click.option("--date-unit", metavar="UNIT", help="Unit of dates in the run.")
+def check(kit: str, **of_run: Optional[str]) -> None:
     """Check the file and data of a site, and print exactly what the site would send to a server."""
     import pathlib
 
+    from tfp_bfl.parties.deployment.job import table_options
     from tfp_bfl.parties.deployment.kits import role_of
     from tfp_bfl.parties.deployment.site import check as check_site
 
     if role_of(kit)["role"] != "party":
         raise InvalidArgument(f"{kit} is not the folder of a site: only sites have data.")
-    click.echo(check_site(pathlib.Path(kit) / "local"))
+    click.echo(check_site(pathlib.Path(kit) / "local", table_options(of_run)))
 
 
 @deploy.command("start")
@@ -240,6 +246,37 @@ def _submit_model(kit: str, name: str, options: dict[str, Any], output: str, how
     for line in json.loads((done / "summary.json").read_text(encoding="utf-8"))["lines"]:
         click.echo(line)
     click.echo(str(done))
+
+
+@deploy.command("runs")
+@click.argument("kit", metavar="ADMIN_KIT")
+def runs(kit: str) -> None:
+    """List the runs of the server, the newest first, with their status."""
+    from tfp_bfl.parties.deployment.control import list_runs
+
+    for line in list_runs(kit, functools.partial(click.echo, err=True)):
+        click.echo(line)
+
+
+@deploy.command("follow")
+@click.argument("kit", metavar="ADMIN_KIT")
+@click.argument("name", metavar="RUN")
+def follow(kit: str, name: str) -> None:
+    """Print the progress of a run until it ends; Ctrl-C ends the command and not the run."""
+    from tfp_bfl.parties.deployment.control import follow_run
+
+    follow_run(kit, name, click.echo)
+
+
+@deploy.command("stop")
+@click.argument("kit", metavar="ADMIN_KIT")
+@click.argument("name", metavar="RUN")
+def stop(kit: str, name: str) -> None:
+    """Stop a run; its checkpoints stay, and submitting it again resumes it."""
+    from tfp_bfl.parties.deployment.control import stop_run
+
+    stop_run(kit, name, functools.partial(click.echo, err=True))
+    click.echo(f"{name} is stopped.")
 
 
 @deploy.command("demo")

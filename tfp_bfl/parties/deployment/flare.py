@@ -43,6 +43,7 @@ from tfp_bfl.parties.deployment.channel import (
     SUMS,
     TALK,
     TASKS,
+    Answer,
     Refusal,
     Reply,
     Withheld,
@@ -54,7 +55,8 @@ from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.server import FAILURE, PROGRESS, RUNS, serve
 from tfp_bfl.parties.deployment.site import Site as Answers
 
-_CONTENT, _REFUSED = "content", "refused"
+_CONTENT, _REFUSED, _SECONDS = "content", "refused", "seconds"
+_MOST_SECONDS = 1e7
 _POLL = 0.2
 # Smallest deadline in seconds for a site to begin a run: it builds and traces a model.
 _TO_BEGIN = 60.0
@@ -227,9 +229,16 @@ def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
     elif result.get(_REFUSED) is not None:
         put((name, Refusal(str(result[_REFUSED])[:500])))
     else:
-        content = result.get(_CONTENT)
-        put((name, content if isinstance(content, bytes) else Refusal("its answer is no bytes")))
+        content, seconds = result.get(_CONTENT), result.get(_SECONDS)
+        put((name, _answer(content, seconds) if isinstance(content, bytes) else Refusal("its answer is no bytes")))
     client_task.result = None  # FLARE stores completed tasks for a while; the answers need not stay in memory.
+
+
+def _answer(content: bytes, seconds: Any) -> Answer:
+    answer = Answer(content)
+    is_number = isinstance(seconds, float) and 0 <= seconds < _MOST_SECONDS
+    answer.seconds = seconds if is_number else 0.0
+    return answer
 
 
 class Site(Executor):
@@ -262,7 +271,8 @@ class Site(Executor):
         except Error as error:
             self.log_error(fl_ctx, f"{task_name} refused: {error.at_site if isinstance(error, Withheld) else error}")
             reply[_REFUSED] = str(error)
-        self.log_info(fl_ctx, f"{task_name} took {time.perf_counter() - started:.2f} s")
+        reply[_SECONDS] = time.perf_counter() - started
+        self.log_info(fl_ctx, f"{task_name} took {reply[_SECONDS]:.2f} s")
         return reply
 
     def _answer(self, task: str, content: Any) -> bytes:

@@ -31,6 +31,7 @@ from tfp_bfl.parties.deployment.glm_sites import NOT_FINITE, Sites, SitesLeft
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.misfits import without_misfits
 from tfp_bfl.parties.deployment.site import OFFER
+from tfp_bfl.parties.deployment.traffic import TRAFFIC, Counted
 
 
 def serve_glm(
@@ -67,7 +68,7 @@ def serve_glm(
         raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
     if max_examples is not None:
         raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
-    job = make_glm_job(options, secure_sums, without)
+    job, channel = make_glm_job(options, secure_sums, without), Counted(channel)
     progress.phase("asking the sites for their columns")
     refused: dict[str, str] = dict.fromkeys(without, "the run was submitted without it")
     asked = [*job.revise.add, *job.revise.remove] if job.revise else channel.names
@@ -279,6 +280,7 @@ def _finish(
         "messages": posterior.messages,
         "largest_answer_bytes": sites.most_bytes,
         "parties": clients,
+        TRAFFIC: sites.traffic,
         "warnings": warnings,
         "lines": lines,
     }

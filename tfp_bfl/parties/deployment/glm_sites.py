@@ -14,8 +14,9 @@ from tfp_bfl.glm.federation import Question, answer_length
 from tfp_bfl.glm.fixed_point import PARTS, decode
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.parties.arrays import NO_ANSWER
-from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Channel, Refusal, Reply
+from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Refusal, Reply
 from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, to_arrays
+from tfp_bfl.parties.deployment.traffic import Counted
 
 NOT_FINITE = "its sums are not finite"
 
@@ -38,7 +39,7 @@ class Sites:
       secure_sums: whether their answers are masked, so that only their sum can be read.
     """
 
-    def __init__(self, channel: Channel, asked: Sequence[str], family: str, secure_sums: bool):
+    def __init__(self, channel: Counted, asked: Sequence[str], family: str, secure_sums: bool):
         self._family = family
         self._channel, self.asked, self.is_secure = channel, list(asked), secure_sums
         self._step = 0
@@ -52,6 +53,11 @@ class Sites:
         self.num_cells = 0
         # Sites with numbers in their last answer that are not finite.
         self.not_finite: Sequence[str] = ()
+
+    @property
+    def traffic(self) -> dict[str, dict[str, Any]]:
+        """The messages and seconds of each site."""
+        return self._channel.traffic
 
     @property
     def num_clients(self) -> int:

@@ -16,6 +16,7 @@ from tfp_bfl.app.options.config import OF_ONE_PLACE, OF_TABLES, RunConfig
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.tables import to_csv
+from tfp_bfl.parties.deployment.traffic import TRAFFIC
 
 # File with the sums of the last scores (`evaluation.score_sums`): over all sites, and of each site under its name.
 SCORES = "scores.npz"
@@ -32,6 +33,7 @@ def write_results(
     privacy: Mapping[str, float],
     warnings: Sequence[str],
     tables: Mapping[str, Any],
+    traffic: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Write the files of a complete run, summary.json last.
 
@@ -45,6 +47,7 @@ def write_results(
       privacy: epsilon and delta of the run, if it has noise.
       warnings: sentences for the summary.
       tables: the options of tables that are given.
+      traffic: of each site (`traffic.Counted`).
     """
     last = result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
@@ -60,7 +63,8 @@ def write_results(
     info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
     shutil.rmtree(folder / "saved_model", ignore_errors=True)  # Of a server that died before the summary.
     bfl.export.save(result.model, folder / "saved_model", info)
-    _report(folder, options, metrics, result, schema, {site: scores.get(site) for site in parties.names})
+    every = {site: scores.get(site) for site in parties.names}
+    _report(folder, options, metrics, result, schema, every, traffic)
     if scores:
         of_each = {f"{site}/{name}": x for site, sums in scores.items() for name, x in sums.items()}
         write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
@@ -68,6 +72,7 @@ def write_results(
         **metrics,
         "method": resolve.method(options),
         "parties": of_sites,
+        TRAFFIC: traffic,
         "warnings": [*warnings, *result.warnings],
     }
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -80,6 +85,7 @@ def _report(
     result: bfl.federated.SimulationResult,
     schema: bfl.data.Schema,
     of_sites: Mapping[str, Any],
+    traffic: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Write the report of the run, from the rounds and the sites' sums."""
     summary = {name: x for name, x in metrics.items() if name != "round"}
@@ -96,6 +102,7 @@ def _report(
         class_names=schema.class_names,
         warnings=result.warnings,
         parties=of_sites,
+        traffic=traffic,
         statement=bfl.export.statement(options),
     )
     bfl.plots.write_report(

@@ -28,6 +28,7 @@ from tfp_bfl.parties.deployment.job import check_name, from_json, make_job, tabl
 from tfp_bfl.parties.deployment.misfits import without_misfits
 from tfp_bfl.parties.deployment.results import write_results
 from tfp_bfl.parties.deployment.site import OFFER
+from tfp_bfl.parties.deployment.traffic import Counted
 from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.tables import TableOptions, notes, parse_options
 
@@ -87,16 +88,16 @@ def serve(
         if again:
             return folder
         raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
-    expelled = dict.fromkeys(without, "the run was submitted without it")
+    expelled, counted = dict.fromkeys(without, "the run was submitted without it"), Counted(channel)
     while True:
         try:
-            return _serve(options, name, folder, channel, quorum, progress, secure_sums, max_examples, expelled)
+            return _serve(options, name, folder, counted, quorum, progress, secure_sums, max_examples, expelled)
         except FalseKeys as error:
             # No round was done: the run begins again without these sites.
             expelled |= error.reasons
             for site, reason in error.reasons.items():
                 progress.phase(f"Without {site}: {reason}")
-            for file in (PARTIES, SCHEMA):
+            for file in (PARTIES, SCHEMA, "config.yaml"):
                 (folder / file).unlink(missing_ok=True)
 
 
@@ -104,7 +105,7 @@ def _serve(
     options: Mapping[str, Any],
     name: str,
     folder: pathlib.Path,
-    channel: Channel,
+    channel: Counted,
     quorum: int,
     progress: Reporter,
     secure_sums: bool,
@@ -180,9 +181,10 @@ def _serve(
         for warning in suspects:
             progress.phase(warning)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
-        write_results(
-            folder, config, weights, schema, parties, result, scores.last, privacy, warnings, _of_tables(tables)
-        )
+        for line in channel.lines():
+            progress.phase(line)
+        last, of_sites = (result, scores.last, privacy, warnings), (_of_tables(tables), channel.traffic)
+        write_results(folder, config, weights, schema, parties, *last, *of_sites)
     return folder
 
 

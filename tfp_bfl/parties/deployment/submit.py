@@ -125,7 +125,7 @@ def submit(
     if output.exists():
         raise InvalidArgument(f"{path_name(output)} exists already: give --output a new folder.")
     check_installed()
-    server = _Server(kit, timeout, progress)
+    server = ServerSession(kit, timeout, progress)
     try:
         with tempfile.TemporaryDirectory() as draft:
             how = options, quorum, deadline, secure_sums, max_examples, without
@@ -135,7 +135,7 @@ def submit(
                 sites |= server.wait_for(sites, deadline)
                 number = server.call("submit_job", str(job))
                 progress(f"run {name} is submitted")
-                status = _follow(server, number, progress)
+                status = follow_job(server, number, progress)
                 if status == _LOST:
                     progress("the server has lost the job; the run resumes from its last checkpoint")
                     continue
@@ -148,7 +148,7 @@ def submit(
                         shutil.copytree(done.parent, output)
                     return output
                 if status == _ABORTED:
-                    break
+                    raise Error(f"The run {name} was stopped: submit it again to resume it from its last checkpoint.")
                 progress("a process died; the run resumes from its last checkpoint")
             raise Error(
                 f"The run {name} ended as {status}: see the server's log, and submit the run again to resume it."
@@ -164,7 +164,7 @@ def _number(options: Mapping[str, Any]) -> int:
     return most if most > 1 else _MANY
 
 
-class _Server:
+class ServerSession:
     """The administrator's connection to the server, with reconnection."""
 
     def __init__(self, kit: Union[str, pathlib.Path], timeout: float, progress: Callable[[str], None]):
@@ -247,7 +247,14 @@ class _Server:
                 time.sleep(_POLL)
 
 
-def _follow(server: _Server, number: str, progress: Callable[[str], None]) -> str:
+def follow_job(server: ServerSession, number: str, progress: Callable[[str], None]) -> str:
+    """Report the new lines of a job until it ends, and return its status.
+
+    Args:
+      server: connection to the server.
+      number: identifier of the job.
+      progress: called with each line.
+    """
     last, missed, lines, asked = "", 0, 0, time.monotonic()
     while True:
         status = str(server.call("get_job_meta", number).get("status", ""))
