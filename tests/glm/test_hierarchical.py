@@ -182,3 +182,25 @@ def test_bad_input_is_one_sentence(clients, options, message):
 def test_few_clients_are_warned_of():
     result = glm.fit_hierarchical(federation("gaussian", clients=4, most=30, seed=1))
     assert any("4 clients determine the variance" in warning for warning in result.posterior.warnings)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-7, 1e9])
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_the_units_of_columns_are_arbitrary(family, scale):
+    """A fit in other units is that of scaled columns, transformed back."""
+    pairs, options = federation(family, clients=20), {"random": ["(intercept)", "a"], "names": ["a", "b"]}
+    units = np.array([scale, 1 / scale])
+    found = glm.fit_hierarchical([(x * units, y) for x, y in pairs], family, prior_stddev=None, **options)
+    wanted, factors = glm.fit_hierarchical(pairs, family, **options), np.array([1.0, *units])
+    distance = (found.posterior.mean * factors - wanted.posterior.mean) / wanted.posterior.stddev
+    np.testing.assert_allclose(distance, 0, atol=1e-6)
+    np.testing.assert_allclose(found.posterior.stddev * factors, wanted.posterior.stddev, rtol=1e-5)
+    np.testing.assert_allclose(found.between_stddev * factors[:2], wanted.between_stddev, rtol=1e-6)
+    rows = pairs[0][0]
+    for client in (0, None):
+        for ours, theirs in zip(found.linear_predictor(rows * units, client), wanted.linear_predictor(rows, client)):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        if family == "gaussian":
+            np.testing.assert_allclose(
+                found.degrees_at(rows * units, client), wanted.degrees_at(rows, client), rtol=1e-3
+            )
