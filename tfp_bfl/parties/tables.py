@@ -28,7 +28,7 @@ MOST_COLUMNS, MOST_CATEGORIES, _MOST_TOGETHER, _MOST_CHARACTERS = 10_000, 10_000
 
 
 class TableOptions(NamedTuple):
-    """How all sites read their tables, as whoever submits the run decides.
+    """Options by which all sites read their tables; whoever submits the run gives them.
 
     Fields:
       drop, only, categorical, date_unit: as of `data.read_own`.
