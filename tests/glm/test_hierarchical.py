@@ -184,13 +184,13 @@ def test_few_clients_are_warned_of():
     assert any("4 clients determine the variance" in warning for warning in result.posterior.warnings)
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e-7, 1e9])
-@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli"])
 def test_the_units_of_columns_are_arbitrary(family, scale):
     """A fit in other units is that of scaled columns, transformed back."""
-    pairs, options = federation(family, clients=20), {"random": ["(intercept)", "a"], "names": ["a", "b"]}
+    pairs, options = federation(family), {"random": ["(intercept)", "a"], "names": ["a", "b"]}
     units = np.array([scale, 1 / scale])
-    found = glm.fit_hierarchical([(x * units, y) for x, y in pairs], family, prior_stddev=None, **options)
+    found = glm.fit_hierarchical([(x * units, y) for x, y in pairs], family, **options)
     wanted, factors = glm.fit_hierarchical(pairs, family, **options), np.array([1.0, *units])
     distance = (found.posterior.mean * factors - wanted.posterior.mean) / wanted.posterior.stddev
     np.testing.assert_allclose(distance, 0, atol=1e-6)
