@@ -38,17 +38,28 @@ def score(
     **prediction: Any,
 ) -> list[bfl.federated.ClientScores]:
     """Evaluate every client before and after one adaptation step at the inner rate."""
-    one_step = bfl.clients.meta_learning(
+    evaluate = lambda model, *examples: bfl.evaluation.evaluate(model, *examples, **prediction).metrics
+    return bfl.federated.evaluate_clients(
+        process,
+        result,
+        clients,
+        shards,
+        evaluate,
+        adaptation=one_step(config, process),
+        most_examples=EXAMPLES,
+        seed=config.seed,
+    )
+
+
+def one_step(config: RunConfig, process: bfl.federated.BayesianProcess) -> Any:
+    """Return the client work of one adaptation step at the inner rate."""
+    return bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,
         batch_size=EXAMPLES,
         learning_rate=config.inner_rate,
         clip_norm=config.clip_norm,
         logit_rate=0.0 if getattr(config, "variances", None) == "constant_variances" else None,
-    )
-    evaluate = lambda model, *examples: bfl.evaluation.evaluate(model, *examples, **prediction).metrics
-    return bfl.federated.evaluate_clients(
-        process, result, clients, shards, evaluate, adaptation=one_step, most_examples=EXAMPLES, seed=config.seed
     )
 
 

@@ -54,7 +54,42 @@ def laplace(
         range. Then nothing is written.
     """
     finished = finished_run(run, output, code, "Laplace's approximation")
-    folder, config, data = finished.folder, finished.config, finished.data
+    settings = {"prior_stddev": prior_stddev, "prior_by_layer": prior_by_layer, "temperature": temperature}
+    result, state = approximated(finished, structure=structure, **settings)
+    approximation = curvatures.approximate(state)
+    more: dict[str, Any] = {
+        "prior_stddev": approximation.prior_stddev.tolist(),
+        **{x: getattr(approximation, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
+        "structure": structure,
+        "temperature": temperature,
+        "warnings": list(result.warnings),
+    }
+    config, data = finished.config, finished.data
+    if structure == "diagonal" and data.train.target is None:
+        options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
+        scores = bfl.evaluation.evaluate(result.model, data.test.features, data.test.labels, **options).metrics
+        more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
+    return write(finished.folder, config, data, CURVATURES, state, curvatures.pool(state), **more)
+
+
+def approximated(
+    finished: FinishedRun,
+    *,
+    structure: str = "last_layer",
+    prior_stddev: Optional[float] = None,
+    prior_by_layer: bool = False,
+    temperature: float = 1.0,
+) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the round of clients' sums at a run's last weights, whose model predicts, and the sums at the server.
+
+    Args:
+      finished: the run.
+      structure, prior_stddev, prior_by_layer, temperature: of `algorithms.laplace`.
+
+    Raises:
+      InvalidArgument: the run was trained with class weights, or an option is out of its range.
+    """
+    config, data = finished.config, finished.data
     if config.class_weight is not None:
         raise InvalidArgument(
             "The run was trained with class weights, and Laplace's approximation is at the mode of the likelihood "
@@ -73,20 +108,7 @@ def laplace(
     result = bfl.simulate(process, finished.clients, rounds=1, start=finished.weights, seed=config.seed, engine="local")
     groups = bfl.clients.layers_of(finished.model_fn(), structure) if prior_by_layer else ()
     settings = curvatures.Settings(prior_stddev, temperature, groups)
-    state = curvatures.from_stack(result.state.step, result.state.weights, settings)
-    approximation = curvatures.approximate(state)
-    more: dict[str, Any] = {
-        "prior_stddev": approximation.prior_stddev.tolist(),
-        **{x: getattr(approximation, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
-        "structure": structure,
-        "temperature": temperature,
-        "warnings": list(result.warnings),
-    }
-    if structure == "diagonal" and data.train.target is None:
-        options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
-        scores = bfl.evaluation.evaluate(result.model, data.test.features, data.test.labels, **options).metrics
-        more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
-    return write(folder, config, data, CURVATURES, state, curvatures.pool(state), **more)
+    return result, curvatures.from_stack(result.state.step, result.state.weights, settings)
 
 
 class FinishedRun(NamedTuple):

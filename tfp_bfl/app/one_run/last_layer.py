@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.laplace import finished_run
+from tfp_bfl.app.one_run.laplace import FinishedRun, finished_run
 from tfp_bfl.app.one_run.revise import CURVATURES, write
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
@@ -55,19 +55,9 @@ def last_layer(
     if target is None and noise_stddev is not None:
         raise InvalidArgument(f"noise_stddev is of regression, and {run} is of classes: leave it out.")
     scale = 1.0 if target is None else target.scale
-    settings: dict[str, Any] = {"prior_stddev": prior_stddev, "temperature": temperature}
-    settings["noise_stddev"] = None if noise_stddev is None else noise_stddev / scale
-    process = bfl.algorithms.last_layer(
-        finished.model_fn,
-        likelihood="categorical" if target is None else "gaussian",
-        element_spec=finished.data.train.element_spec,
-        **settings,
-    )
     rounds = rounds or (ROUNDS if target is None else 1)
-    seed = finished.config.seed
-    result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
-    head = bfl.posterior.Head(target is not None, **settings)
-    state = bfl.servers.held_sums(result.state.step, result.state.weights, head)
+    noise_stddev = None if noise_stddev is None else noise_stddev / scale
+    result, state = fitted_head(finished, rounds, prior_stddev, noise_stddev, temperature)
     approximation = curvatures.approximate(state)
     noise = {} if approximation.noise_stddev is None else {"noise_stddev": approximation.noise_stddev * scale}
     more: dict[str, Any] = {
@@ -80,3 +70,32 @@ def last_layer(
         "warnings": list(result.warnings),
     }
     return write(finished.folder, finished.config, finished.data, CURVATURES, state, curvatures.pool(state), **more)
+
+
+def fitted_head(
+    finished: FinishedRun,
+    rounds: int,
+    prior_stddev: Optional[float] = None,
+    noise_stddev: Optional[float] = None,
+    temperature: float = 1.0,
+) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the sums at the server.
+
+    Args:
+      finished: the run.
+      rounds: number of messages from each client.
+      prior_stddev, temperature: of `algorithms.last_layer`.
+      noise_stddev: the same, in standard deviations of the label.
+    """
+    target = finished.data.train.target
+    settings: dict[str, Any] = {"prior_stddev": prior_stddev, "temperature": temperature, "noise_stddev": noise_stddev}
+    process = bfl.algorithms.last_layer(
+        finished.model_fn,
+        likelihood="categorical" if target is None else "gaussian",
+        element_spec=finished.data.train.element_spec,
+        **settings,
+    )
+    seed = finished.config.seed
+    result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
+    head = bfl.posterior.Head(target is not None, **settings)
+    return result, bfl.servers.held_sums(result.state.step, result.state.weights, head)

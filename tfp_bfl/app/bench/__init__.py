@@ -1,0 +1,1 @@
+"""A benchmark: methods by settings, tuned alike."""

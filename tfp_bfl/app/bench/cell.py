@@ -1,0 +1,261 @@
+"""One run of a benchmark: training, what follows it, scores on held-out or test rows, cost and trajectory."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.bench import scores
+from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_personal, set_aside, test_parts
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run.job import Job, prepare
+from tfp_bfl.app.one_run.laplace import FinishedRun, approximated
+from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
+from tfp_bfl.app.options.algorithms import serves
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.own_model import NO_CODE
+from tfp_bfl.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_MB = 2**20
+# Of evaluations between rounds, and of out-of-distribution examples.
+_MOST_EXAMPLES = 1000
+
+
+class Task(NamedTuple):
+    """The work of a cell.
+
+    Fields:
+      config: of the run.
+      then: what follows the training; None for nothing.
+      then_options: of that.
+      hold_out: share of each client's examples that are held out.
+      ood: dataset of out-of-distribution examples; None for none.
+      evaluations: number of evaluations between rounds.
+    """
+
+    config: RunConfig
+    then: Optional[str]
+    then_options: Mapping[str, Any]
+    hold_out: float
+    ood: Optional[str] = None
+    evaluations: int = 1
+
+
+class _Trained(NamedTuple):
+    job: Job
+    clients: bfl.data.Clients
+    held: Parts
+    result: bfl.federated.SimulationResult
+    model: tf.keras.Model
+    is_personal: bool
+    upload: float
+    download: float
+
+    def predict(self, parts: Parts) -> Predicted:
+        """Return the predictions of the method for rows."""
+        if self.is_personal:
+            return predict_personal(self.job, self.result, self.clients, parts)
+        return predict(self.job, self.model, parts)
+
+
+def run_trial(task: Task) -> dict[str, float]:
+    """Train, and return the scores of the held-out training rows (`scores.selection`), and the seconds.
+
+    Raises:
+      InvalidArgument: the options don't fit the data.
+      Error: the training failed.
+    """
+    started = time.perf_counter()
+    trained = _train(task, evaluate=False)
+    return {**scores.selection(trained.predict(trained.held)), "seconds": time.perf_counter() - started}
+
+
+def run_final(task: Task) -> dict[str, Any]:
+    """Train, and return about, scores, cost and trajectory of a record (docs/bench.md).
+
+    Raises:
+      InvalidArgument: the options don't fit the data.
+      Error: the training failed.
+    """
+    _reset_peak()
+    started = time.perf_counter()
+    trained = _train(task, evaluate=True)
+    job, rounds = trained.job, trained.result.rounds
+    test = trained.predict(test_parts(job))
+    if job.test.target is None:
+        found = scores.of_classes(test, trained.predict(trained.held))
+        found |= _foreign(task, trained, test)
+    else:
+        found = scores.of_numbers(test)
+    found |= _permuted(trained)
+    about = {
+        "dataset": job.train.name,
+        "model": job.config.model_name,
+        "clients": job.clients.num_clients,
+        "examples": int(trained.clients.sizes.sum()),
+        "test_examples": job.test.num_examples,
+        "task": "classification" if job.test.target is None else "regression",
+    }
+    if job.test.target is None:
+        about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
+    cost = {
+        "train_seconds": sum(row["train_seconds"] for row in rounds),
+        "seconds": time.perf_counter() - started,
+        "upload_mb": trained.upload,
+        "download_mb": trained.download,
+        "peak_mb": _peak_mb(),
+    }
+    return {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained)}
+
+
+def _train(task: Task, evaluate: bool) -> _Trained:
+    """Train on what is not held out, and do what follows."""
+    config = task.config
+    user_data = build.load(config) if build.is_own(config) else None
+    config = build.with_clients(config, user_data) if user_data else config
+    job = prepare(config, user_data, NO_CODE)
+    clients, held = set_aside(job.clients, task.hold_out, config.seed)
+    bfl.federated.check_clients(job.process, clients, config.cohort_size)
+    every = max(1, config.rounds // task.evaluations)
+    shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
+    score = build.scorer(job.config, job.test)
+    metrics = lambda model: score(model, shown.features, shown.labels).metrics
+    result = bfl.federated.simulate(
+        job.trained,
+        clients,
+        rounds=config.rounds,
+        cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
+        seed=config.seed,
+        monitor=bfl.federated.Monitor(metrics, every) if evaluate else None,
+        prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
+        engine=job.engine,
+    )
+    upload, download = _megabytes(job, result) if evaluate else (0.0, 0.0)
+    model = result.model
+    if task.then is not None:
+        after = _afterwards(task, job, clients, result)
+        model = after.model
+        sent = sum(np.asarray(x).nbytes for x in _leaves(after.state.step)) * clients.num_clients / _MB
+        upload, download = upload + sent * len(after.rounds), download + _weights_mb(result) * clients.num_clients
+    is_personal = serves("evaluate_clients", job.config.algorithm)
+    return _Trained(job, clients, held, result, model, is_personal, upload, download)
+
+
+def _afterwards(
+    task: Task, job: Job, clients: bfl.data.Clients, result: bfl.federated.SimulationResult
+) -> bfl.federated.SimulationResult:
+    """Return the rounds of Laplace's approximation or of the last layer after the training."""
+    weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
+    if _leaves(weights.posterior):
+        raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
+    data = bfl.data.OwnData(job.train, job.test, clients)
+    run = FinishedRun(pathlib.Path(), job.config, data, clients, job.process.model_fn, weights)
+    if task.then == "laplace":
+        return approximated(run, **task.then_options)[0]
+    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)[0]
+
+
+def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:
+    """Return AUROC of out-of-distribution examples; nothing without any, or with personal models."""
+    if task.ood is None or trained.is_personal:
+        return {}
+    job = trained.job
+    other = bfl.data.load(task.ood, split="test", data_dir=job.config.data_dir)
+    other = other.subset(min(_MOST_EXAMPLES, other.num_examples), seed=job.config.seed)
+    if other.element_shape != job.test.element_shape:
+        raise InvalidArgument(
+            f"ood {task.ood} has examples {list(other.element_shape)}, but those of {job.test.name} are "
+            f"{list(job.test.element_shape)}: name a dataset of that form."
+        )
+    labels = np.zeros(other.num_examples, np.int32)
+    found = bfl.evaluation.evaluate(trained.model, other.features, labels, **job.prediction)
+    return scores.foreign(test, found.entropy, found.epistemic)
+
+
+def _permuted(trained: _Trained) -> dict[str, float]:
+    """Return the NLL with permuted standard deviations of the weights; nothing for a model without them."""
+    result, job = trained.result, trained.job
+    if trained.is_personal or trained.model is not result.model or result.ensemble or result.draws is not None:
+        return {}
+    if not _leaves(result.state.weights.posterior):
+        return {}
+    with bfl.evaluation.permuted_stddevs(trained.model):
+        return {"permuted_nll": job.score(trained.model).metrics["test_nll"]}
+
+
+def _trajectory(trained: _Trained) -> list[dict[str, float]]:
+    """Return the scores of the model after rounds, with the seconds and megabytes up to there."""
+    rows, found, seconds = trained.result.rounds, [], 0.0
+    each = (trained.upload + trained.download) / max(len(rows), 1)
+    for number, row in enumerate(rows, 1):
+        seconds += row["train_seconds"]
+        names = [name for name in ("test_nll", "accuracy", "rmse") if name in row]
+        if names:
+            point = {name.replace("test_", ""): float(row[name]) for name in names}
+            found.append({"round": number, "seconds": seconds, "mb": number * each, **_finite(point)})
+    return found
+
+
+def _megabytes(job: Job, result: bfl.federated.SimulationResult) -> tuple[float, float]:
+    """Return the megabytes from and to the clients in all rounds: counted where messages are compressed."""
+    from tfp_bfl.federated.round import types_of
+    from tfp_bfl.parties.party import result_spec
+
+    counted = [
+        sum(row[f"{way}_bits"] for row in result.rounds) / (8 * _MB) if f"{way}_bits" in result.rounds[-1] else None
+        for way in ("upload", "download")
+    ]
+    taking_part = sum(row["num_clients"] for row in result.rounds) / _MB
+    upload, download = counted
+    if upload is None:
+        answer = result_spec(job.process)
+        upload = taking_part * _spec_bytes((answer.weights, answer.extra))
+    if download is None:
+        message = types_of(job.process.round.broadcast, types_of(job.process.round.initialize)).message
+        download = taking_part * _spec_bytes((message.weights, message.told))
+    return upload, download
+
+
+def _spec_bytes(spec: Any) -> int:
+    return sum(int(np.prod([n or 1 for n in x.shape])) * x.dtype.size for x in _leaves(spec))
+
+
+def _weights_mb(result: bfl.federated.SimulationResult) -> float:
+    return sum(np.asarray(x).nbytes for x in _leaves(result.state.weights)) / _MB
+
+
+def _leaves(structure: Any) -> list[Any]:
+    import tensorflow as tf
+
+    return list(tf.nest.flatten(structure))
+
+
+def _finite(found: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(x) for name, x in found.items() if np.isfinite(x)}
+
+
+def _reset_peak() -> None:
+    """Let the process's peak of memory begin anew, where the system allows it."""
+    try:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _peak_mb() -> float:
+    """Return the peak of the process's memory since `_reset_peak`, in MB."""
+    import resource
+
+    try:
+        lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -1,0 +1,237 @@
+"""The file of a benchmark, which names settings, methods and their search spaces, as a checked plan."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+from tfp_bfl.app.bench.spaces import Space, parse_space
+from tfp_bfl.app.many_runs.sweep import parse_seeds
+from tfp_bfl.app.options.algorithms import canonical, serves
+from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.files import name as path_name
+
+# Steps on the server and one more round or several after the training, and the options of each.
+AFTERWARDS: dict[str, tuple[str, ...]] = {
+    "laplace": ("structure", "prior_stddev", "temperature"),
+    "last_layer": ("prior_stddev", "temperature"),
+}
+SCORES = ("nll", "accuracy", "rmse")
+_KEYS = ("seeds", "trials", "trial_seed", "score", "hold_out", "evaluations", "reference", "options")
+_OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
+_MOST_TRIALS, _MOST_CELLS = 1000, 100_000
+# Of names, which become names of folders.
+_MOST_LETTERS = 60
+
+
+class Method(NamedTuple):
+    """A method of a benchmark.
+
+    Fields:
+      options: of its runs.
+      space: option -> values among which trials choose; an option of `then` has its name and a dot before it.
+      then: what follows the training: None, or a name of `AFTERWARDS`.
+      then_options: options of that.
+    """
+
+    options: Mapping[str, Any]
+    space: Mapping[str, Space]
+    then: Optional[str] = None
+    then_options: Mapping[str, Any] = {}
+
+
+class Plan(NamedTuple):
+    """A benchmark: every method in every setting, with every seed.
+
+    Fields:
+      settings: name -> options of the runs in it.
+      methods: by name.
+      seeds: of the runs that are compared.
+      trials: of each method with a search space, in each setting.
+      trial_seed: of all trials.
+      score: by which the best trial is chosen, on held-out training examples: "nll", "accuracy" or "rmse".
+      hold_out: share of the training examples that are held out, in trials and in the final runs.
+      evaluations: number of evaluations between rounds, for scores at equal bytes and at equal seconds.
+      reference: the method from which differences are reported.
+      options: of all runs.
+      oods: setting -> dataset of out-of-distribution images.
+    """
+
+    settings: Mapping[str, Mapping[str, Any]]
+    methods: Mapping[str, Method]
+    seeds: Sequence[int]
+    trials: int
+    trial_seed: int
+    score: str
+    hold_out: float
+    evaluations: int
+    reference: str
+    options: Mapping[str, Any]
+    oods: Mapping[str, str]
+
+    def values(self, setting: str, method: str) -> dict[str, Any]:
+        """Return the options of a method's runs in a setting: those of the method win, then those of the setting.
+
+        Options of other algorithms, which settings and `options` may name for all, are left out.
+        """
+        own = self.methods[method].options
+        algorithm = canonical(str(own.get("algorithm", "variational")))
+        shared = {**self.options, **self.settings[setting]}
+        shared = {name: x for name, x in shared.items() if names_code(algorithm) or serves(name, algorithm)}
+        return {**shared, **own}
+
+    def config(self, setting: str, method: str, seed: int, chosen: Mapping[str, Any] = {}) -> RunConfig:
+        """Return the configuration of a run with the values that a trial chose for options of the run."""
+        of_run = {name: x for name, x in chosen.items() if "." not in name}
+        return make_config(None, {**self.values(setting, method), **of_run, "seed": seed})
+
+    def then_options(self, method: str, chosen: Mapping[str, Any] = {}) -> dict[str, Any]:
+        """Return the options of what follows the training, with the values that a trial chose."""
+        own = self.methods[method]
+        of_then = {name.partition(".")[2]: x for name, x in chosen.items() if "." in name}
+        return {**own.then_options, **of_then}
+
+
+def read_plan(file: Union[str, os.PathLike], trust: bool = False) -> Plan:
+    """Read the YAML file of a benchmark, and check every run of it.
+
+    Args:
+      file: with `settings`, `methods`, and the other fields of `Plan` (docs/bench.md).
+      trust: whether code that the file names may be run.
+
+    Raises:
+      InvalidArgument: the file cannot be read, or names something that does not exist or does not fit; the message
+        names the setting and the method.
+    """
+    path = pathlib.Path(file)
+    values = read_yaml(path)
+    where = f"The benchmark {path_name(path)}"
+    for key in values:
+        lookup(dict.fromkeys((*_KEYS, "settings", "methods")), key, "key of a benchmark")
+    methods = {key: _method(key, options, where) for key, options in _named(values, "methods", where).items()}
+    settings = {key: _mapping(x, f"The setting {key!r}") for key, x in _named(values, "settings", where).items()}
+    oods = {name: str(options.pop("ood")) for name, options in settings.items() if "ood" in options}
+    plan = Plan(
+        settings=settings,
+        methods=methods,
+        seeds=parse_seeds(str(values.get("seeds", "0..4"))),
+        trials=_count(values, "trials", 8, _MOST_TRIALS),
+        trial_seed=_count(values, "trial_seed", 1000, 2**31 - 1),
+        score=_one_of(values.get("score", "nll"), SCORES),
+        hold_out=_share(values.get("hold_out", 0.2)),
+        evaluations=_count(values, "evaluations", 6, 1000),
+        reference=str(values.get("reference", next(iter(methods)))),
+        options=_mapping(values.get("options", {}), "options"),
+        oods=oods,
+    )
+    lookup(plan.methods, plan.reference, "method")
+    cells = len(settings) * len(methods) * (len(plan.seeds) + plan.trials)
+    if cells > _MOST_CELLS:
+        raise InvalidArgument(f"{where} has {cells} runs, but at most {_MOST_CELLS} are possible: leave some out.")
+    for what, options in {"options": plan.options, **plan.settings}.items():
+        for name in options:
+            lookup(fields(), name, "option", f"in {what}")
+            if name in _OWN:
+                raise InvalidArgument(f"{name} of {what} is the benchmark's own: leave it out.")
+    _check_code(plan, where, trust)
+    for setting in plan.settings:
+        for method in plan.methods:
+            _check_runs(plan, setting, method)
+    return plan
+
+
+def _named(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
+    """Return the settings or the methods of the file."""
+    found = _mapping(values.get(key), key)
+    if not found:
+        raise InvalidArgument(f"{where} has no {key}: name at least one, as in docs/bench.md.")
+    for name in found:
+        plain = name.replace("_", "").replace("-", "").replace(".", "")
+        if not (plain.isalnum() and plain.isascii() and name[0].isalnum() and len(name) <= _MOST_LETTERS):
+            raise InvalidArgument(
+                f"{key} has the name {shown(name)}, but names are of at most {_MOST_LETTERS} letters, digits, '_', "
+                "'-' and '.'."
+            )
+    return found
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    value = {} if value is None else value
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InvalidArgument(f"{what} is {shown(value)}, but must be a mapping such as 'rounds: 40'.")
+    return value
+
+
+def _method(key: str, value: Any, where: str) -> Method:
+    options = _mapping(value, f"The method {key!r}")
+    space = {
+        name: parse_space(text, f"{name} of {key}")
+        for name, text in _mapping(options.pop("tuned", None), f"tuned of the method {key!r}").items()
+    }
+    then, then_options = options.pop("then", None), dict[str, Any]()
+    if isinstance(then, dict):
+        if len(then) != 1:
+            raise InvalidArgument(f"then of the method {key!r} is {shown(then)}, but must name one step.")
+        ((then, given),) = then.items()
+        then_options = _mapping(given, f"then of the method {key!r}")
+    if then is not None:
+        then = _one_of(then, AFTERWARDS)
+        for name in then_options:
+            lookup(dict.fromkeys(AFTERWARDS[then]), name, f"option of {then}")
+    for name in [*options, *space]:
+        step, dot, rest = name.partition(".")
+        if dot and name in space and step == then:
+            lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
+            continue
+        lookup(fields(), name, "option", f"in the method {key!r}")
+        if name in _OWN:
+            raise InvalidArgument(f"{name} of the method {key!r} is the benchmark's own: leave it out.")
+    return Method(options, space, then, then_options)
+
+
+def _check_runs(plan: Plan, setting: str, method: str) -> None:
+    """Check the first run of a method in a setting, and one trial at each end of its search space."""
+    space = plan.methods[method].space
+    for chosen in ({}, *({name: x.ends[i] for name, x in space.items()} for i in (0, 1) if space)):
+        try:
+            plan.config(setting, method, plan.seeds[0], chosen)
+        except InvalidArgument as error:
+            of_trial = f" with {_pairs(chosen)}" if chosen else ""
+            raise InvalidArgument(f"The method {method!r} in the setting {setting!r}{of_trial}: {error}") from None
+
+
+def _check_code(plan: Plan, where: str, trust: bool) -> None:
+    """Check that code in the file was named on the command line, as a file can come from somebody else."""
+    given = [*plan.settings.values(), *(method.options for method in plan.methods.values()), plan.options]
+    coded = [str(x[name]) for x in given for name in CODE if names_code(x.get(name))]
+    if coded and not trust:
+        raise InvalidArgument(f"{where} runs the code {', '.join(dict.fromkeys(coded))}: read it, and add --trust-code.")
+
+
+def _pairs(chosen: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {x}" for name, x in chosen.items())
+
+
+def _one_of(value: Any, names: Any) -> Any:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{shown(value)} is none of {', '.join(names)}.")
+    lookup(dict.fromkeys(names), value, "choice")
+    return value
+
+
+def _count(values: Mapping[str, Any], key: str, default: int, most: int) -> int:
+    value = values.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise InvalidArgument(f"{key} is {shown(value)}, but must be a whole number from 1 to {most}.")
+    return value
+
+
+def _share(value: Any) -> float:
+    if not isinstance(value, float) or not 0 < value < 1:
+        raise InvalidArgument(f"hold_out is {shown(value)}, but must be a number above 0 and below 1.")
+    return value

@@ -1,0 +1,194 @@
+"""Run a benchmark: every cell once, side by side, with records that outlive an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tfp_bfl.app.bench import tuning
+from tfp_bfl.app.bench.plan import Plan
+from tfp_bfl.app.bench.tuning import Chosen
+from tfp_bfl.app.many_runs.cells import (
+    SUMMARY,
+    check_cells,
+    forget_models,
+    is_done,
+    list_cells,
+    read_summary,
+    run_cells,
+)
+from tfp_bfl.app.one_run.build import check_code, check_data
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files.writing import write_whole
+from tfp_bfl.labels import duration
+
+CELLS, RECORDS = "cells", "records.jsonl"
+_TUNING = "tuning"
+
+
+class Cell(NamedTuple):
+    """A method in a setting with a seed."""
+
+    setting: str
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Return the path of its folder."""
+        return f"{self.setting}/{self.method}/seed-{self.seed}"
+
+
+def cells_of(plan: Plan) -> list[Cell]:
+    """Return the cells of a plan: the first seed of all methods first, so that processes tune different methods."""
+    return [Cell(x, method, seed) for seed in plan.seeds for x in plan.settings for method in plan.methods]
+
+
+def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", listed: bool = False) -> pathlib.Path:
+    """Run the remaining cells of a plan, write their records, and return the file of records.
+
+    A cell that fails has a record with the reason. Repeated, the same command runs the cells that are not done; delete
+    the folder of a cell to run it again.
+
+    Args:
+      plan: of `plan.read_plan`.
+      output: the folder, a new one or that of the same plan.
+      jobs: processes side by side.
+      only: what the name of a cell, SETTING/METHOD/seed-SEED, must contain.
+      listed: only list the cells.
+
+    Raises:
+      InvalidArgument: no cell has such a name, the folder is of something else or holds cells of other options, or data
+        or code do not fit. Nothing has been written then.
+      MissingDependency: there is something to tune, and optuna is not installed.
+    """
+    chosen = {cell.name: cell for cell in cells_of(plan) if only in cell.name}
+    if not chosen:
+        raise InvalidArgument(f"No cell's name contains {only!r}: --list shows the names.")
+    if output.exists() and not (output.is_dir() and ((output / CELLS).is_dir() or not any(output.iterdir()))):
+        raise InvalidArgument(f"{path_name(output)} is no folder of a benchmark: give --output a new one.")
+    every = {name: options_of(plan, cell) for name, cell in chosen.items()}
+    check_cells(every, output / CELLS)
+    if listed:
+        list_cells(every, output / CELLS)
+        return output / RECORDS
+    if plan.trials and any(method.space for method in plan.methods.values()):
+        tuning.check_optuna()
+    configs = [plan.config(cell.setting, cell.method, cell.seed) for cell in chosen.values()]
+    check_data(configs)
+    check_code(configs)
+    (output / CELLS).mkdir(parents=True, exist_ok=True)
+    work = functools.partial(run_cell, plan)
+    left = _Clock(sum(not is_done(output / CELLS / name) for name in every))
+    try:
+        run_cells(every, output / CELLS, work, left.describe, jobs=jobs)
+    finally:
+        write_records(output)
+    return output / RECORDS
+
+
+def options_of(plan: Plan, cell: Cell) -> dict[str, Any]:
+    """Return all that decides the record of a cell."""
+    method = plan.methods[cell.method]
+    return {
+        **{name: str(x) for name, x in plan.values(cell.setting, cell.method).items()},
+        "ood": plan.oods.get(cell.setting),
+        "seed": cell.seed,
+        "tuned": {name: str(space) for name, space in method.space.items()},
+        "then": method.then,
+        "then_options": dict(method.then_options),
+        **({"trials": plan.trials, "trial_seed": plan.trial_seed, "score": plan.score} if method.space else {}),
+        "evaluations": plan.evaluations,
+    }
+
+
+def run_cell(plan: Plan, folder: pathlib.Path, options: Mapping[str, Any]) -> None:
+    """Tune the method if that was not done, train and measure it, and write the record; a failure is a record too."""
+    cell = Cell(folder.parent.parent.name, folder.parent.name, int(folder.name.rpartition("-")[2]))
+    record: dict[str, Any] = {"setting": cell.setting, "method": cell.method, "seed": cell.seed}
+    started = time.perf_counter()
+    try:
+        chosen = choose(plan, cell.setting, cell.method, folder.parent / _TUNING)
+        record |= {"chosen": chosen.values, "trials": chosen.trials}
+        found = cell_module().run_final(task_of(plan, cell.setting, cell.method, cell.seed, chosen.values))
+        found["cost"]["trial_seconds"] = chosen.seconds
+        record |= found
+    except Exception as error:  # A failure of a method is its result: the benchmark continues.
+        record["failed"] = tuning.reason(error)
+    forget_models()
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {"options": options, **record, "cell_seconds": time.perf_counter() - started}
+    write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+
+
+def choose(plan: Plan, setting: str, method: str, folder: pathlib.Path) -> Chosen:
+    """Return the values that trials choose for a method in a setting."""
+
+    def attempt(values: Mapping[str, Any]) -> Mapping[str, float]:
+        try:
+            found: Mapping[str, float] = cell_module().run_trial(
+                task_of(plan, setting, method, plan.trial_seed, values)
+            )
+            return found
+        finally:
+            forget_models()
+
+    space = plan.methods[method].space
+    return tuning.tune(folder, space, plan.trials, plan.trial_seed, plan.score, attempt)
+
+
+def task_of(plan: Plan, setting: str, method: str, seed: int, values: Mapping[str, Any]) -> Any:
+    """Return the work of a run, a `cell.Task`."""
+    return cell_module().Task(
+        config=plan.config(setting, method, seed, values),
+        then=plan.methods[method].then,
+        then_options=plan.then_options(method, values),
+        hold_out=plan.hold_out,
+        ood=plan.oods.get(setting),
+        evaluations=plan.evaluations,
+    )
+
+
+def cell_module() -> Any:
+    """Return the module that trains, which imports TensorFlow."""
+    from tfp_bfl.app.bench import cell
+
+    return cell
+
+
+def write_records(output: pathlib.Path) -> pathlib.Path:
+    """Write the records of all cells that are done, one JSON object a line, in the order of their names."""
+    lines = []
+    for path in sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}")):
+        record = read_summary(path.parent)
+        lines.append(json.dumps({name: x for name, x in record.items() if name != "options"}, sort_keys=False) + "\n")
+    write_whole(output / RECORDS, "".join(lines))
+    return output / RECORDS
+
+
+@dataclasses.dataclass
+class _Clock:
+    """Describes cells in a line each, with the time that the others will take."""
+
+    left: int
+    started: float = dataclasses.field(default_factory=time.perf_counter)
+    ended: int = 0
+
+    def describe(self, summary: Mapping[str, Any]) -> str:
+        """Return the scores of a cell, and the time left: that of an average cell so far for each that remains."""
+        self.ended += 1
+        seconds = (time.perf_counter() - self.started) / self.ended * (self.left - self.ended)
+        later = f"; about {duration(seconds)} left" if self.left > self.ended else ""
+        if "failed" in summary:
+            return f"failed: {summary['failed']}{later}"
+        found = summary["scores"]
+        first = f"accuracy {found['accuracy']:.4f}" if "accuracy" in found else f"RMSE {found['rmse']:.4g}"
+        return f"{first}  NLL {found['nll']:.4f}  ({duration(summary['cell_seconds'])}){later}"
+
+

@@ -1,0 +1,119 @@
+"""Scores of predictions: accuracy, likelihood, calibration, coverage of sets, and the least client's."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.bench.predictions import Predicted
+from tfp_bfl.errors import InvalidArgument
+
+# Of prediction sets and intervals.
+COVERAGE = 0.9
+# A client with fewer test examples has no score of its own: its accuracy would be chance.
+LEAST_EXAMPLES = 10
+
+
+def of_classes(test: Predicted, held: Predicted) -> dict[str, float]:
+    """Return the scores of a classifier on test rows; what is fitted is fitted on held-out training rows.
+
+    `fitted_nll` and `fitted_ece` are at the softmax temperature with the lowest NLL of the held-out rows. `coverage`
+    and `set_size` are of prediction sets by the label's probability with a coverage of 0.9 on the held-out rows.
+    `least_...` is of the client with the lowest value among clients with at least `LEAST_EXAMPLES` test rows.
+
+    Args:
+      test, held: predictions.
+    """
+    probabilities, labels = test.arrays["probabilities"], test.labels
+    evaluation = bfl.evaluation
+    right = probabilities.argmax(-1) == labels
+    scores = {
+        "accuracy": float(right.mean()),
+        "nll": float(evaluation.negative_log_likelihood(probabilities, labels)),
+        "ece": float(evaluation.expected_calibration_error(probabilities, labels)),
+        "brier": float(evaluation.brier_score(probabilities, labels)),
+    }
+    if right.any() and not right.all():
+        entropy = test.arrays["entropy"]
+        scores["error_auroc"] = evaluation.out_of_distribution(entropy[right], entropy[~right]).auroc
+    temperature = evaluation.fit_temperature(held.arrays["probabilities"], held.labels)
+    fitted = evaluation.at_temperature(probabilities, temperature)
+    scores["fitted_nll"] = float(evaluation.negative_log_likelihood(fitted, labels))
+    scores["fitted_ece"] = float(evaluation.expected_calibration_error(fitted, labels))
+    scores |= _least("accuracy", right, test.owners)
+    try:
+        limit = evaluation.conformal_limit(held.arrays["probabilities"], held.labels, COVERAGE)
+    except InvalidArgument:  # Too few held-out rows for that coverage.
+        return scores
+    sets = evaluation.prediction_sets(probabilities, limit)
+    is_in = sets[np.arange(len(labels)), labels]
+    scores |= {"coverage": float(is_in.mean()), "set_size": float(sets.sum(-1).mean())}
+    return scores | _least("coverage", is_in, test.owners)
+
+
+def of_numbers(test: Predicted) -> dict[str, float]:
+    """Return the scores of a regression on test rows, in the units of the label.
+
+    Args:
+      test: predictions, with the metrics of `evaluate_regression`.
+    """
+    error = test.arrays["mean"] - test.labels
+    is_in = (test.arrays["low"] <= test.labels) & (test.labels <= test.arrays["high"])
+    scores = {
+        "rmse": float(np.sqrt(np.mean(np.square(error)))),
+        "nll": test.metrics["test_nll"],
+        "crps": test.metrics["crps"],
+        "coverage": float(is_in.mean()),
+    }
+    return scores | _least("coverage", is_in, test.owners)
+
+
+def selection(held: Predicted) -> dict[str, float]:
+    """Return the scores of held-out rows by which trials are compared: nll, and accuracy or rmse."""
+    if "mean" in held.arrays:
+        error = held.arrays["mean"] - held.labels
+        return {"nll": held.metrics["test_nll"], "rmse": float(np.sqrt(np.mean(np.square(error))))}
+    probabilities = held.arrays["probabilities"]
+    return {
+        "nll": float(bfl.evaluation.negative_log_likelihood(probabilities, held.labels)),
+        "accuracy": float(np.mean(probabilities.argmax(-1) == held.labels)),
+    }
+
+
+def heterogeneity(counts: np.ndarray) -> float:
+    """Return the mean total variation distance between the clients' label distributions and that of all.
+
+        1/K sum_k 1/2 sum_c |n_kc / n_k - n_c / n|
+
+    Args:
+      counts: label counts of the clients [K, C].
+
+    Example:
+      >>> heterogeneity(np.array([[5, 0], [0, 5]]))
+      0.5
+    """
+    shares = counts / counts.sum(1, keepdims=True)
+    return float(np.abs(shares - counts.sum(0) / counts.sum()).sum(1).mean() / 2)
+
+
+def _least(name: str, values: np.ndarray, owners: np.ndarray) -> dict[str, float]:
+    """Return the least mean over clients with enough test rows; nothing with fewer than two such clients."""
+    means = [values[owners == k].mean() for k in np.unique(owners) if np.sum(owners == k) >= LEAST_EXAMPLES]
+    return {f"least_{name}": float(min(means))} if len(means) > 1 else {}
+
+
+def foreign(own: Predicted, entropy: np.ndarray, epistemic: np.ndarray) -> dict[str, float]:
+    """Return the AUROC of out-of-distribution examples by entropy and by the epistemic part.
+
+    Args:
+      own: predictions for test rows.
+      entropy, epistemic: of the other examples [M].
+    """
+    found: dict[str, Optional[float]] = {
+        "ood_auroc_entropy": bfl.evaluation.out_of_distribution(own.arrays["entropy"], entropy).auroc
+    }
+    if own.arrays["epistemic"].any() or epistemic.any():
+        found["ood_auroc"] = bfl.evaluation.out_of_distribution(own.arrays["epistemic"], epistemic).auroc
+    return {name: x for name, x in found.items() if x is not None}

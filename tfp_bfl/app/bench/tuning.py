@@ -1,0 +1,145 @@
+"""The choice of a method's options by trials on held-out training rows, the same number for each method."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tfp_bfl.app.bench.spaces import Space
+from tfp_bfl.app.many_runs.cells import SUMMARY, is_done, read_summary, run_once
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
+from tfp_bfl.files.writing import write_whole
+
+TRIALS = "trials.jsonl"
+# Scores of which more is better.
+_MORE = ("accuracy",)
+_MOST_LETTERS = 300
+
+# Chosen values of options -> scores.
+Try = Callable[[Mapping[str, Any]], Mapping[str, float]]
+
+
+class Chosen(NamedTuple):
+    """The result of the trials of a method.
+
+    Fields:
+      values: option -> value of the best trial; {} for the defaults.
+      score: of the best trial; None without trials.
+      trials: how many there were.
+      seconds: of all of them.
+    """
+
+    values: dict[str, Any]
+    score: Any
+    trials: int
+    seconds: float
+
+
+def check_optuna() -> None:
+    """Raise MissingDependency if the package optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise MissingDependency(
+            "Trials need the package optuna: pip install 'tfp_bfl[tune]', or give trials of methods with nothing tuned."
+        ) from None
+
+
+def tune(folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try) -> Chosen:
+    """Return the values of the best of some trials, which a folder keeps: interrupted, they go on with the next one.
+
+    The first trial has the method's defaults. Half of the others are drawn from the search space at random, the rest by
+    the tree-structured Parzen estimator of optuna (Bergstra et al. 2011), all by the seed. A trial that fails, or has a
+    score that is not finite, counts as the worst. Of several processes at one folder the first works, the others wait.
+
+    Args:
+      folder: of the trials.
+      space: option -> values; {} for no trials.
+      trials: their number, with the one of the defaults.
+      seed: of the draws.
+      score: by which they are compared.
+      attempt: runs one.
+
+    Raises:
+      Error: every trial failed; the message has the reason of the first.
+    """
+    if not space:
+        return Chosen({}, None, 0, 0.0)
+    run_once(folder, lambda: _work(folder, space, trials, seed, score, attempt), goes_on=True)
+    found = read_summary(folder)
+    if found["best"] is None:
+        raise Error(f"Every trial failed, the first of them with: {found['reason']}")
+    return Chosen(found["best"], found["score"], found["trials"], found["seconds"])
+
+
+def _work(
+    folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try
+) -> None:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.getLogger("optuna").setLevel(logging.ERROR)
+    folder.mkdir(parents=True, exist_ok=True)
+    sign = -1.0 if score in _MORE else 1.0
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
+    study = optuna.create_study(sampler=sampler)
+    rows = _read(folder / TRIALS)
+    worst = 1e9
+    for number in range(trials):
+        asked = study.ask() if number else None
+        values = {name: each.suggest(asked, name) for name, each in space.items()} if asked else {}
+        if number < len(rows):
+            row = rows[number]
+            if row["values"] != json.loads(json.dumps(values)):
+                raise InvalidArgument(f"{folder / TRIALS} holds trials of another search space: delete that folder.")
+        else:
+            row = _attempted(attempt, values)
+            rows.append(row)
+            with open(folder / TRIALS, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+        if asked:
+            found = sign * row.get(score, math.nan)
+            study.tell(asked, found if math.isfinite(found) else worst)
+    sound = [row for row in rows if math.isfinite(row.get(score, math.nan))]
+    best = min(sound, key=lambda row: sign * row[score], default=None)
+    summary = {
+        "best": best and best["values"],
+        "score": best and best[score],
+        "trials": len(rows),
+        "seconds": sum(row.get("seconds", 0.0) for row in rows),
+        "reason": next((row["failed"] for row in rows if "failed" in row), f"no {score} was finite."),
+    }
+    write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+
+
+def _attempted(attempt: Try, values: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"values": dict(values), **attempt(values)}
+    except Exception as error:  # A failure is the result of the trial.
+        return {"values": dict(values), "failed": reason(error)}
+
+
+def reason(error: BaseException) -> str:
+    """Return an error as a record has it."""
+    text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    return text.strip().partition("\n")[0][:_MOST_LETTERS]
+
+
+def _read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the trials that are complete; the last line of a broken run may be cut off."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    if path.exists():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
+
+
