@@ -27,10 +27,11 @@ MAY_IMPORT = {
     # The command line: `cli` and `doctor`.
     "app.glm": {"app.options", "glm"},
     "app": {
-        *("__init__", "app.options", "app.glm", "app.one_run", "app.many_runs", "parties.deployment"),
+        *("__init__", "app.options", "app.glm", "app.one_run", "app.many_runs", "app.bench", "parties.deployment"),
         *("data", "federated"),
     },
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
+    "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
     "app.one_run": {*PUBLIC, "app.options", "glm"},
     "app.options": {*PUBLIC, "training"},

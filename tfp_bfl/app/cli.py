@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
+from tfp_bfl.app.bench.command import bench, tune
 from tfp_bfl.app.glm import glm_model
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
 from tfp_bfl.app.one_run.command import COMMANDS, scores_in_words
@@ -46,6 +47,10 @@ Examples:
   tfp-bfl run --output my_run        train, evaluate, export, report
   tfp-bfl run --config my_run/config.yaml --seed 1
   tfp-bfl sweep --vary rule=linear_pool,conflation --seeds 0..4 --output two
+  tfp-bfl tune --space "learning-rate=0.001..0.3 log" --output tuned
+                                     the best of trials on held-out rows
+  tfp-bfl bench methods.yaml --output methods
+                                     many methods by settings, tuned alike
   tfp-bfl runs                       what runs there are
   tfp-bfl list                       what --dataset, --rule and others take
   tfp-bfl calibrate my_run my_model  a limit by which it may abstain
@@ -127,7 +132,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (*COMMANDS, glm_model, sweep_runs, list_runs, deploy):
+for _command in (*COMMANDS, glm_model, sweep_runs, list_runs, bench, tune, deploy):
     cli.add_command(_command)
 
 
@@ -137,6 +142,7 @@ _SYNONYMS = {
     **{"--strategy": "--algorithm", "--num-rounds": "--rounds", "--out": "--output", "--outdir": "--output"},
     **{"--mu": "--proximal", "--verbose": "--progress", "--quiet": "--progress"},
     **{"train": "run", "fit": "run", "simulate": "run", "evaluate": "report", "eval": "report", "serve": "predict"},
+    **{"benchmark": "bench", "compare": "bench", "optimize": "tune", "search": "tune"},
 }
 
 

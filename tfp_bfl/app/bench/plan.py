@@ -210,7 +210,9 @@ def _check_code(plan: Plan, where: str, trust: bool) -> None:
     given = [*plan.settings.values(), *(method.options for method in plan.methods.values()), plan.options]
     coded = [str(x[name]) for x in given for name in CODE if names_code(x.get(name))]
     if coded and not trust:
-        raise InvalidArgument(f"{where} runs the code {', '.join(dict.fromkeys(coded))}: read it, and add --trust-code.")
+        raise InvalidArgument(
+            f"{where} runs the code {', '.join(dict.fromkeys(coded))}: read it, and add --trust-code."
+        )
 
 
 def _pairs(chosen: Mapping[str, Any]) -> str:

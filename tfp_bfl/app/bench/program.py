@@ -190,5 +190,3 @@ class _Clock:
         found = summary["scores"]
         first = f"accuracy {found['accuracy']:.4f}" if "accuracy" in found else f"RMSE {found['rmse']:.4g}"
         return f"{first}  NLL {found['nll']:.4f}  ({duration(summary['cell_seconds'])}){later}"
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tfp_bfl.app.bench.spaces import Space
-from tfp_bfl.app.many_runs.cells import SUMMARY, is_done, read_summary, run_once
+from tfp_bfl.app.many_runs.cells import SUMMARY, read_summary, run_once
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.writing import write_whole
 
@@ -77,9 +76,7 @@ def tune(folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: in
     return Chosen(found["best"], found["score"], found["trials"], found["seconds"])
 
 
-def _work(
-    folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try
-) -> None:
+def _work(folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try) -> None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -141,5 +138,3 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
     if path.exists():
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
-
-

@@ -54,7 +54,8 @@ def laplace(
         range. Then nothing is written.
     """
     finished = finished_run(run, output, code, "Laplace's approximation")
-    settings = {"prior_stddev": prior_stddev, "prior_by_layer": prior_by_layer, "temperature": temperature}
+    settings: dict[str, Any] = {"prior_stddev": prior_stddev, "prior_by_layer": prior_by_layer}
+    settings["temperature"] = temperature
     result, state = approximated(finished, structure=structure, **settings)
     approximation = curvatures.approximate(state)
     more: dict[str, Any] = {

@@ -1,0 +1,234 @@
+"""Benchmarks from end to end: records, resumption, failures, and the best configuration of trials."""
+
+import json
+
+import pytest
+import yaml
+
+from tfp_bfl.app.bench import cell, program
+from tfp_bfl.app.bench.plan import read_plan
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.errors import Error, InvalidArgument
+
+PLAN = {
+    "seeds": "0..1",
+    "trials": 3,
+    "options": {"engine": "local"},
+    "settings": {"a": {"dataset": "digits", "rounds": 2}, "b": {"dataset": "digits", "rounds": 3}},
+    "methods": {
+        "tuned": {"algorithm": "fed_opt", "kind": "deterministic", "tuned": {"learning_rate": "0.01..0.1 log"}},
+        "plain": {},
+    },
+}
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Trainings that cost nothing: the score follows from the options; `tasks` are those that were run."""
+    tasks = []
+
+    def trial(task):
+        tasks.append(("trial", task))
+        return {"nll": abs((task.config.learning_rate or 0.5) - 0.04), "seconds": 2.0}
+
+    def final(task):
+        tasks.append(("final", task))
+        if task.config.rounds == 3 and task.config.algorithm == "variational":
+            raise Error("The training diverged.")
+        scores = {"accuracy": 0.5, "nll": task.config.learning_rate or 1.0}
+        return {"about": {"dataset": "digits"}, "scores": scores, "cost": {"seconds": 1.0}, "trajectory": []}
+
+    monkeypatch.setattr(cell, "run_trial", trial)
+    monkeypatch.setattr(cell, "run_final", final)
+    return tasks
+
+
+def plan_of(tmp_path, **changes):
+    path = tmp_path / "bench.yaml"
+    path.write_text(yaml.safe_dump({**PLAN, **changes}, sort_keys=False))
+    return read_plan(path)
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / program.RECORDS).read_text().splitlines()]
+
+
+def test_every_cell_is_run_once(tmp_path, stand_in, capsys):
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    finals = [task for what, task in stand_in if what == "final"]
+    trials = [task for what, task in stand_in if what == "trial"]
+    assert len(finals) == 8 and len(trials) == 2 * 3  # Of one of two methods, in two settings, whatever the seeds.
+    assert {task.config.seed for task in trials} == {1000} and {task.config.seed for task in finals} == {0, 1}
+    found = {(x["setting"], x["method"], x["seed"]): x for x in records(tmp_path / "out")}
+    assert len(found) == 8
+    for seed in (0, 1):  # Both seeds have the values of the same trials.
+        chosen = found["a", "tuned", seed]["chosen"]["learning_rate"]
+        assert chosen == found["a", "tuned", 0]["chosen"]["learning_rate"]
+        assert found["a", "tuned", seed]["scores"]["nll"] == chosen and 0.01 <= chosen <= 0.1
+        assert found["a", "tuned", seed]["cost"]["trial_seconds"] == 6.0
+        assert found["b", "plain", seed]["failed"] == "The training diverged."
+    assert "failed: The training diverged." in capsys.readouterr().out
+    stand_in.clear()
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    assert not stand_in and "8 of 8 are done" in capsys.readouterr().out
+
+
+def test_an_interrupted_benchmark_goes_on(tmp_path, stand_in, monkeypatch):
+    whole = program.run_bench(plan_of(tmp_path), tmp_path / "whole").read_text()
+    final, number = cell.run_final, []
+
+    def interrupted(task):
+        number.append(task)
+        if len(number) == 3:
+            raise KeyboardInterrupt
+        return final(task)
+
+    monkeypatch.setattr(cell, "run_final", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        program.run_bench(plan_of(tmp_path), tmp_path / "cut")
+    assert len(records(tmp_path / "cut")) == 2  # What was done is on record.
+    program.run_bench(plan_of(tmp_path), tmp_path / "cut")
+    strip = lambda text: [{**json.loads(line), "cell_seconds": 0} for line in text.splitlines()]
+    assert strip((tmp_path / "cut" / program.RECORDS).read_text()) == strip(whole)
+
+
+def test_more_seeds_and_methods_are_added(tmp_path, stand_in):
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    stand_in.clear()
+    more = {**PLAN["methods"], "third": {"rule": "linear_pool"}}
+    program.run_bench(plan_of(tmp_path, methods=more, seeds="0..2"), tmp_path / "out")
+    assert [what for what, _ in stand_in] == ["final"] * (2 * 3 + 2 * 2)
+    assert len(records(tmp_path / "out")) == 2 * 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"trials": 4}, "is of other options (trials 3, now 4)"), ({"options": {"engine": "tff"}}, "other options")],
+)
+def test_other_options_are_refused(tmp_path, stand_in, changes, message):
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidArgument) as error:
+        program.run_bench(plan_of(tmp_path, **changes), tmp_path / "out")
+    assert message in str(error.value) and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_part_of_the_cells(tmp_path, stand_in, capsys):
+    program.run_bench(plan_of(tmp_path), tmp_path / "out", only="a/plain/seed-1")
+    assert [(task.config.rounds, task.config.seed) for _, task in stand_in] == [(2, 1)]
+    with pytest.raises(InvalidArgument, match="No cell's name contains 'c/'"):
+        program.run_bench(plan_of(tmp_path), tmp_path / "out", only="c/")
+    program.run_bench(plan_of(tmp_path), tmp_path / "out", listed=True)
+    listed = capsys.readouterr().out
+    assert "done  a/plain/seed-1\n" in listed and "      a/plain/seed-0\n" in listed
+
+
+def test_the_order_spreads_the_methods(tmp_path):
+    names = [x.name for x in program.cells_of(plan_of(tmp_path))]
+    assert names[:4] == ["a/tuned/seed-0", "a/plain/seed-0", "b/tuned/seed-0", "b/plain/seed-0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.yaml", "--output", "o"], "missing.yaml"),
+        (["bench.yaml"], "give --output one"),
+        (["bench.yaml", "--output", "o", "--jobs", "0"], "jobs is 0"),
+        (["bench.yaml", "--output", "bench.yaml"], "is no folder of a benchmark"),
+        (["bench.yaml", "--output", "other"], "is no folder of a benchmark"),
+    ],
+)
+def test_refusals_of_the_command(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    plan_of(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("mine")
+    assert run_command_line(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "o").exists() and (tmp_path / "other" / "mine.txt").read_text() == "mine"
+
+
+def test_data_are_read_before_any_work(tmp_path, stand_in):
+    settings = {"a": {"dataset": str(tmp_path / "none.csv")}}
+    with pytest.raises(InvalidArgument, match="none.csv"):
+        program.run_bench(plan_of(tmp_path, settings=settings), tmp_path / "out")
+    assert not stand_in and not (tmp_path / "out").exists()
+
+
+def test_tune_writes_the_best_configuration(tmp_path, monkeypatch, stand_in, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["tune", "--space", "learning-rate=0.01..0.1 log", "--trials", "6", "--rounds", "2", "--output", "t"]
+    assert run_command_line(command) == 0
+    best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "t" / "trials.jsonl").read_text().splitlines()]
+    least = min(rows, key=lambda row: row["nll"])
+    assert best["learning_rate"] == least["values"]["learning_rate"] and best["rounds"] == 2
+    assert f"has nll {least['nll']:.4f} on held-out" in capsys.readouterr().out
+    stand_in.clear()
+    assert run_command_line(command) == 0 and not stand_in
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "There is nothing to tune: give --space"),
+        (["--space", "learning-rate"], "--space is 'learning-rate', but must be such as"),
+        (["--space", "learning-rte=1..2"], "There is no option 'learning_rte'"),
+        (["--space", "seed=1..2"], "--space is of seed, which is not tuned"),
+        (["--space", "rounds=1..2", "--space", "rounds=1..2"], "--space names rounds twice"),
+        (["--space", "rounds=1..2", "--rounds", "2"], "rounds is given and tuned"),
+        (["--space", "momentum=0.1..1.5", "--algorithm", "fed_opt"], "momentum is 1.5"),
+        (["--space", "rounds=1..2", "--share", "1"], "share is 1, but must be a number above 0 and below 1"),
+        (["--space", "rounds=1..2", "--score", "loss"], "There is no score 'loss'"),
+        (["--space", "rounds=1..2", "--trials", "none"], "trials is none, but must be a whole number"),
+    ],
+)
+def test_refusals_of_tune(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line(["tune", "--output", "t", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "t").exists()
+
+
+REAL = {
+    "seeds": "0",
+    "trials": 2,
+    "options": {"engine": "local", "num_samples": 5},
+    "settings": {
+        "heart": {"dataset": "heart_disease", "rounds": 2, "local_epochs": 1},
+        "diabetes": {"dataset": "diabetes", "model": "mlp", "clients": 3, "rounds": 2, "local_epochs": 1},
+    },
+    "methods": {
+        "fed_avg": {"algorithm": "fed_opt", "kind": "deterministic", "tuned": {"learning_rate": "0.01..0.1 log"}},
+        "variational": {},
+        "head": {"algorithm": "fed_opt", "kind": "deterministic", "then": "last_layer"},
+        "laplace": {"algorithm": "fed_opt", "kind": "deterministic", "then": "laplace"},
+        "reptile": {"algorithm": "meta_learning", "learner": "plain"},
+    },
+}
+
+
+@pytest.mark.deep(after="tests/app/bench/test_bench.py")
+def test_a_reduced_benchmark(tmp_path):
+    """Two real settings by five methods: every record has the scores of its task, and none has the label's."""
+    path = tmp_path / "bench.yaml"
+    path.write_text(yaml.safe_dump(REAL, sort_keys=False))
+    assert run_command_line(["bench", str(path), "--output", str(tmp_path / "out")]) == 0
+    found = {(x["setting"], x["method"]): x for x in records(tmp_path / "out")}
+    assert len(found) == 10
+    assert "measured for classes only" in found["diabetes", "reptile"]["failed"]
+    sound = {key: x for key, x in found.items() if "failed" not in x}
+    assert len(sound) == 9
+    for (setting, method), record in sound.items():
+        scores, cost = record["scores"], record["cost"]
+        shared = {"nll", "coverage"} | ({"accuracy", "fitted_nll"} if setting == "heart" else {"rmse", "crps"})
+        assert shared <= set(scores), (setting, method)
+        assert 0.5 < scores.get("accuracy", 0.6) < 1 and scores["nll"] < (0.75 if setting == "heart" else 7)
+        assert cost["upload_mb"] > 0 and cost["train_seconds"] > 0 and len(record["trajectory"]) == 2
+    heart = {method: sound["heart", method]["cost"] for method in ("fed_avg", "variational", "head")}
+    # A variational weight is two numbers; the sums of a last layer are further messages.
+    ratio = heart["variational"]["upload_mb"] / heart["fed_avg"]["upload_mb"]
+    assert 1.9 < ratio < 2.1 and heart["head"]["upload_mb"] > heart["fed_avg"]["upload_mb"]
+    assert "permuted_nll" in sound["heart", "variational"]["scores"]
+    assert (tmp_path / "out" / "results.md").is_file() and (tmp_path / "out" / "index.html").is_file()

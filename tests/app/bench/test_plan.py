@@ -1,0 +1,101 @@
+"""The file of a benchmark: what it says, what is refused, and which options a run gets."""
+
+import pytest
+import yaml
+
+from tfp_bfl.app.bench.plan import read_plan
+from tfp_bfl.app.bench.spaces import Space, parse_space
+from tfp_bfl.errors import InvalidArgument
+
+SMALL = {
+    "seeds": "0..1",
+    "trials": 3,
+    "options": {"engine": "local", "local_epochs": 2},
+    "settings": {"heart": {"dataset": "heart_disease", "rounds": 4}},
+    "methods": {
+        "fed_avg": {"algorithm": "fed_opt", "tuned": {"learning_rate": "0.01..0.1 log"}},
+        "chain": {"algorithm": "qlsd", "rounds": 100},
+        "laplace": {"algorithm": "fed_opt", "then": "laplace", "tuned": {"laplace.temperature": [0.1, 1.0]}},
+    },
+}
+
+
+def write(tmp_path, **changes):
+    """A file with the keys of SMALL, changed."""
+    path = tmp_path / "bench.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes}, sort_keys=False))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "space"),
+    [
+        ("0.001..0.3 log", Space(0.001, 0.3, True)),
+        ("1..5", Space(1, 5)),
+        ("1..0.5e1", Space(1.0, 5.0)),
+        (["adam", "sgd"], Space(values=("adam", "sgd"))),
+        ([None, 2], Space(values=(None, 2))),
+    ],
+)
+def test_a_space(text, space):
+    found = parse_space(text, "x")
+    assert found == space and type(found.low) is type(space.low)
+    assert str(text).strip("[]").replace("'", "") == str(found) or parse_space(str(found), "x") == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "5..1", "1..1", "0..1 log", "-1..1 log", "a..b", "1..2 lin", [], [1, 1], [[1]], None, 3, "1..inf"]
+)
+def test_what_is_no_space(text):
+    with pytest.raises(InvalidArgument, match="The search space of learning_rate is"):
+        parse_space(text, "learning_rate")
+
+
+def test_options_of_a_run(tmp_path):
+    plan = read_plan(write(tmp_path))
+    config = plan.config("heart", "fed_avg", 1, {"learning_rate": 0.05})
+    assert (config.rounds, config.local_epochs, config.learning_rate, config.seed) == (4, 2, 0.05, 1)
+    # A method's options win, and options of other algorithms are left out.
+    chain = plan.config("heart", "chain", 0)
+    assert (chain.rounds, chain.algorithm) == (100, "qlsd") and "local_epochs" not in chain.recorded()
+    assert plan.then_options("laplace", {"laplace.temperature": 0.1}) == {"temperature": 0.1}
+    assert plan.reference == "fed_avg" and list(plan.seeds) == [0, 1]
+
+
+def test_options_of_a_step_after_the_training(tmp_path):
+    methods = {"x": {"algorithm": "fed_opt", "then": {"laplace": {"structure": "diagonal"}}}}
+    plan = read_plan(write(tmp_path, methods=methods))
+    assert plan.methods["x"].then == "laplace" and plan.then_options("x") == {"structure": "diagonal"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "There is no key of a benchmark 'seed': did you mean 'seeds'"),
+        ({"methods": {}}, "has no methods: name at least one"),
+        ({"settings": None}, "has no settings"),
+        ({"settings": {"a/b": {}}}, "settings has the name 'a/b', but names are of at most 60 letters"),
+        ({"settings": {"a": {"datset": "digits"}}}, "There is no option 'datset' in a: did you mean 'dataset'"),
+        ({"settings": {"a": {"dataset": "digits", "seed": 1}}}, "seed of a is the benchmark's own"),
+        ({"trials": 0}, "trials is 0, but must be a whole number from 1 to 1000"),
+        ({"trials": True}, "trials is True"),
+        ({"hold_out": 1.0}, "hold_out is 1.0, but must be a number above 0 and below 1"),
+        ({"score": "acc"}, "There is no choice 'acc'"),
+        ({"seeds": "4..0"}, "seeds is '4..0'"),
+        ({"reference": "fedavg"}, "There is no method 'fedavg': did you mean 'fed_avg'"),
+        ({"methods": {"m": {"algorithm": "fed_avgg"}}}, "The method 'm' in the setting 'heart': There is no algorithm"),
+        ({"methods": {"m": {"tuned": {"learning_rte": "1..2"}}}}, "There is no option 'learning_rte' in the method 'm'"),
+        ({"methods": {"m": {"tuned": {"laplace.temperature": "1..2"}}}}, "There is no option 'laplace.temperature'"),
+        ({"methods": {"m": {"then": "lapace"}}}, "There is no choice 'lapace': did you mean 'laplace'"),
+        ({"methods": {"m": {"then": {"laplace": {"temp": 1}}}}}, "There is no option of laplace 'temp'"),
+        ({"methods": {"m": {"then": {"laplace": {}, "last_layer": {}}}}}, "must name one step"),
+        ({"methods": {"m": ["variational"]}}, "The method 'm' is ['variational'], but must be a mapping"),
+        # An end of a search space that no run can have.
+        ({"methods": {"m": {"tuned": {"momentum": "0.5..1.5"}, "algorithm": "fed_opt"}}}, "with momentum 1.5: momentum"),
+        ({"methods": {"m": {"rule": "x.py:f"}}}, "runs the code x.py:f: read it, and add --trust-code"),
+    ],
+)
+def test_refusals(tmp_path, changes, message):
+    with pytest.raises(InvalidArgument) as error:
+        read_plan(write(tmp_path, **changes))
+    assert message in str(error.value)
