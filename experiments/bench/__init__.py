@@ -1,0 +1,1 @@
+"""The benchmark: every method of the library on real federations, tuned alike."""

@@ -1,0 +1,19 @@
+"""Methods of the benchmark that the command line has no name for, as functions of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tfp_bfl as bfl
+
+
+def fed_lap(model_fn: Any, element_spec: Any, local_epochs: int, batch_size: int, learning_rate: Any = 0.03) -> Any:
+    """FedLap with covariances: partitioned inference by Laplace's approximation."""
+    return bfl.algorithms.fed_lap(
+        model_fn,
+        covariance=True,
+        element_spec=element_spec,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+    )
