@@ -151,7 +151,7 @@ def test_refusals_of_the_command(tmp_path, monkeypatch, capsys, arguments, messa
 
 def test_data_are_read_before_any_work(tmp_path, stand_in):
     settings = {"a": {"dataset": str(tmp_path / "none.csv")}}
-    with pytest.raises(InvalidArgument, match="none.csv"):
+    with pytest.raises(InvalidArgument, match=r"none\.csv"):
         program.run_bench(plan_of(tmp_path, settings=settings), tmp_path / "out")
     assert not stand_in and not (tmp_path / "out").exists()
 

@@ -84,14 +84,20 @@ def test_options_of_a_step_after_the_training(tmp_path):
         ({"seeds": "4..0"}, "seeds is '4..0'"),
         ({"reference": "fedavg"}, "There is no method 'fedavg': did you mean 'fed_avg'"),
         ({"methods": {"m": {"algorithm": "fed_avgg"}}}, "The method 'm' in the setting 'heart': There is no algorithm"),
-        ({"methods": {"m": {"tuned": {"learning_rte": "1..2"}}}}, "There is no option 'learning_rte' in the method 'm'"),
+        (
+            {"methods": {"m": {"tuned": {"learning_rte": "1..2"}}}},
+            "There is no option 'learning_rte' in the method 'm'",
+        ),
         ({"methods": {"m": {"tuned": {"laplace.temperature": "1..2"}}}}, "There is no option 'laplace.temperature'"),
         ({"methods": {"m": {"then": "lapace"}}}, "There is no choice 'lapace': did you mean 'laplace'"),
         ({"methods": {"m": {"then": {"laplace": {"temp": 1}}}}}, "There is no option of laplace 'temp'"),
         ({"methods": {"m": {"then": {"laplace": {}, "last_layer": {}}}}}, "must name one step"),
         ({"methods": {"m": ["variational"]}}, "The method 'm' is ['variational'], but must be a mapping"),
         # An end of a search space that no run can have.
-        ({"methods": {"m": {"tuned": {"momentum": "0.5..1.5"}, "algorithm": "fed_opt"}}}, "with momentum 1.5: momentum"),
+        (
+            {"methods": {"m": {"tuned": {"momentum": "0.5..1.5"}, "algorithm": "fed_opt"}}},
+            "with momentum 1.5: momentum",
+        ),
         ({"methods": {"m": {"rule": "x.py:f"}}}, "runs the code x.py:f: read it, and add --trust-code"),
     ],
 )

@@ -38,9 +38,7 @@ def test_scores_of_classes_against_loops():
     assert found["coverage"] == np.mean([sets[i, y[i]] for i in range(400)])
     np.testing.assert_allclose(found["set_size"], sets.sum(-1).mean())
     wrong = p.argmax(-1) != y
-    pairs = [
-        (a > b) + (a == b) / 2 for a in test.arrays["entropy"][wrong] for b in test.arrays["entropy"][~wrong]
-    ]
+    pairs = [(a > b) + (a == b) / 2 for a in test.arrays["entropy"][wrong] for b in test.arrays["entropy"][~wrong]]
     np.testing.assert_allclose(found["error_auroc"], np.mean(pairs), rtol=1e-6)
 
 
@@ -75,7 +73,8 @@ def test_too_few_held_out_rows_for_sets():
 
 def test_scores_of_numbers():
     labels = np.array([1.0, 2.0, 3.0, 4.0])
-    arrays = {"mean": labels + [1, -1, 1, -1], "low": labels - [1, 1, 1, -0.5], "high": labels + [1, 1, 1, 1]}
+    below = np.array([1, 1, 1, -0.5])
+    arrays = {"mean": labels + np.array([1, -1, 1, -1]), "low": labels - below, "high": labels + 1}
     test = Predicted(labels, np.zeros(4, int), arrays, {"test_nll": 1.5, "crps": 0.2})
     assert scores.of_numbers(test) == {"rmse": 1.0, "nll": 1.5, "crps": 0.2, "coverage": 0.75}
 

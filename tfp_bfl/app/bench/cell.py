@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
@@ -58,12 +58,40 @@ class _Trained(NamedTuple):
     is_personal: bool
     upload: float
     download: float
+    seconds: list[float]
 
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""
         if self.is_personal:
             return predict_personal(self.job, self.result, self.clients, parts)
         return predict(self.job, self.model, parts)
+
+
+class _Clock:
+    """Measures the CPU seconds of all threads that rounds take, without evaluations; a busy machine does not count."""
+
+    def __init__(self, evaluate: Callable[[tf.keras.Model], dict[str, float]]) -> None:
+        self._evaluate, self._evaluated = evaluate, 0.0
+        self._last, self._rounds = time.process_time(), list[tuple[bool, float]]()
+
+    def evaluate(self, model: tf.keras.Model) -> dict[str, float]:
+        """Evaluate a model off the clock."""
+        started = time.process_time()
+        metrics = self._evaluate(model)
+        self._evaluated += time.process_time() - started
+        return metrics
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        """Take the time at the end of a round."""
+        now = time.process_time()
+        self._rounds.append((row["round"] == 1, now - self._last - self._evaluated))
+        self._last, self._evaluated = now, 0.0
+
+    def seconds(self) -> list[float]:
+        """Return the seconds up to the end of each round; a first one, which traces, counts as the mean of others."""
+        others = [seconds for is_first, seconds in self._rounds if not is_first]
+        each = [float(np.mean(others)) if is_first and others else seconds for is_first, seconds in self._rounds]
+        return np.cumsum(each).tolist()
 
 
 def run_trial(task: Task) -> dict[str, float]:
@@ -88,7 +116,7 @@ def run_final(task: Task) -> dict[str, Any]:
     _reset_peak()
     started = time.perf_counter()
     trained = _train(task, evaluate=True)
-    job, rounds = trained.job, trained.result.rounds
+    job = trained.job
     test = trained.predict(test_parts(job))
     if job.test.target is None:
         found = scores.of_classes(test, trained.predict(trained.held))
@@ -107,7 +135,7 @@ def run_final(task: Task) -> dict[str, Any]:
     if job.test.target is None:
         about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
     cost = {
-        "train_seconds": sum(row["train_seconds"] for row in rounds),
+        "train_seconds": trained.seconds[-1],
         "seconds": time.perf_counter() - started,
         "upload_mb": trained.upload,
         "download_mb": trained.download,
@@ -127,14 +155,14 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     every = max(1, config.rounds // task.evaluations)
     shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
     score = build.scorer(job.config, job.test)
-    metrics = lambda model: score(model, shown.features, shown.labels).metrics
+    clock = _Clock(lambda model: score(model, shown.features, shown.labels).metrics)
     result = bfl.federated.simulate(
         job.trained,
         clients,
         rounds=config.rounds,
         cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
         seed=config.seed,
-        monitor=bfl.federated.Monitor(metrics, every) if evaluate else None,
+        monitor=bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round),
         prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
         engine=job.engine,
     )
@@ -146,7 +174,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         sent = sum(np.asarray(x).nbytes for x in _leaves(after.state.step)) * clients.num_clients / _MB
         upload, download = upload + sent * len(after.rounds), download + _weights_mb(result) * clients.num_clients
     is_personal = serves("evaluate_clients", job.config.algorithm)
-    return _Trained(job, clients, held, result, model, is_personal, upload, download)
+    return _Trained(job, clients, held, result, model, is_personal, upload, download, clock.seconds())
 
 
 def _afterwards(
@@ -192,11 +220,14 @@ def _permuted(trained: _Trained) -> dict[str, float]:
 
 
 def _trajectory(trained: _Trained) -> list[dict[str, float]]:
-    """Return the scores of the model after rounds, with the seconds and megabytes up to there."""
-    rows, found, seconds = trained.result.rounds, [], 0.0
+    """Return the scores of the model after rounds, with the seconds and megabytes up to there; none of ensembles, of
+    which the rows hold the scores of single members.
+    """
+    rows, found = trained.result.rounds, []
+    if trained.result.ensemble is not None:
+        return []
     each = (trained.upload + trained.download) / max(len(rows), 1)
-    for number, row in enumerate(rows, 1):
-        seconds += row["train_seconds"]
+    for number, (row, seconds) in enumerate(zip(rows, trained.seconds), 1):
         names = [name for name in ("test_nll", "accuracy", "rmse") if name in row]
         if names:
             point = {name.replace("test_", ""): float(row[name]) for name in names}
