@@ -67,7 +67,7 @@ def scores(groups: Sequence[Repeated], keys: Sequence[str], form: Form = AS_THEY
     """
     rows = []
     for key in keys:
-        best = _best(groups, key)
+        best = best_of(groups, key, tables.BETTER.get(key, 0))
         rows.append((form.name_of(key), [Cell(_repeated(g, key, form), g is best) for g in groups]))
     numbers = [Cell(str(len(group.scores))) for group in groups]
     return Table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
@@ -100,8 +100,14 @@ def keys_of(groups: Sequence[Repeated]) -> list[str]:
     return [key for key in tables.BETTER if any(group.seeds(key) for group in groups)]
 
 
-def _best(groups: Sequence[Repeated], key: str) -> Optional[Repeated]:
-    sign = tables.BETTER.get(key, 0)
+def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Optional[Repeated]:
+    """Return the group that is better than each other group, with 95 % intervals that exclude 0; None if there is none.
+
+    Args:
+      groups: of one dataset; groups without the score are left out.
+      key: of the score.
+      sign: 1 if higher is better, -1 if lower is better, 0 if neither.
+    """
     scored = [group for group in groups if group.seeds(key)]
     if not sign or len(scored) < 2:
         return None
