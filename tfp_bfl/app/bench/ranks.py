@@ -13,6 +13,7 @@ from scipy import stats
 
 from tfp_bfl.app.bench.reading import Bench, score_of, shorten
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.plots.repeats import Repeated
 
 ALPHA = 0.05
 # Of the figure, in units of its view box.
@@ -110,17 +111,16 @@ def ranking(bench: Bench, key: str) -> Ranking:
     methods = [method for method in bench.methods if method not in left_out]
     if len(methods) < 2:
         raise InvalidArgument(f"{score.label} has no ranks: ranks need two methods or more, and 1 has the score.")
-    values = np.array([[_mean(bench, setting, method, key) for method in methods] for setting in settings])
+    values = np.array([[_mean(bench.scores(s, m), key, bench.seeds_of[s]) for m in methods] for s in settings])
     absent = [(settings[i], methods[j]) for i, j in np.argwhere(np.isnan(values))]
     ranks = rank(values, score.sign)
     order = np.argsort(ranks.mean(axis=0), kind="stable")
     return Ranking([methods[j] for j in order], settings, ranks[:, order], absent, left_out)
 
 
-def _mean(bench: Bench, setting: str, method: str, key: str) -> float:
+def _mean(repeated: Repeated, key: str, seeds: Sequence[int]) -> float:
     """Return the mean over all seeds of a setting, NaN where one has no value."""
-    repeated = bench.scores(setting, method)
-    if repeated.seeds(key) != bench.seeds(setting):
+    if repeated.seeds(key) != seeds:
         return math.nan
     values = repeated.values(key)
     return math.fsum(values) / len(values)  # Does not depend on the order, so that equal scores tie.

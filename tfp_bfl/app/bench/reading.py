@@ -93,6 +93,7 @@ class Bench(NamedTuple):
       records: all.
       settings, methods: names.
       cells: (setting, method) -> its records, in order of seeds.
+      seeds_of: setting -> the seeds that any method has, in order.
       reference: the method that others are compared with.
     """
 
@@ -100,11 +101,8 @@ class Bench(NamedTuple):
     settings: Sequence[str]
     methods: Sequence[str]
     cells: Mapping[tuple[str, str], Sequence[Record]]
+    seeds_of: Mapping[str, Sequence[int]]
     reference: str
-
-    def seeds(self, setting: str) -> list[int]:
-        """Return the seeds that any method has in a setting, in order."""
-        return sorted({record.seed for record in self.records if record.setting == setting})
 
     def scores(self, setting: str, method: str) -> Repeated:
         """Return the scores of a method in a setting, by seed; those of failed cells are absent."""
@@ -135,7 +133,8 @@ def arrange(records: Sequence[Record], reference: Optional[str] = None) -> Bench
     cells: dict[tuple[str, str], list[Record]] = {}
     for record in sorted(records, key=lambda r: r.seed):
         cells.setdefault((record.setting, record.method), []).append(record)
-    return Bench(records, settings, methods, cells, reference)
+    seeds = {s: sorted({r.seed for r in records if r.setting == s}) for s in settings}
+    return Bench(records, settings, methods, cells, seeds, reference)
 
 
 def read(folder: pathlib.Path) -> list[Record]:
@@ -151,12 +150,13 @@ def read(folder: pathlib.Path) -> list[Record]:
     """
     path = pathlib.Path(folder) / RECORDS
     lines = files.read_regular(path, "file of records", _MOST_BYTES).split(b"\n")
-    records, places = [], {}
+    records: list[Record] = []
+    places: dict[tuple[str, str, int], int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         record = _record(line, f"Line {number} of {files.name(path)}")
-        cell = record[:3]
+        cell = (record.setting, record.method, record.seed)
         if cell in places:
             raise InvalidArgument(
                 f"Line {number} of {files.name(path)} repeats setting, method and seed of line {places[cell]}: "
