@@ -185,15 +185,20 @@ def _columns(group: list[Section]) -> list[list[Section]]:
 
 
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tfp_bfl.plots", "."),
+    templates = environment("tfp_bfl.plots")
+    templates.filters["breakable"] = _breakable
+    return templates.get_template("report.html.jinja")
+
+
+def environment(package: str) -> jinja2.Environment:
+    """Return an environment for a package's templates: text is escaped, and an undefined name is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package, "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
-    return environment.get_template("report.html.jinja")
 
 
 def _breakable(text: str) -> Markup:

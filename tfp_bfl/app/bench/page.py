@@ -9,14 +9,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-import jinja2
 from markupsafe import Markup
 
 from tfp_bfl.app.bench import ranks, scatter, summary
 from tfp_bfl.app.bench.reading import SCORES, Bench, Record, arrange, finite, read, score_of, shorten
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.writing import write_bytes
-from tfp_bfl.plots.page import Cell, Table
+from tfp_bfl.plots.page import Cell, Table, environment
 from tfp_bfl.plots.repeats import compare
 from tfp_bfl.plots.tables import DASH, text
 
@@ -106,19 +105,13 @@ def write_page(folder: pathlib.Path, output: pathlib.Path, reference: Optional[s
 
 def render(bench: Bench) -> str:
     """Return the page of arranged records."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tfp_bfl.app.bench", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"short": shorten, "full": lambda name: shorten(name, _FULL)}
+    templates = environment("tfp_bfl.app.bench")
+    templates.filters |= {"short": shorten, "full": lambda name: shorten(name, _FULL)}
     source = lambda name: pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8")
     script = source("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     keys, cells = bench.score_keys(), rows(bench)
-    return environment.get_template("page.html.jinja").render(
+    return templates.get_template("page.html.jinja").render(
         title="Benchmark of Bayesian federated learning",
         header=summary.header(bench),
         brief=summary.BRIEF,
