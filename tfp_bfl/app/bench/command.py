@@ -61,9 +61,14 @@ def bench(config: str, output: Optional[str], jobs: str, only: str, listed: bool
     folder = pathlib.Path(output or "runs/bench")
     records = run_bench(plan, folder, jobs=number, only=only, listed=listed)
     if not listed:
-        from tfp_bfl.app.bench.results import write_results
+        from tfp_bfl.app.bench.page import write_page
+        from tfp_bfl.app.bench.reading import read
+        from tfp_bfl.app.bench.results import write_tables
 
-        page = write_results(folder, plan.reference)
+        # With --only the reference may have no records yet.
+        present = plan.reference if any(x.method == plan.reference for x in read(folder)) else None
+        write_tables(folder, present)
+        page = write_page(folder, folder / "index.html", present)
         click.echo(f"{path_name(page)} shows the cells of {path_name(records)}; results.md and .csv hold the tables.")
 
 
