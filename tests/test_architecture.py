@@ -30,7 +30,6 @@ MAY_IMPORT = {
         *("__init__", "app.options", "app.glm", "app.one_run", "app.many_runs", "app.bench", "parties.deployment"),
         *("data", "federated"),
     },
-    "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs"},
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
     "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
