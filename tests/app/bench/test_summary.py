@@ -207,6 +207,9 @@ def test_trials_that_seeds_share_count_once(tmp_path):
     for record in records:
         record["cost"]["trial_seconds"] += record["seed"]
     assert summary.spent(bench(tmp_path, records)).trials == 48
+    failed = {**made_up.failed("heart", "fed_avg", 9, "Diverged."), "trials": 8}
+    assert summary.spent(bench(tmp_path, [*records, failed])).trials == 48
+    assert summary.spent(bench(tmp_path, [failed, {**failed, "seed": 8}])) == (8, 0.0)
 
 
 def test_chosen_values_that_differ_stand_by_seed(tmp_path):

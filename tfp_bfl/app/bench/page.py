@@ -30,7 +30,7 @@ _ABOUT = {
     "test_examples": "Test examples",
     "heterogeneity": "Heterogeneity",
 }
-_POINT = {"round": "Round", "seconds": "Time (s)", "mb": "Sent (MB)"}
+_POINT = {"seconds": "Time (CPU s)", "mb": "Sent (MB)"}
 
 
 class Sorted(NamedTuple):
@@ -258,7 +258,7 @@ def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[Plot]:
     heterogeneity = lambda setting, cell: _mean(
         [value for r in cell if (value := finite(r.about.get("heterogeneity"))) is not None]
     )
-    size, duration = "Upload and download (MB)", "Training time (s)"
+    size, duration = "Upload and download (MB)", "Training time (CPU s)"
     wanted = (
         ("accuracy", classes, sent, size, "Accuracy against bytes"),
         ("rmse", numeric, sent, size, "RMSE against bytes"),

@@ -43,10 +43,16 @@ SCORES = {
     "mae": Score("MAE", -1, "mean absolute error, in units of the label"),
     "crps": Score("CRPS", -1, "continuous ranked probability score, in units of the label"),
     "ece": Score("ECE", -1, "expected calibration error"),
+    "fitted_nll": Score("NLL, temperature-scaled", -1, "NLL at the softmax temperature that fits held-out rows best"),
+    "fitted_ece": Score("ECE, temperature-scaled", -1, "ECE at the softmax temperature that fits held-out rows best"),
     "brier": Score("Brier score", -1, "mean squared error of the predicted probabilities"),
-    "error_auroc": Score("Error detection (AUROC)", 1, "separation of wrong from correct predictions by uncertainty"),
-    "ood_auroc": Score("OOD detection (AUROC)", 1, "separation of out-of-distribution examples from test examples"),
-    "ood_auroc_entropy": Score("OOD detection by entropy (AUROC)", 1, "as OOD detection, by predictive entropy"),
+    "error_auroc": Score("Error detection (AUROC)", 1, "separation of wrong from correct predictions by entropy"),
+    "ood_auroc": Score(
+        "OOD detection (AUROC)", 1, "separation of out-of-distribution from test examples by epistemic uncertainty"
+    ),
+    "ood_auroc_entropy": Score(
+        "OOD detection by entropy (AUROC)", 1, "separation of out-of-distribution from test examples by entropy"
+    ),
     "coverage": Score("Coverage", 0, "fraction of labels inside the sets or intervals; nominal is best"),
     "least_coverage": Score("Coverage, lowest client", 0, "lowest coverage of a client; nominal is best"),
     "set_size": Score("Size of prediction sets", 0, "mean number of classes; smaller is better only at equal coverage"),

@@ -19,14 +19,15 @@ from tfp_bfl.plots.tables import DASH, text
 
 # Costs of a cell -> heading, in the order of tables.
 COSTS = {
-    "train_seconds": "Training time (s)",
-    "seconds": "Total time (s)",
+    "train_seconds": "Training time (CPU s)",
+    "seconds": "Elapsed time (s)",
+    "trial_seconds": "Tuning time (s)",
     "upload_mb": "Upload (MB)",
     "download_mb": "Download (MB)",
     "peak_mb": "Peak memory (MB)",
 }
 # What a budget limits -> its unit.
-BUDGETS = {"mb": "MB", "seconds": "s"}
+BUDGETS = {"mb": "MB", "seconds": "CPU s"}
 # Of a point of a trajectory, what is no score.
 _NOT_SCORES = ("round", *BUDGETS)
 _LETTERS = 200
@@ -42,6 +43,7 @@ HOW_TO_READ = (
     "A score is bold if the method is better than each other method of the setting and all these paired intervals "
     "exclude 0. A difference is bold if its interval excludes 0. All other differences are within the noise of seeds.",
     "Intervals are not adjusted for their number: about 1 in 20 excludes 0 where two methods are equal.",
+    "Megabytes are sums over clients and rounds. Training time is the CPU time of all clients and the server.",
 )
 HOW_TO_READ_RANKS = (
     "Rank 1 is best. A method's average rank is the mean over settings of the rank of its mean score over seeds. "
@@ -79,12 +81,15 @@ class Budget(NamedTuple):
 
 
 def spent(bench: Bench) -> Spent:
-    """Sum the trials and the time of all cells. Records of one method and setting with the same time of their trials
-    share these trials, which count once.
+    """Sum the trials and the elapsed time of all cells. Records of one method and setting with the same time of their
+    trials share these trials, which count once; failed cells do not record the time.
     """
-    trials = {(r.setting, r.method, r.cost.get("trial_seconds"), r.trials) for r in bench.records}
-    seconds = math.fsum(r.cost.get("seconds", 0.0) for r in bench.records)
-    return Spent(sum(number for *_, number in trials), seconds + math.fsum(time or 0.0 for *_, time, _ in trials))
+    number, times = 0, [r.cost.get("seconds", 0.0) for r in bench.records]
+    for cell in bench.cells.values():
+        trials = {r.cost["trial_seconds"]: r.trials for r in cell if "trial_seconds" in r.cost}
+        number += sum(trials.values()) if trials else max(r.trials for r in cell)
+        times += trials
+    return Spent(number, math.fsum(times))
 
 
 def number(value: float, scale: Optional[float] = None, sign: bool = False) -> str:
