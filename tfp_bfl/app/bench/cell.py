@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
@@ -59,6 +61,7 @@ class _Trained(NamedTuple):
     upload: float
     download: float
     seconds: list[float]
+    warnings: list[str]
 
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""
@@ -141,7 +144,8 @@ def run_final(task: Task) -> dict[str, Any]:
         "download_mb": trained.download,
         "peak_mb": _peak_mb(),
     }
-    return {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained)}
+    record = {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained)}
+    return {**record, "warnings": trained.warnings}
 
 
 def _train(task: Task, evaluate: bool) -> _Trained:
@@ -156,25 +160,39 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
     score = build.scorer(job.config, job.test)
     clock = _Clock(lambda model: score(model, shown.features, shown.labels).metrics)
-    result = bfl.federated.simulate(
-        job.trained,
-        clients,
-        rounds=config.rounds,
-        cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
-        seed=config.seed,
-        monitor=bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round),
-        prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
-        engine=job.engine,
-    )
+    with _quiet():
+        result = bfl.federated.simulate(
+            job.trained,
+            clients,
+            rounds=config.rounds,
+            cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
+            seed=config.seed,
+            monitor=bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round),
+            prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
+            engine=job.engine,
+        )
+        after = _afterwards(task, job, clients, result) if task.then is not None else None
+    warnings = [*result.warnings, *(after.warnings if after else ())]
     upload, download = _megabytes(job, result) if evaluate else (0.0, 0.0)
     model = result.model
-    if task.then is not None:
-        after = _afterwards(task, job, clients, result)
+    if after is not None:
         model = after.model
         sent = sum(np.asarray(x).nbytes for x in _leaves(after.state.step)) * clients.num_clients / _MB
         upload, download = upload + sent * len(after.rounds), download + _weights_mb(result) * clients.num_clients
     is_personal = serves("evaluate_clients", job.config.algorithm)
-    return _Trained(job, clients, held, result, model, is_personal, upload, download, clock.seconds())
+    return _Trained(job, clients, held, result, model, is_personal, upload, download, clock.seconds(), warnings)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's warnings out of the log: records have those of the cells, and trials repeat them."""
+    logger = logging.getLogger("tfp_bfl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _afterwards(
