@@ -1,4 +1,4 @@
-"""Trials: the same number for each method, repeatable, resumed where they broke off, and never of a failed one."""
+"""Trials: the same number for each method, repeatable, resumed after an interruption, and never of a failed one."""
 
 import json
 import math

@@ -21,7 +21,7 @@ Examples:
   tfp-bfl bench methods.yaml --output runs/methods --only heart/
 
 \b
-The same command goes on. The folder then has records.jsonl, a line a
+The same command resumes. The folder has records.jsonl, a line a
 cell, results.md, results.csv and index.html, a page to sort and filter.
 """
 

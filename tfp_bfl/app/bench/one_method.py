@@ -115,7 +115,7 @@ def tune_run(
     return [
         f"{chosen.trials} trials; the best, with {words or 'the defaults'}, has {score} {chosen.score:.4f} on held-out "
         "training examples.",
-        f"tfp-bfl run --config {path_name(output / _BEST)} trains with it on all of them.",
+        f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}",
     ]
 
 
