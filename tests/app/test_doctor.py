@@ -3,6 +3,7 @@
 from importlib import metadata
 
 import pytest
+import tensorflow as tf
 from rich.console import Console
 
 from tfp_bfl.app import doctor
@@ -37,3 +38,60 @@ def test_too_little_memory_fails(monkeypatch):
     assert doctor.examine(Console(quiet=True))
     monkeypatch.setattr(doctor, "_LEAST_GIB", 10**6)
     assert not doctor.examine(Console(quiet=True))
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Return a function that sets what TensorFlow and /dev have, and returns what is said of GPUs."""
+
+    def say(devices=(), details=(), files=(), cuda=True, hidden=None):
+        for name in files:
+            (tmp_path / name).touch()
+        places = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in devices]
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: places if kind == "GPU" else [])
+        monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda d: dict(details))
+        monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: cuda)
+        monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"cuda_version": "12.5"} if cuda else {})
+        monkeypatch.setattr(doctor, "_DEVICES", tmp_path)
+        if hidden is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        return doctor._gpus()
+
+    return say
+
+
+def test_gpus_in_use_are_named(machine):
+    details = {"device_name": "NVIDIA H100 80GB HBM3", "compute_capability": (9, 0)}
+    said = machine([0, 1], details, ["nvidia0", "nvidia1"])
+    assert said.count("NVIDIA H100 80GB HBM3 (compute capability 9.0)") == 2 and "TensorFlow computes on" in said
+
+
+def test_a_gpu_without_details_is_named_by_its_place(machine):
+    assert "computes on /physical_device:GPU:0;" in machine([0])
+
+
+def test_no_gpu_at_all(machine):
+    assert machine(files=["nvidiactl", "nvidia-uvm"]) == "none: there is no NVIDIA driver's device here"
+
+
+@pytest.mark.parametrize("hidden", ["-1", ""])
+def test_hidden_gpus(machine, hidden):
+    assert machine(files=["nvidia0"], hidden=hidden) == f"none: CUDA_VISIBLE_DEVICES={hidden} hides them"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "words"), [(False, "built for the CPU alone"), (True, "tensorflow[and-cuda]=="), (True, "CUDA 12.5")]
+)
+def test_a_gpu_that_tensorflow_cannot_use(machine, cuda, words):
+    said = machine(files=["nvidia0", "nvidia1", "nvidiactl"], cuda=cuda, hidden="0")
+    assert said.startswith("none of 2: ") and words in said
+
+
+def test_a_gpu_out_of_use_fails_nothing(machine, monkeypatch, capsys):
+    machine(files=["nvidia0"])
+    monkeypatch.setattr(doctor, "_worker", lambda: "started")
+    assert run_command_line(["doctor"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if " GPU: " in line]
+    assert line.startswith("ok") and "none of 1" in line

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import platform
 import time
 from importlib import metadata
-from typing import Callable
+from typing import Any, Callable
 
 import psutil
 from packaging.requirements import Requirement
@@ -15,6 +16,7 @@ from rich.console import Console
 from tfp_bfl.errors import INSTALL_COMMAND, INSTALL_TFF_COMMAND, Error
 
 _LEAST_GIB = 2
+_DEVICES = pathlib.Path("/dev")
 
 
 class _Failed(Exception):
@@ -28,6 +30,7 @@ def examine(console: Console) -> bool:
         ("packages", _packages),
         ("TensorFlow Federated", _worker),
         ("cores", _cores),
+        ("GPU", _gpus),
         ("memory", _memory),
     )
     passed = True
@@ -88,6 +91,39 @@ def _worker() -> str:
 
 def _cores() -> str:
     return f"{len(os.sched_getaffinity(0))} usable; as many clients train at once"
+
+
+def _gpus() -> str:
+    """Return which GPUs TensorFlow computes on; without any the reason, which fails nothing: runs then take the CPU."""
+    import tensorflow as tf
+
+    devices = tf.config.list_physical_devices("GPU")
+    if devices:
+        return f"TensorFlow computes on {', '.join(_name(x) for x in devices)}; --engine local uses the first"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and (hidden.strip() == "" or hidden.strip().startswith("-1")):
+        return f"none: CUDA_VISIBLE_DEVICES={hidden} hides them"
+    number = len([path for path in _DEVICES.glob("nvidia*") if path.name[len("nvidia") :].isdigit()])
+    if not number:
+        return "none: there is no NVIDIA driver's device here"
+    version = tf.__version__
+    if not tf.test.is_built_with_cuda():
+        return f"none of {number}: TensorFlow {version} is built for the CPU alone; install 'tensorflow=={version}'"
+    return (
+        f"none of {number}: TensorFlow {version} did not load CUDA; pip install 'tensorflow[and-cuda]=={version}' "
+        f"brings its libraries for CUDA {tf.sysconfig.get_build_info().get('cuda_version', 'of that version')}, which "
+        "the driver must support"
+    )
+
+
+def _name(device: Any) -> str:
+    """Return the model of the GPU and its compute capability."""
+    import tensorflow as tf
+
+    details = tf.config.experimental.get_device_details(device)
+    capability = details.get("compute_capability")
+    version = f" (compute capability {'.'.join(map(str, capability))})" if capability else ""
+    return f"{details.get('device_name', device.name)}{version}"
 
 
 def _memory() -> str:

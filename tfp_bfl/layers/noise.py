@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,6 +20,8 @@ without_autograph = tf.autograph.experimental.do_not_convert
 MODES = ("flipout", "shared", "mean")
 # By which nothing else is folded.
 _FIRST_CALL = 2**29 + 3
+# Numbers of operations without another seed, from 1 on, across threads.
+_operations = itertools.count(1)
 
 
 class _Scope(NamedTuple):
@@ -110,10 +112,21 @@ def next_seeds(number: int) -> list[tf.Tensor]:
     """Return `number` fresh seeds, each [2] int32, for one layer call."""
     scope = _scopes.stack[-1] if _scopes.stack else None
     if scope is None or scope.seed is None:
-        drawn = tf.random.uniform([number, 2], maxval=tf.int32.max, dtype=tf.int32)
-        return tf.unstack(drawn)
+        return tf.unstack(unseeded([number, 2], tf.int32.max))
     calls = [next(scope.calls) for _ in range(number)]
     return [_of_perturbed(scope.seed) if scope.perturbations and not i else scope.seed + _offset(i) for i in calls]
+
+
+def unseeded(shape: Sequence[int], maxval: int) -> tf.Tensor:
+    """Return integers from 0 to maxval - 1 of TensorFlow's global generator, anew each call: int32 of the shape.
+
+    With TensorFlow's determinism and without `tf.random.set_seed`, TensorFlow refuses operations without a seed, and
+    so would refuse to build a model. Each operation then has its number in this process as its seed.
+    """
+    try:
+        return tf.random.uniform(shape, maxval=maxval, dtype=tf.int32)
+    except RuntimeError:
+        return tf.random.uniform(shape, maxval=maxval, dtype=tf.int32, seed=next(_operations))
 
 
 def _of_perturbed(seed: tf.Tensor) -> tf.Tensor:

@@ -72,7 +72,7 @@ class MemberSampling(tf.keras.layers.Layer):
             return _mixture(outputs) if self.regression else _mean_logits(outputs)
         seed = noise.current_seed()
         if seed is None:
-            member = tf.random.uniform([], maxval=self.num_members, dtype=tf.int32)
+            member = noise.unseeded([], self.num_members)
         else:
             member = tf.math.floormod(seed[1], self.num_members)
         return self._member(inputs, member)
