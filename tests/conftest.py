@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import gc
 import importlib.util
+import os
 import pathlib
 import resource
 import sys
@@ -24,6 +25,8 @@ import psutil
 import pytest
 
 pytest_plugins = ["tests.seeds"]
+# Tolerances are of float32, not of the TF32 that TensorFlow takes on GPUs (docs/gpu.md).
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 SLOW, LONG = (pathlib.Path(__file__).with_name(name) for name in ("slow.txt", "long.txt"))
 _KEY = pytest.StashKey[float]()
 _FILE = pytest.StashKey()

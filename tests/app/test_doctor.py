@@ -73,7 +73,7 @@ def test_a_gpu_without_details_is_named_by_its_place(machine):
 
 
 def test_no_gpu_at_all(machine):
-    assert machine(files=["nvidiactl", "nvidia-uvm"]) == "none: there is no NVIDIA driver's device here"
+    assert machine(files=["nvidiactl", "nvidia-uvm"]) == "none: this machine has no NVIDIA device"
 
 
 @pytest.mark.parametrize("hidden", ["-1", ""])

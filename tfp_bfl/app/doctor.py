@@ -105,7 +105,7 @@ def _gpus() -> str:
         return f"none: CUDA_VISIBLE_DEVICES={hidden} hides them"
     number = len([path for path in _DEVICES.glob("nvidia*") if path.name[len("nvidia") :].isdigit()])
     if not number:
-        return "none: there is no NVIDIA driver's device here"
+        return "none: this machine has no NVIDIA device"
     version = tf.__version__
     if not tf.test.is_built_with_cuda():
         return f"none of {number}: TensorFlow {version} is built for the CPU alone; install 'tensorflow=={version}'"

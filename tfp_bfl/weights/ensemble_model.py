@@ -71,11 +71,8 @@ class MemberSampling(tf.keras.layers.Layer):
             outputs = tf.stack([self._member(inputs, tf.constant(m), at_mean=True) for m in range(self.num_members)])
             return _mixture(outputs) if self.regression else _mean_logits(outputs)
         seed = noise.current_seed()
-        if seed is None:
-            member = noise.unseeded([], self.num_members)
-        else:
-            member = tf.math.floormod(seed[1], self.num_members)
-        return self._member(inputs, member)
+        drawn = noise.unseeded([], self.num_members) if seed is None else tf.math.floormod(seed[1], self.num_members)
+        return self._member(inputs, drawn)
 
     def _member(self, inputs: tf.Tensor, number: tf.Tensor, at_mean: bool = False) -> tf.Tensor:
         values = self._pack([tf.gather(tf.convert_to_tensor(x), number) for x in self._leaves])
