@@ -94,7 +94,8 @@ def test_a_run_over_hospitals_is_the_simulation_of_their_tables(heart, monkeypat
     cells |= {
         name: tf.constant([x], tf.float32) for name, x in {"age": 44, "thalch": 168, "exang": 0, "oldpeak": 0}.items()
     }
-    by_rows = tf.saved_model.load(str(done / "saved_model")).predict_rows(cells)["probabilities"].numpy()
+    loaded = tf.saved_model.load(str(done / "saved_model"))  # Its variables live as long as it does.
+    by_rows = loaded.predict_rows(cells)["probabilities"].numpy()
     np.testing.assert_allclose(by_rows, models[0].predict(encoded)["probabilities"], atol=0.05)
     assert info.configuration["drop"] == "fbs,restecg"
     summary = json.loads((done / "summary.json").read_text())
