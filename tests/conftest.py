@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import gc
 import importlib.util
+import math
 import os
 import pathlib
 import resource
@@ -23,6 +24,8 @@ import zlib
 
 import psutil
 import pytest
+
+from tfp_bfl.app.one_run import progress
 
 pytest_plugins = ["tests.seeds"]
 # Tolerances are of float32, not of the TF32 that TensorFlow takes on GPUs (docs/gpu.md).
@@ -85,6 +88,16 @@ def pytest_sessionfinish():
     if tff is not None:
         installation = importlib.import_module("tfp_bfl.engines.tff.installation")
         installation.drop_default_context(tff)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_patient_console(request):
+    """Let no run state a phase because the machine is slow: refusals are one line however long they take."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.module.__name__.rpartition(".")[2] != "test_progress":
+            patch.setattr(progress, "_LAZY_SECONDS", math.inf)
+            patch.setattr(progress, "SILENT_SECONDS", math.inf)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -73,7 +73,7 @@ def bench(config: str, output: Optional[str], jobs: str, only: str, listed: bool
 
 
 class _Tune(Grouped):
-    first = ("spaces", "trials", "score", "hold_out", "output", "dataset", "model", "algorithm", "rule", "rounds")
+    first = ("spaces", "trials", "score", "share", "output", "dataset", "model", "algorithm", "rule", "rounds")
 
 
 @click.command("tune", cls=_Tune, epilog=TUNE_EXAMPLES)

@@ -24,7 +24,7 @@ Examples:
   tfp-bfl deploy start north                  at each site, and at the server
   tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
   tfp-bfl deploy glm admin --name second --outcome age --output second
-  tfp-bfl deploy follow admin first           from another shell; also runs, stop
+  tfp-bfl deploy follow admin first           another shell; also runs, stop
 
 \b
 NVIDIA FLARE carries the messages. In a clone of tfp_bfl, `make deployment`
