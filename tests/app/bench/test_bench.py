@@ -101,6 +101,22 @@ def test_more_seeds_and_methods_are_added(tmp_path, stand_in):
     assert len(records(tmp_path / "out")) == 2 * 3 * 3
 
 
+def test_a_copied_file_of_records_resumes(tmp_path, stand_in):
+    """With the cells and the choices of the trials; a cell that it does not have is run by the same choice."""
+    whole = program.run_bench(plan_of(tmp_path), tmp_path / "out").read_text().splitlines()
+    (tmp_path / "copy").mkdir()
+    of = lambda line: tuple(json.loads(line)[name] for name in ("setting", "method", "seed"))
+    kept = [line for line in whole if of(line) != ("a", "tuned", 1)]
+    assert len(kept) == len(whole) - 1
+    (tmp_path / "copy" / program.RECORDS).write_text("".join(line + "\n" for line in kept))
+    stand_in.clear()
+    program.run_bench(plan_of(tmp_path), tmp_path / "copy")
+    ((what, task),) = stand_in
+    assert what == "final" and (task.config.rounds, task.config.seed) == (2, 1)
+    chosen = {(x["setting"], x["seed"]): x["chosen"] for x in records(tmp_path / "copy") if x["method"] == "tuned"}
+    assert chosen["a", 1] == chosen["a", 0] and len(records(tmp_path / "copy")) == 8
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"trials": 4}, "is of other options (trials 3, now 4)"), ({"options": {"engine": "tff"}}, "other options")],

@@ -23,6 +23,7 @@ from tfp_bfl.app.many_runs.cells import (
     run_cells,
 )
 from tfp_bfl.app.one_run.build import check_code, check_data
+from tfp_bfl.app.one_run.records import read_json
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -30,6 +31,7 @@ from tfp_bfl.labels import duration
 
 CELLS, RECORDS = "cells", "records.jsonl"
 _TUNING = "tuning"
+_MOST_BYTES = 2**28
 
 
 class Cell(NamedTuple):
@@ -71,7 +73,8 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     chosen = {cell.name: cell for cell in cells_of(plan) if only in cell.name}
     if not chosen:
         raise InvalidArgument(f"No cell's name contains {only!r}: --list shows the names.")
-    if output.exists() and not (output.is_dir() and ((output / CELLS).is_dir() or not any(output.iterdir()))):
+    known = (output / CELLS).is_dir() or (output / RECORDS).is_file()
+    if output.exists() and not (output.is_dir() and (known or not any(output.iterdir()))):
         raise InvalidArgument(f"{path_name(output)} is no folder of a benchmark: give --output a new one.")
     every = {name: options_of(plan, cell) for name, cell in chosen.items()}
     check_cells(every, output / CELLS)
@@ -84,6 +87,8 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     check_data(configs)
     check_code(configs)
     (output / CELLS).mkdir(parents=True, exist_ok=True)
+    restore_cells(output)
+    check_cells(every, output / CELLS)
     work = functools.partial(run_cell, plan)
     left = _Clock(sum(not is_done(output / CELLS / name) for name in every))
     try:
@@ -115,7 +120,7 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Mapping[str, Any]) -> No
     started = time.perf_counter()
     try:
         chosen = choose(plan, cell.setting, cell.method, folder.parent / _TUNING)
-        record |= {"chosen": chosen.values, "trials": chosen.trials}
+        record |= {"chosen": chosen.values, "trials": chosen.trials, "tuning": chosen._asdict()}
         found = cell_module().run_final(task_of(plan, cell.setting, cell.method, cell.seed, chosen.values))
         found["cost"]["trial_seconds"] = chosen.seconds
         record |= found
@@ -164,12 +169,27 @@ def cell_module() -> Any:
 
 def write_records(output: pathlib.Path) -> pathlib.Path:
     """Write the records of all cells that are done, one JSON object a line, in the order of their names."""
-    lines = []
-    for path in sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}")):
-        record = read_summary(path.parent)
-        lines.append(json.dumps({name: x for name, x in record.items() if name != "options"}, sort_keys=False) + "\n")
-    write_whole(output / RECORDS, "".join(lines))
+    paths = sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}"))
+    write_whole(output / RECORDS, "".join(json.dumps(read_summary(path.parent)) + "\n" for path in paths))
     return output / RECORDS
+
+
+def restore_cells(output: pathlib.Path) -> None:
+    """Write the cells that only the file of records has, such as one that was copied into a new folder."""
+    if not (output / RECORDS).is_file():
+        return
+    for record in read_json(output / RECORDS, "file of records", _MOST_BYTES):
+        cell = Cell(str(record.get("setting")), str(record.get("method")), record.get("seed", 0))
+        folder = output / CELLS / cell.name
+        if is_done(folder) or "options" not in record or output / CELLS not in folder.resolve().parents:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        tuned = record.get("tuning")
+        if tuned and tuned["trials"] and not is_done(folder.parent / _TUNING):
+            (folder.parent / _TUNING).mkdir(exist_ok=True)
+            summary = {"best": tuned["values"], **{x: tuned[x] for x in ("score", "trials", "seconds")}}
+            write_whole(folder.parent / _TUNING / SUMMARY, json.dumps(summary, indent=1) + "\n")
+        write_whole(folder / SUMMARY, json.dumps(record, indent=1) + "\n")
 
 
 @dataclasses.dataclass
