@@ -94,7 +94,7 @@ def assert_same(actual, wanted, rtol=0.0, atol=0.0):
 
 def test_it_knows_its_model():
     process = plain()
-    assert process.model_fn is model_fn
+    assert process.model_fn.__wrapped__ is model_fn
     assert process.element_spec == CLIENTS.element_spec
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from tfp_bfl.app.bench import cell, program
+from tfp_bfl.app.bench import cell, one_method, program
 from tfp_bfl.app.bench.plan import read_plan
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.errors import Error, InvalidArgument
@@ -38,6 +38,9 @@ def stand_in(monkeypatch):
         scores = {"accuracy": 0.5, "nll": task.config.learning_rate or 1.0}
         return {"about": {"dataset": "digits"}, "scores": scores, "cost": {"seconds": 1.0}, "trajectory": []}
 
+    # To collect the garbage of all tests before would take most of the time.
+    for module in (program, one_method):
+        monkeypatch.setattr(module, "forget_models", lambda: None)
     monkeypatch.setattr(cell, "run_trial", trial)
     monkeypatch.setattr(cell, "run_final", final)
     return tasks
