@@ -8,10 +8,9 @@ import tfp_bfl as bfl
 
 
 def fed_lap(model_fn: Any, element_spec: Any, local_epochs: int, batch_size: int, learning_rate: Any = 0.03) -> Any:
-    """FedLap with covariances: partitioned inference by Laplace's approximation."""
+    """FedLap: point weights by partitioned inference with a fixed precision."""
     return bfl.algorithms.fed_lap(
         model_fn,
-        covariance=True,
         element_spec=element_spec,
         local_epochs=local_epochs,
         batch_size=batch_size,
