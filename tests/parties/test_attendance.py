@@ -65,11 +65,9 @@ def test_the_reported_size_of_a_site_can_be_bounded(hospitals):  # noqa: F811
     """For its weight and for the pooled columns; outlying sites are reported."""
     channel = Channel(hospitals)
     described = json.loads(channel.sites["west"].describe())
-    boast = {
-        **described,
-        "num_examples": 2_000_000_000,
-        "columns": [[n, m + 1e3, s] for n, m, s in described["columns"]],
-    }
+    number = 2_000_000_000
+    far_off = [{**x, "rows": number, "filled": number, "mean": x["mean"] + 1e3} for x in described["table"]]
+    boast = {**described, "num_examples": number, "table": far_off}
     channel.lies[DESCRIBE, "west"] = json.dumps(boast).encode()
     found = {}
     for name, how in {"believed": {}, "bounded": {"max_examples": 100}}.items():
@@ -80,7 +78,7 @@ def test_the_reported_size_of_a_site_can_be_bounded(hospitals):  # noqa: F811
     (believed, far), (bounded, near) = found.values()
     assert any("west reports 2,000,000,000 examples, more than 10 times" in line for line in believed["warnings"])
     assert "west reports 2,000,000,000 examples and is weighted as 100." in bounded["warnings"]
-    truth = described["columns"][0][1]
+    truth = described["table"][0]["mean"]
     assert far - truth == pytest.approx(1e3, rel=0.01) and near - truth == pytest.approx(333, rel=0.05)
     # Honest sites that have more count as the bound, and are at no fault by it.
     assert bounded["num_faulty"] == 0 and bounded["num_examples"] == 300

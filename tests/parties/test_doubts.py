@@ -93,13 +93,14 @@ def test_all_sites_together_have_a_bound_of_classes():
 def test_a_run_names_the_site_before_its_first_round_and_in_its_summary(hospitals):  # noqa: F811
     channel = Channel(hospitals)
     own = json.loads(channel.sites["west"].describe())
-    other_units = {**own, "columns": [[name, 1000 * mean, 1000 * stddev] for name, mean, stddev in own["columns"]]}
+    in_thousandths = [{**x, "mean": 1000 * x["mean"], "stddev": 1000 * x["stddev"]} for x in own["table"]]
+    other_units = {**own, "table": in_thousandths}
     channel.lies[DESCRIBE, "west"] = json.dumps(other_units).encode()
     done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})
     warnings = json.loads((done / "summary.json").read_text())["warnings"]
     assert any(line.startswith("west reports means far outside the other sites'") for line in warnings)
     channel.lies[DESCRIBE, "west"] = json.dumps(
-        {**own, "columns": [[n, m, 1e200] for n, m, _ in own["columns"]]}
+        {**own, "table": [{**x, "stddev": 1e200} for x in own["table"]]}
     ).encode()
     with pytest.raises(Error, match="west"):
         run(hospitals, channel, "second", quorum=3)
