@@ -209,6 +209,8 @@ def _check_code(plan: Plan, where: str, trust: bool) -> None:
     """Check that code in the file was named on the command line, as a file can come from somebody else."""
     given = [*plan.settings.values(), *(method.options for method in plan.methods.values()), plan.options]
     coded = [str(x[name]) for x in given for name in CODE if names_code(x.get(name))]
+    spaces = [method.space[name] for method in plan.methods.values() for name in CODE if name in method.space]
+    coded += [str(value) for space in spaces for value in space.values if names_code(value)]
     if coded and not trust:
         raise InvalidArgument(
             f"{where} runs the code {', '.join(dict.fromkeys(coded))}: read it, and add --trust-code."

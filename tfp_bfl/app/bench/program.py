@@ -181,7 +181,7 @@ def restore_cells(output: pathlib.Path) -> None:
     for record in read_json(output / RECORDS, "file of records", _MOST_BYTES):
         cell = Cell(str(record.get("setting")), str(record.get("method")), record.get("seed", 0))
         folder = output / CELLS / cell.name
-        if is_done(folder) or "options" not in record or output / CELLS not in folder.resolve().parents:
+        if is_done(folder) or "options" not in record or (output / CELLS).resolve() not in folder.resolve().parents:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         tuned = record.get("tuning")
