@@ -7,7 +7,8 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_laplace import call, refused
-from tfp_bfl.app.one_run.drift import drift, record
+from tfp_bfl.app.one_run.drift import Comparison, drift, record, rows_of
+from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -63,6 +64,19 @@ def test_unusual_rows_are_scored_and_counted(run, tmp_path, capsys):
     assert stated["number"] > 200 and stated["rate"] <= 0.01
     assert call("calibrate", run, tmp_path / "calibrated", "--coverage", "0.8") == 0
     assert "unusual" in bfl.export.load(tmp_path / "calibrated").predict(np.zeros((1, 3), np.float32))
+
+
+def test_a_level_that_no_number_of_examples_reaches():
+    """Of a permutation test the least p-value is 1 over the permutations, however many examples there are."""
+    stuck = Comparison("few", lambda _: (0.1, 0.5), lambda number: max(1e-6, 0.5**number))
+    free = Comparison("many", lambda _: (0.1, 0.5), lambda number: 0.5**number)
+    with pytest.raises(InvalidArgument, match=r"No number of examples could reach the level 1e-06 .* above 1e-06\.$"):
+        rows_of([stuck], 5, 1e-6)
+    assert rows_of([stuck, free], 100, 1e-6)[1] is None
+    # 0.5^17 is below 1e-5, and 0.5^16 is not.
+    assert rows_of([stuck, free], 100, 2e-5)[1] == 17
+    with pytest.raises(InvalidArgument, match=r"give at least 17 \(17 for all rows\)"):
+        rows_of([stuck, free], 3, 2e-5)
 
 
 def test_five_rows_are_enough_for_a_clear_shift_and_one_is_not(run, tmp_path, capsys):

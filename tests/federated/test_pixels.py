@@ -64,6 +64,7 @@ def test_floats_of_another_scale_than_that_of_the_training_are_refused(model):
         "call": model,
         "predict": lambda x: model.predict(x, verbose=0),
         "keyword": lambda x: model.predict(x=x, verbose=0),
+        "list": lambda x: model.predict([x], verbose=0),
         "predict_on_batch": model.predict_on_batch,
     }
     for name, call in calls.items():

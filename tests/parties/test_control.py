@@ -71,6 +71,13 @@ def test_the_last_run_of_a_name_is_followed_and_stopped(kit, capsys):
     assert "no run 'frist' at the server: did you mean 'first'" in capsys.readouterr().err
 
 
+def test_a_job_that_runs_is_stopped_whatever_was_submitted_later(kit, monkeypatch):
+    later = dict(zip(FIELDS, ("4", "first", "FINISHED:EXECUTION_EXCEPTION", "2026-01-03T10:00:00.5", "0:00:01")))
+    monkeypatch.setattr("tests.parties.test_control.JOBS", [*JOBS, later])
+    assert run_command_line(["deploy", "stop", str(kit), "first"]) == 0
+    assert ("abort_job", "2") in servers[0].calls
+
+
 def test_a_run_that_has_ended_and_another_folder_are_one_sentence(kit, monkeypatch):
     monkeypatch.setitem(JOBS[1], "status", "FINISHED:COMPLETED")
     with pytest.raises(InvalidArgument, match=r"The run first has ended \(finished: completed\): there is nothing"):

@@ -312,6 +312,57 @@ def test_many_categories_and_lies_about_columns(tmp_path):
     }
 
 
+def test_a_run_gets_no_more_categories_of_a_column_than_the_site_allows(tmp_path):
+    """Names and salaries of 40 patients, which the server asks for as categories, until the site allows 40."""
+    rows = {"name": [f"Patient {k}" for k in range(40)], "salary": [1000 + 7 * k for k in range(40)]}
+    content = pyarrow.table({**rows, "disease": ["yes", "no"] * 20})
+    for name in rows:
+        request = json.dumps({"table": TableOptions(categorical=(name,))._asdict(), "secure_sums": False})
+        local = put(tmp_path, "north", content.select([name, "disease"]))
+        with pytest.raises(InvalidArgument, match=f"'{name}' has .* at most 30 are described") as error:
+            Site(local).describe(request)
+        assert "Patient" not in str(error.value) and "1007" not in str(error.value)
+        local = put(tmp_path, "north", content.select([name, "disease"]), "max_categories: 40\n")
+        described = json.loads(Site(local).describe(request))["table"]
+        number = sum(next(x for x in described if x["name"] == name)["levels"].values())
+        assert 30 < number <= 40
+
+
+def test_a_site_can_not_claim_more_rows_for_a_column_than_it_has(tmp_path):
+    own = json.loads(Site(put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")).describe())
+    bfl.data.check_description("north", own)
+    more = [{**x, "rows": 2**31 - 1, "filled": 0 if x["name"] == "age" else x["filled"]} for x in own["table"]]
+    one = [more[0], *own["table"][1:]]
+    for lie in (more, one, [{**x, "rows": x["rows"] + 1} for x in own["table"]]):
+        with pytest.raises(InvalidArgument, match="The description of north's data does not have the form"):
+            bfl.data.check_description("north", {**own, "table": lie})
+    # With a bound on examples the server counts fewer than there are rows, the same share of each column.
+    local = put(tmp_path, "south", table(1).drop_columns(["seen"]), suffix=".parquet")
+    other = json.loads(Site(local).describe())
+    bounded = bfl.data.agree("patients", {"north": {**own, "num_examples": 10}, "south": {**other, "num_examples": 10}})
+    assert bounded.encoding
+    with pytest.raises(InvalidArgument, match="The description of north's data"):
+        bfl.data.agree("patients", {"north": {**own, "num_examples": 10, "table": one}, "south": other})
+
+
+def test_columns_that_differ_in_case_and_columns_of_one_site(tmp_path):
+    described = []
+    for k, name in enumerate(("north", "south")):
+        local = put(tmp_path, name, table(k).drop_columns(["seen"]), suffix=".parquet")
+        described.append(json.loads(Site(local).describe()))
+    own, other = described
+    spelled = [{**x, "name": "Age" if x["name"] == "age" else x["name"]} for x in other["table"]]
+    with pytest.raises(
+        InvalidArgument, match="The column 'Age' of 'south' and the column 'age' of 'north' differ in case"
+    ):
+        bfl.data.agree("patients", {"north": own, "south": {**other, "table": spelled}})
+    alone = [{**x, "name": "years" if x["name"] == "age" else x["name"]} for x in other["table"]]
+    doubts = bfl.data.doubts({"north": own, "south": {**other, "table": alone}})
+    assert any(x.startswith("Only north has the column 'age', empty at the other sites") for x in doubts)
+    assert any(x.startswith("Only south has the column 'years'") for x in doubts)
+    assert not any("has the column" in x for x in bfl.data.doubts({"north": own, "south": other}))
+
+
 def test_what_holds_for_all_sites_is_no_option_of_one(tmp_path):
     for name in ("only", "categorical", "date_unit"):
         local = put(tmp_path, "north", table(), f"{name}: years\n", suffix=".parquet")

@@ -73,19 +73,20 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct, key=natural if all(value(x) is not None for x in distinct) else None))
 
 
-def check_spelling(classes: Mapping[str, Sequence[str]]) -> None:
-    """Check that no class has one spelling at one client and another, which differs in case, at others.
+def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -> None:
+    """Check that no class or column has one spelling at one client and another, which differs in case, at others.
 
     Names of one letter are left alone: "a" and "A" are classes of letters.
 
     Args:
-      classes: client -> its class names.
+      names_of: client -> its names.
+      what: a name is of, as an error says it.
 
     Raises:
       InvalidArgument: two names differ in case only, and no client has both.
     """
     spellings: dict[str, dict[str, set[str]]] = {}
-    for client, names in classes.items():
+    for client, names in names_of.items():
         for name in names:
             spellings.setdefault(name.casefold(), {}).setdefault(name, set()).add(client)
     for found in spellings.values():
@@ -93,6 +94,6 @@ def check_spelling(classes: Mapping[str, Sequence[str]]) -> None:
         if others and len(first) > 1 and all(at.isdisjoint(clients) for _, clients in others):
             second, where = others[0]
             raise InvalidArgument(
-                f"The class {shown(first)} of {shown(min(at))} and the class {shown(second)} of {shown(min(where))} "
+                f"The {what} {shown(first)} of {shown(min(at))} and the {what} {shown(second)} of {shown(min(where))} "
                 "differ in case only: write them alike."
             )

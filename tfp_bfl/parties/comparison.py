@@ -63,6 +63,13 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 f"{site} has none of the other sites' categories in {_some(strange)}: do all sites spell them in the "
                 "same way?"
             )
+        columns = {x["name"] for other in others for x in other.get("table", ())}
+        if own_columns := [shown(x["name"]) for x in summary.get("table", ()) if x["name"] not in columns]:
+            what = "columns" if len(own_columns) > 1 else "the column"
+            sentences.append(
+                f"Only {site} has {what} {_some(own_columns)}, empty at the other sites: do all sites spell their "
+                "columns in the same way? --drop leaves a column out."
+            )
         known = {label for other in others for label in other["class_names"]}
         if alone := [shown(label) for label in summary["class_names"] if label not in known]:
             what = "classes" if len(alone) > 1 else "the class"

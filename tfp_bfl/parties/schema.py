@@ -15,7 +15,14 @@ from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.parties.tables import NO_OPTIONS, TableOptions, agree_columns, check_table, describe_table
+from tfp_bfl.parties.tables import (
+    MOST_CATEGORIES,
+    NO_OPTIONS,
+    TableOptions,
+    agree_columns,
+    check_table,
+    describe_table,
+)
 
 _LARGEST = 2**31 - 1
 # Bounds for one federation: classes, numbers of an example, and characters of a name.
@@ -26,7 +33,9 @@ MOST_MAGNITUDE = 1e30
 TABLE = "table"
 
 
-def describe(source: Union[Source, Part], options: TableOptions = NO_OPTIONS) -> dict[str, Any]:
+def describe(
+    source: Union[Source, Part], options: TableOptions = NO_OPTIONS, most_categories: int = MOST_CATEGORIES
+) -> dict[str, Any]:
     """Describe a site's data as JSON, without examples.
 
     The description has the number of examples, their shape and the names of the classes. For a table it has the number
@@ -36,9 +45,10 @@ def describe(source: Union[Source, Part], options: TableOptions = NO_OPTIONS) ->
     Args:
       source: the data.
       options: by which the table was read.
+      most_categories: largest number of categories of a column.
 
     Raises:
-      InvalidArgument: a column has more categories than a federation can have.
+      InvalidArgument: a column has more categories.
     """
     described = {
         "num_examples": source.num_examples,
@@ -49,7 +59,7 @@ def describe(source: Union[Source, Part], options: TableOptions = NO_OPTIONS) ->
         "target": list(source.target) if source.target else None,
     }
     if isinstance(source, Part):
-        return {**described, TABLE: describe_table(source.features, options)}
+        return {**described, TABLE: describe_table(source.features, options, most_categories)}
     described |= {"element_shape": list(source.element_shape), "is_image": source.is_image}
     return {**described, "columns": [list(column) for column in source.columns]}
 
@@ -73,7 +83,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
       InvalidArgument: a description is not valid, or data differ in shape, columns or kind.
     """
     for site, summary in summaries.items():
-        check_description(site, summary)
+        check_description(site, summary, bounded=True)
     (first, one), *others = summaries.items()
     for site, summary in others:
         for key in ("element_shape", "is_image"):
@@ -143,8 +153,13 @@ def _labelled(source: Union[Source, Part], features: np.ndarray, encoding: Seque
     return Source(source.name, source.split, features, labels, *of_schema)
 
 
-def check_description(site: str, summary: Any) -> None:
+def check_description(site: str, summary: Any, bounded: bool = False) -> None:
     """Check the description of a site's data.
+
+    Args:
+      site: its name.
+      summary: its message.
+      bounded: whether `num_examples` was reduced since, so that it can be below the number of rows of a table.
 
     Raises:
       InvalidArgument: the description does not have the form of a result of `describe`.
@@ -171,7 +186,7 @@ def check_description(site: str, summary: Any) -> None:
         and isinstance(summary.get("columns"), list)
         and all(map(fine, summary["columns"]))
         and (summary.get("target") is None or fine(summary["target"]))
-        and (TABLE not in summary or check_table(summary[TABLE], summary["num_examples"], MOST_MAGNITUDE))
+        and (TABLE not in summary or check_table(summary[TABLE], summary["num_examples"], MOST_MAGNITUDE, bounded))
     )
     if not well:
         raise InvalidArgument(f"The description of {site}'s data does not have the form that data.describe gives.")

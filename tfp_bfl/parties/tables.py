@@ -13,6 +13,7 @@ import numpy as np
 
 from tfp_bfl.data.cells import BLANK, DATE_UNITS, EMPTY, MOST_LEVELS, TEXT_KINDS, Cells
 from tfp_bfl.data.encoding import ColumnMessage, Feature, Raw, describe_column, fit_column
+from tfp_bfl.data.names import check_spelling
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -62,19 +63,25 @@ def parse_options(given: Any) -> TableOptions:
     return TableOptions(tuple(drop), tuple(only), tuple(categorical), unit)
 
 
-def describe_table(raw: Raw, options: TableOptions) -> list[dict[str, Any]]:
+def describe_table(raw: Raw, options: TableOptions, most_categories: int = MOST_CATEGORIES) -> list[dict[str, Any]]:
     """Return the message of a site about each column of its table, as JSON.
 
+    Args:
+      raw: the columns.
+      options: of the run.
+      most_categories: largest number of categories of a column.
+
     Raises:
-      InvalidArgument: a column has more categories than a federation can have.
+      InvalidArgument: a column has more categories.
     """
     described = []
     for cells in raw.columns:
         message = describe_column(cells)
-        if len(message.levels) > MOST_CATEGORIES:
+        if len(message.levels) > most_categories:
             raise InvalidArgument(
-                f"The column {shown(cells.name)} has {len(message.levels):,} categories, but a federation has at most "
-                f"{MOST_CATEGORIES:,}: leave it out with --drop."
+                f"The column {shown(cells.name)} has {len(message.levels):,} categories, but at most "
+                f"{most_categories:,} are described: leave it out with --drop, or let the site's file allow more "
+                "(max_categories)."
             )
         kind = ROWS if cells.numbers_rows and cells.name not in options.only else cells.kind
         described.append({"name": cells.name, "kind": kind, "order": list(cells.levels), **message._asdict()})
@@ -86,13 +93,23 @@ def text_columns(raw: Raw) -> list[str]:
     return [cells.name for cells in raw.columns if cells.kind in TEXT_KINDS]
 
 
-def check_table(described: Any, num_examples: int, most_magnitude: float) -> bool:
-    """Return whether the description of a table has the form of `describe_table`."""
+def check_table(described: Any, num_examples: int, most_magnitude: float, bounded: bool = False) -> bool:
+    """Return whether the description of a table has the form of `describe_table`, with one number of rows.
+
+    Args:
+      described: a site's message.
+      num_examples: of the site.
+      most_magnitude: bound on means and standard deviations.
+      bounded: whether `num_examples` may be below the number of rows.
+    """
     if not isinstance(described, list) or not 0 < len(described) <= MOST_COLUMNS:
         return False
     if not all(_is_column(x, num_examples, most_magnitude) for x in described):
         return False
     names = [x["name"] for x in described]
+    rows = {x["rows"] for x in described}
+    if len(rows) > 1 or not (bounded or rows == {num_examples}):
+        return False
     return len({*names}) == len(names) and sum(len(x["levels"]) for x in described) <= _MOST_TOGETHER
 
 
@@ -153,10 +170,11 @@ def agree_columns(
       options: of the run.
 
     Raises:
-      InvalidArgument: an option names a column that no site has, no column is left, or a column holds text at one site
-        and numbers at another, has too many categories, or has no value at any site.
+      InvalidArgument: an option names a column that no site has, no column is left, two columns differ in case only, or
+        a column holds text at one site and numbers at another, has too many categories, or has no value at any site.
     """
     of_sites = {site: {x["name"]: x for x in described} for site, described in tables.items()}
+    check_spelling({site: [*own] for site, own in of_sites.items()}, "column")
     there = dict.fromkeys(name for own in of_sites.values() for name in own)
     names = [*(name for name in options.only if name in there), *(name for name in there if name not in options.only)]
     for option in ("only", "categorical"):
@@ -170,10 +188,7 @@ def agree_columns(
         if all(x["kind"] in (ROWS, BLANK) for x in found.values()) and any(x["kind"] == ROWS for x in found.values()):
             continue
         kind, order = _kind(name, found)
-        messages = [
-            _message(found.get(site), size, next(iter(own.values()))["rows"])
-            for (site, own), size in zip(of_sites.items(), sizes.values())
-        ]
+        messages = [_message(found.get(site), size) for site, size in zip(of_sites, sizes.values())]
         levels = {x for message in messages for x in message.levels}
         if len(levels) > MOST_LEVELS and name not in options.categorical:
             raise InvalidArgument(
@@ -189,12 +204,12 @@ def agree_columns(
     return () if is_plain else tuple(features), tuple(columns)
 
 
-def _message(described: Optional[Mapping[str, Any]], size: int, rows: int) -> ColumnMessage:
-    """Return a site's message about a column, counted as `size` rows instead of `rows`."""
+def _message(described: Optional[Mapping[str, Any]], size: int) -> ColumnMessage:
+    """Return a site's message about a column, counted as `size` rows."""
     if described is None:
         return ColumnMessage(size, 0)
     message = ColumnMessage(*(described[field] for field in ColumnMessage._fields))
-    if size == rows:
+    if size == (rows := message.rows):
         return message
     share: Any = size / rows  # Counts need not be whole.
     levels = {level: number * share for level, number in message.levels.items()}

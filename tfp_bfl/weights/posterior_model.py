@@ -140,8 +140,10 @@ def _checking(method: Callable[..., Any], shape: Sequence[Optional[int]]) -> Cal
 
     @functools.wraps(method)
     def checked(x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(x, (np.ndarray, tf.Tensor)):
-            _check_pixels(x, shape)
+        # Keras takes its one input in a list or a dictionary, too.
+        for images in x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,):
+            if isinstance(images, (np.ndarray, tf.Tensor)):
+                _check_pixels(images, shape)
         return method(x, *args, **kwargs)
 
     return checked

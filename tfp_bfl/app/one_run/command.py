@@ -334,7 +334,8 @@ def find_drift(run: str, paths: tuple[str, ...], **options: Any) -> int:
         click.echo(f"{row.name:<{width}}  {row.distance:8.3f}  {row.p_value:8.2g}  {verdict}")
     few = sum(row.too_few for row in report.rows)
     if few:
-        click.echo(f"Too few examples to decide in {few} of the rows: {report.needed:,} examples would do.")
+        enough = "no number at this level" if report.needed is None else f"{report.needed:,} examples"
+        click.echo(f"Too few examples to decide in {few} of the rows: {enough} would do.")
     for name, reason in report.failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
     return DRIFT_FOUND if report.found else 0

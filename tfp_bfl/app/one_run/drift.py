@@ -46,7 +46,7 @@ class Report(NamedTuple):
       reference: the examples with whose scores the new ones are compared, in words.
       failures: (name, reason) of each image that could not be read.
       level: the probability that any row has drift though both samples have one distribution, at most.
-      needed: the number of examples with which every row could have drift.
+      needed: the number of examples with which every row could have drift; None where no number would do for some.
     """
 
     rows: Sequence[bfl.evaluation.Drift]
@@ -55,7 +55,7 @@ class Report(NamedTuple):
     reference: str
     failures: Sequence[tuple[str, str]] = ()
     level: float = 0.01
-    needed: int = 1
+    needed: Optional[int] = 1
 
     @property
     def found(self) -> bool:
@@ -226,8 +226,10 @@ def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Comparison:
     )
 
 
-def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[list[bfl.evaluation.Drift], int]:
-    """Return the rows of a report, and the number of examples with which every row could have drift.
+def rows_of(
+    compared: Sequence[Comparison], number: int, level: float
+) -> tuple[list[bfl.evaluation.Drift], Optional[int]]:
+    """Return the rows of a report, and the number of examples with which every row could have drift; None for none.
 
     Raises:
       InvalidArgument: no result of so few examples could reach the level.
@@ -238,7 +240,14 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
         return row.least(size) < resolution
 
     sizes = range(1, _MOST_NEEDED)
-    needed = [1 + bisect.bisect_left(sizes, True, key=functools.partial(enough, row)) for row in compared]
+    possible = [row for row in compared if enough(row, _MOST_NEEDED)]
+    if not possible:
+        least = len(compared) * min(row.least(_MOST_NEEDED) for row in compared)
+        raise InvalidArgument(
+            f"No number of examples could reach the level {level:g} over {len(compared)} rows: the examples with which "
+            f"they are compared are too few; give a level above {least:.2g}."
+        )
+    needed = [1 + bisect.bisect_left(sizes, True, key=functools.partial(enough, row)) for row in possible]
     if not any(enough(row, number) for row in compared):
         examples = "1 example is" if number == 1 else f"{number:,} examples are"
         raise InvalidArgument(
@@ -246,7 +255,8 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
             f"give at least {min(needed):,} ({max(needed):,} for all rows)."
         )
     tests = [(row.name, *row.test(resolution)) for row in compared]
-    return bfl.evaluation.drifts(tests, level, [row.least(number) for row in compared]), max(needed)
+    most = max(needed) if len(possible) == len(compared) else None
+    return bfl.evaluation.drifts(tests, level, [row.least(number) for row in compared]), most
 
 
 def _read(path: pathlib.Path) -> bfl.evaluation.Histograms:

@@ -11,6 +11,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import write_whole
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, Channel, Refusal
@@ -89,7 +90,7 @@ class Attendance:
         every = sorted({*self.reported, *self.refused})
         why = {site: {_REFUSED: reason} for site, reason in self.refused.items()}
         content = {site: {**self.reported.get(site, {}), **why.get(site, {})} for site in every}
-        (folder / PARTIES).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(folder / PARTIES, json.dumps(content, indent=1) + "\n")
 
     def leave_out(self, reasons: Mapping[str, str]) -> None:
         """Record sites that do not take part."""

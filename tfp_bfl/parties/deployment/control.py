@@ -49,7 +49,7 @@ def follow_run(kit: Kit, name: str, progress: Callable[[str], None]) -> str:
       InvalidArgument: there is no such run; and as of `list_runs`.
     """
     with _connected(kit, progress) as server:
-        job = _newest(_jobs(server), name)
+        job = _current(_jobs(server), name)
         return follow_job(server, str(job["job_id"]), progress)
 
 
@@ -65,7 +65,7 @@ def stop_run(kit: Kit, name: str, progress: Callable[[str], None]) -> None:
       InvalidArgument: there is no such run, or it has ended; and as of `list_runs`.
     """
     with _connected(kit, progress) as server:
-        job = _newest(_jobs(server), name)
+        job = _current(_jobs(server), name)
         if _text(job, "status").startswith(_FINISHED):
             raise InvalidArgument(f"The run {name} has ended ({_words(job)}): there is nothing to stop.")
         server.call("abort_job", str(job["job_id"]))
@@ -89,10 +89,10 @@ def _jobs(server: ServerSession) -> list[dict[str, Any]]:
     return sorted(jobs, key=lambda job: _text(job, "submit_time"), reverse=True)
 
 
-def _newest(jobs: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return the last job of a run, which may have been submitted several times."""
+def _current(jobs: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return the last job of a run that has not ended, or else the last: a run may have been submitted several times."""
     by_name: dict[str, dict[str, Any]] = {}
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: _text(job, "status").startswith(_FINISHED)):
         by_name.setdefault(_text(job, "job_name"), job)
     found: dict[str, Any] = lookup(by_name, name, "run", "at the server")
     return found

@@ -31,6 +31,7 @@ _TEMPLATE = """# The data of this site and the runs that it accepts. Never sent.
 data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, relative to this file
 label: label             # the column of the labels
 # drop: [patient_id]      # columns to leave out
+# max_categories: 30     # largest number of categories of a column, which a run may request
 # separator: ";"         # column separator of a .csv file; default: the separator of its header
 # test_data: test.csv    # test data; default: a fifth of the data
 # algorithms: [variational, partitioned_vi]    # accepted algorithms; default: all

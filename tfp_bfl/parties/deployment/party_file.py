@@ -11,9 +11,10 @@ import pydantic
 
 from tfp_bfl.app.options.config import read_yaml
 from tfp_bfl.app.options.refusals import must_be
+from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.parties.tables import TABLE_OPTIONS
+from tfp_bfl.parties.tables import MOST_CATEGORIES, TABLE_OPTIONS
 
 FILE, SECRET = "party.yaml", "secret"
 _SECRET_BYTES = 32
@@ -31,6 +32,7 @@ class PartyFile(pydantic.BaseModel):
       task: classification or regression.
       drop: columns of a table to leave out.
       separator: column separator of a .csv file (`data.read_own`).
+      max_categories: largest number of categories of a column that the site describes: each is a value of its data.
       algorithms: accepted algorithms; empty for all.
       models: accepted models; empty for all.
       rules: accepted aggregation rules, by their names in `tfp-bfl list`; empty for all.
@@ -52,6 +54,7 @@ class PartyFile(pydantic.BaseModel):
     task: str = "classification"
     drop: list[str] = []
     separator: Optional[str] = None
+    max_categories: int = pydantic.Field(MOST_LEVELS, ge=1, le=MOST_CATEGORIES)
     algorithms: list[str] = []
     models: list[str] = []
     rules: list[str] = []

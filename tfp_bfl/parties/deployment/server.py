@@ -201,7 +201,8 @@ def _agreed(
     Raises:
       InvalidArgument: the data of the sites do not fit each other, or the run began with other options of tables.
     """
-    if not (folder / SCHEMA).exists():
+    # Without the sites that it is of, as when a server ended between both files, it would be of others.
+    if not ((folder / SCHEMA).exists() and (folder / PARTIES).exists()):
         reported = attendance.counted(max_examples)
         schema, left = without_misfits(reported, lambda some: bfl.data.agree(name, some, tables), quorum)
         attendance.leave_out(left)

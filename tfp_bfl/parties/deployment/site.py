@@ -98,7 +98,10 @@ class Site:
                 "that the server would read those of each site with their counts. Leave these columns out with --drop, "
                 "or give them as columns of 0 and 1."
             )
-        summary = {**bfl.data.describe(data.train, options), "num_test": data.test.num_examples}
+        summary = {
+            **bfl.data.describe(data.train, options, self._file.max_categories),
+            "num_test": data.test.num_examples,
+        }
         offer = keys.offer(self._startup, secret_of(self._folder))
         return json.dumps(summary if offer is None else {**summary, OFFER: offer})
 
