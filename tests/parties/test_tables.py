@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.parties.test_deployment import Channel, run
+from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.export.rows import parse_features
 from tfp_bfl.federated.round import fold
 from tfp_bfl.parties.deployment.channel import DESCRIBE, Refusal, Withheld
 from tfp_bfl.parties.deployment.job import from_json, make_job, to_json

@@ -29,6 +29,9 @@ from tfp_bfl.errors import InvalidArgument, shown
 RARE_ROWS, RARE_SHARE = 10, 0.01
 # Of more levels than this the most frequent ones are used, and the others are rare.
 MOST_USED = 255
+# Of a record, before anything is read from it.
+_MOST_FEATURES = 100_000
+_KINDS = ("number", "truth", "date", "category", "ordinal")
 
 
 class Feature(NamedTuple):
@@ -84,6 +87,31 @@ class Feature(NamedTuple):
         if self.has_rare:
             return np.block([[codes, np.zeros((size, 1))], [np.zeros((1, codes.shape[1])), np.ones((1, 1))]])
         return np.concatenate([codes, np.full((1, codes.shape[1]), np.nan)])
+
+
+def parse_features(given: Any) -> tuple[Feature, ...]:
+    """Return the features of a record.
+
+    Args:
+      given: a list of `Feature._asdict()`.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if not isinstance(given, (list, tuple)) or len(given) > _MOST_FEATURES:
+        raise ValueError(given)
+    features = []
+    for entry in given:
+        if not isinstance(entry, Mapping) or set(entry) != set(Feature._fields):
+            raise ValueError(entry)
+        feature = Feature(**{**entry, "levels": tuple(entry["levels"])})
+        well = isinstance(feature.name, str) and feature.name.isprintable() and feature.kind in _KINDS
+        well = well and all(isinstance(x, str) and "\0" not in x for x in feature.levels)
+        well = well and isinstance(feature.has_rare, bool) and isinstance(feature.has_missing, bool)
+        if not well or not (feature.unit is None or isinstance(feature.unit, str)):
+            raise ValueError(entry)
+        features.append(feature)
+    return tuple(features)
 
 
 class ColumnMessage(NamedTuple):

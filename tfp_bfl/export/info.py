@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 
 from tfp_bfl.data import Feature
+from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import is_stochastic
 from tfp_bfl.evaluation.conformal import score_of
-from tfp_bfl.export.rows import parse_features
 from tfp_bfl.weights import num_members
 
 NAME = "info.json"

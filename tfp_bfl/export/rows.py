@@ -16,36 +16,9 @@ from tfp_bfl.data.cells import CATEGORY_RULES
 # The function and the signature that accept them.
 NAME = "predict_rows"
 _NO_LETTER = re.compile(r"[^A-Za-z0-9_]")
-_MOST_FEATURES = 100_000
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
 # Around text for TensorFlow Lite, which has no operation that removes spaces.
 MOST_SPACES = 4
-_KINDS = ("number", "truth", "date", "category", "ordinal")
-
-
-def parse_features(given: Any) -> tuple[Feature, ...]:
-    """Return the features of a record.
-
-    Args:
-      given: a list of `Feature._asdict()`.
-
-    Raises:
-      ValueError: it is none.
-    """
-    if not isinstance(given, (list, tuple)) or len(given) > _MOST_FEATURES:
-        raise ValueError(given)
-    features = []
-    for entry in given:
-        if not isinstance(entry, Mapping) or set(entry) != set(Feature._fields):
-            raise ValueError(entry)
-        feature = Feature(**{**entry, "levels": tuple(entry["levels"])})
-        well = isinstance(feature.name, str) and feature.name.isprintable() and feature.kind in _KINDS
-        well = well and all(isinstance(x, str) and "\0" not in x for x in feature.levels)
-        well = well and isinstance(feature.has_rare, bool) and isinstance(feature.has_missing, bool)
-        if not well or not (feature.unit is None or isinstance(feature.unit, str)):
-            raise ValueError(entry)
-        features.append(feature)
-    return tuple(features)
 
 
 def inputs_of(features: Sequence[Feature]) -> dict[str, tf.TensorSpec]:

@@ -1,6 +1,8 @@
 """Benchmarks from end to end: records, resumption, failures, and the best configuration of trials."""
 
 import json
+import pathlib
+import shutil
 
 import pytest
 import yaml
@@ -104,7 +106,7 @@ def test_more_seeds_and_methods_are_added(tmp_path, stand_in):
     assert len(records(tmp_path / "out")) == 2 * 3 * 3
 
 
-def test_a_copied_file_of_records_resumes(tmp_path, stand_in):
+def test_a_copied_file_of_records_resumes(tmp_path, stand_in, monkeypatch):
     """With the cells and the choices of the trials; a cell that it does not have is run by the same choice."""
     whole = program.run_bench(plan_of(tmp_path), tmp_path / "out").read_text().splitlines()
     (tmp_path / "copy").mkdir()
@@ -113,7 +115,8 @@ def test_a_copied_file_of_records_resumes(tmp_path, stand_in):
     assert len(kept) == len(whole) - 1
     (tmp_path / "copy" / program.RECORDS).write_text("".join(line + "\n" for line in kept))
     stand_in.clear()
-    program.run_bench(plan_of(tmp_path), tmp_path / "copy")
+    monkeypatch.chdir(tmp_path)  # A relative folder, as users give it.
+    program.run_bench(plan_of(tmp_path), pathlib.Path("copy"))
     ((what, task),) = stand_in
     assert what == "final" and (task.config.rounds, task.config.seed) == (2, 1)
     chosen = {(x["setting"], x["seed"]): x["chosen"] for x in records(tmp_path / "copy") if x["method"] == "tuned"}
@@ -122,7 +125,11 @@ def test_a_copied_file_of_records_resumes(tmp_path, stand_in):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"trials": 4}, "is of other options (trials 3, now 4)"), ({"options": {"engine": "tff"}}, "other options")],
+    [
+        ({"trials": 4}, "is of other options (trials 3, now 4)"),
+        ({"options": {"engine": "tff"}}, "other options"),
+        ({"hold_out": 0.5}, "is of other options (hold_out 0.2, now 0.5)"),
+    ],
 )
 def test_other_options_are_refused(tmp_path, stand_in, changes, message):
     program.run_bench(plan_of(tmp_path), tmp_path / "out")
@@ -130,6 +137,85 @@ def test_other_options_are_refused(tmp_path, stand_in, changes, message):
     with pytest.raises(InvalidArgument) as error:
         program.run_bench(plan_of(tmp_path, **changes), tmp_path / "out")
     assert message in str(error.value) and sorted(tmp_path.rglob("*")) == before
+
+
+def test_records_that_cannot_resume_are_refused_and_kept(tmp_path, stand_in):
+    (tmp_path / "copy").mkdir()
+    for line in ('{"setting": "a", "method": "plain", "seed": 0}', '{"setting": "../a", "method": "b"}'):
+        (tmp_path / "copy" / program.RECORDS).write_text(line + "\n")
+        with pytest.raises(
+            InvalidArgument, match=r"Line 1 of .*records\.jsonl is no record that a benchmark can resume"
+        ):
+            program.run_bench(plan_of(tmp_path), tmp_path / "copy")
+        assert (tmp_path / "copy" / program.RECORDS).read_text() == line + "\n" and not stand_in
+
+
+def test_trials_of_other_options_are_refused(tmp_path, stand_in, monkeypatch):
+    """Interrupted after the trials and before the first cell, and then another number of rounds."""
+
+    def interrupted(task):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cell, "run_final", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    stand_in.clear()
+    settings = {"a": {**PLAN["settings"]["a"], "rounds": 4}}
+    with pytest.raises(InvalidArgument, match="a/tuned/tuning has trials of other options"):
+        program.run_bench(plan_of(tmp_path, settings=settings), tmp_path / "out")
+    assert not stand_in
+
+
+def test_a_deleted_cell_is_run_again(tmp_path, stand_in):
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / program.CELLS / "a" / "plain" / "seed-1")
+    stand_in.clear()
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    assert [(what, task.config.seed) for what, task in stand_in] == [("final", 1)]
+    assert len(records(tmp_path / "out")) == 8
+
+
+@pytest.mark.parametrize("fault", [MemoryError("full"), OSError(28, "No space left"), TypeError("a program's fault")])
+def test_a_fault_of_the_machine_is_no_result(tmp_path, stand_in, monkeypatch, fault):
+    final = cell.run_final
+
+    def faulty(task):
+        if task.config.algorithm == "variational":
+            raise fault
+        return final(task)
+
+    monkeypatch.setattr(cell, "run_final", faulty)
+    with pytest.raises(Error, match="4 of 8 failed"):
+        program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    assert {x["method"] for x in records(tmp_path / "out")} == {"tuned"}
+    monkeypatch.setattr(cell, "run_final", final)
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    assert len(records(tmp_path / "out")) == 8
+
+
+def test_methods_that_cannot_serve_a_setting_have_no_cells(tmp_path, stand_in, capsys):
+    settings = {"numbers": {"dataset": "diabetes", "model": "mlp"}}
+    methods = {"plain": {}, "personal": {"algorithm": "meta_learning"}, "of_classes": {"algorithm": "fed_be"}}
+    program.run_bench(plan_of(tmp_path, settings=settings, methods=methods), tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "personal does not serve numbers: meta_learning has personal models" in said
+    assert "of_classes does not serve numbers: fed_be is of classification" in said
+    assert [x["method"] for x in records(tmp_path / "out")] == ["plain", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"score": "rmse"}, "score is rmse, but the labels of the setting 'a' are classes"),
+        ({"settings": {"n": {"dataset": "diabetes", "model": "mlp"}}, "score": "accuracy"}, "setting 'n' are numbers"),
+        ({"settings": {"a": {"dataset": "digits", "ood": "no_such_set"}}}, "no_such_set"),
+        ({"settings": {"a": {"dataset": "digits", "ood": "breast_cancer"}}}, "name a dataset of that form"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused_before_any_work(tmp_path, stand_in, changes, message):
+    with pytest.raises(InvalidArgument) as error:
+        program.run_bench(plan_of(tmp_path, **changes), tmp_path / "out")
+    assert message in str(error.value) and not stand_in and not (tmp_path / "out").exists()
 
 
 def test_a_part_of_the_cells(tmp_path, stand_in, capsys):
@@ -235,16 +321,17 @@ def test_a_reduced_benchmark(tmp_path):
     path.write_text(yaml.safe_dump(REAL, sort_keys=False))
     assert run_command_line(["bench", str(path), "--output", str(tmp_path / "out")]) == 0
     found = {(x["setting"], x["method"]): x for x in records(tmp_path / "out")}
-    assert len(found) == 10
-    assert "measured for classes only" in found["diabetes", "reptile"]["failed"]
     sound = {key: x for key, x in found.items() if "failed" not in x}
-    assert len(sound) == 9
+    assert len(sound) == len(found) == 9 and ("diabetes", "reptile") not in found  # Personal models are of classes.
     for (setting, method), record in sound.items():
         scores, cost = record["scores"], record["cost"]
         shared = {"nll", "coverage"} | ({"accuracy", "fitted_nll"} if setting == "heart" else {"rmse", "crps"})
         assert shared <= set(scores), (setting, method)
         assert 0.5 < scores.get("accuracy", 0.6) < 1 and scores["nll"] < (0.75 if setting == "heart" else 7)
-        assert cost["upload_mb"] > 0 and cost["train_seconds"] > 0 and len(record["trajectory"]) == 2
+        assert cost["upload_mb"] > 0 and cost["train_seconds"] > 0
+        assert len(record["trajectory"]) == (2 if method in ("fed_avg", "variational") else 1)
+        assert record["trajectory"][-1]["nll"] == scores["nll"]
+        assert record["trajectory"][-1]["mb"] == pytest.approx(cost["upload_mb"] + cost["download_mb"])
     heart = {method: sound["heart", method]["cost"] for method in ("fed_avg", "variational", "head")}
     # A variational weight is two numbers; the sums of a last layer are further messages.
     ratio = heart["variational"]["upload_mb"] / heart["fed_avg"]["upload_mb"]

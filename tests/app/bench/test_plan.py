@@ -1,8 +1,12 @@
 """The file of a benchmark: what it says, what is refused, and which options a run gets."""
 
+import datetime
+
 import pytest
 import yaml
 
+import tfp_bfl as bfl
+from tfp_bfl.app.bench import plan as plans
 from tfp_bfl.app.bench.plan import read_plan
 from tfp_bfl.app.bench.spaces import Space, parse_space
 from tfp_bfl.errors import InvalidArgument
@@ -15,9 +19,19 @@ SMALL = {
     "methods": {
         "fed_avg": {"algorithm": "fed_opt", "tuned": {"learning_rate": "0.01..0.1 log"}},
         "chain": {"algorithm": "qlsd", "rounds": 100},
-        "laplace": {"algorithm": "fed_opt", "then": "laplace", "tuned": {"laplace.temperature": [0.1, 1.0]}},
+        "laplace": {
+            "algorithm": "fed_opt",
+            "kind": "deterministic",
+            "then": "laplace",
+            "tuned": {"laplace.temperature": [0.1, 1.0]},
+        },
     },
 }
+
+
+def point_weights(**options):
+    """A change of the methods: one that trains point weights."""
+    return {"methods": {"m": {"algorithm": "fed_opt", "kind": "deterministic", **options}}}
 
 
 def write(tmp_path, **changes):
@@ -62,8 +76,19 @@ def test_options_of_a_run(tmp_path):
     assert plan.reference == "fed_avg" and list(plan.seeds) == [0, 1]
 
 
+def test_the_algorithm_may_be_of_all_methods(tmp_path):
+    options = {"algorithm": "fed_opt", "kind": "deterministic", "server_optimizer": "adam"}
+    plan = read_plan(write(tmp_path, options=options, methods={"m": {}, "chain": {"algorithm": "qlsd"}}))
+    assert plan.config("heart", "m", 0).server_optimizer == "adam"
+    assert "server_optimizer" not in plan.config("heart", "chain", 0).recorded()
+
+
+def test_structures_are_those_of_the_library():
+    assert {*plans.STRUCTURES} == {*bfl.clients.STRUCTURES}
+
+
 def test_options_of_a_step_after_the_training(tmp_path):
-    methods = {"x": {"algorithm": "fed_opt", "then": {"laplace": {"structure": "diagonal"}}}}
+    methods = {"x": {"algorithm": "fed_opt", "kind": "deterministic", "then": {"laplace": {"structure": "diagonal"}}}}
     plan = read_plan(write(tmp_path, methods=methods))
     assert plan.methods["x"].then == "laplace" and plan.then_options("x") == {"structure": "diagonal"}
 
@@ -99,6 +124,17 @@ def test_options_of_a_step_after_the_training(tmp_path):
             "with momentum 1.5: momentum",
         ),
         ({"methods": {"m": {"rule": "x.py:f"}}}, "runs the code x.py:f: read it, and add --trust-code"),
+        ({"methods": {"m": {"tuned": {"model": ["mlp", "x.py:f"]}}}}, "runs the code x.py:f: read it, and add"),
+        ({"options": {"algorithm": "x.py:f"}}, "runs the code x.py:f: read it, and add --trust-code"),
+        ({"methods": {"m": {"tuned": {"algorithm": ["fed_opt", "scaffold"]}}}}, "algorithm of the method 'm' is the"),
+        # Each value of a list, not only the first and the last.
+        ({"methods": {"m": {"tuned": {"optimizer": ["adam", "banana", "sgd"]}}}}, "with optimizer banana: There is no"),
+        ({"methods": {"m": {"then": "laplace"}}}, "laplace follows a training of point weights, and the kind is"),
+        (point_weights(then={"laplace": {"structure": "banana"}}), "There is no choice 'banana'"),
+        (point_weights(then={"laplace": {"temperature": -1}}), "temperature of laplace is -1, but must be a number"),
+        (point_weights(then={"laplace": {"temperature": datetime.date(2020, 1, 1)}}), "but must be a number above 0"),
+        (point_weights(then="last_layer", tuned={"last_layer.temperature": [0.1, "x"]}), "of last_layer is 'x'"),
+        (point_weights(then="laplace", class_weight="balanced"), "likelihood without class weights"),
     ],
 )
 def test_refusals(tmp_path, changes, message):

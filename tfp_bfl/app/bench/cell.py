@@ -53,8 +53,8 @@ class Task(NamedTuple):
 
 class _Trained(NamedTuple):
     job: Job
-    clients: bfl.data.Clients
     held: Parts
+    test: Optional[Parts]
     result: bfl.federated.SimulationResult
     model: tf.keras.Model
     is_personal: bool
@@ -66,7 +66,7 @@ class _Trained(NamedTuple):
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""
         if self.is_personal:
-            return predict_personal(self.job, self.result, self.clients, parts)
+            return predict_personal(self.job, self.result, parts)
         return predict(self.job, self.model, parts)
 
 
@@ -75,7 +75,7 @@ class _Clock:
 
     def __init__(self, evaluate: Callable[[tf.keras.Model], dict[str, float]]) -> None:
         self._evaluate, self._evaluated = evaluate, 0.0
-        self._last, self._rounds = time.process_time(), list[tuple[bool, float]]()
+        self._last, self._rounds, self._rest = time.process_time(), list[tuple[bool, float]](), 0.0
 
     def evaluate(self, model: tf.keras.Model) -> dict[str, float]:
         """Evaluate a model off the clock."""
@@ -90,11 +90,16 @@ class _Clock:
         self._rounds.append((row["round"] == 1, now - self._last - self._evaluated))
         self._last, self._evaluated = now, 0.0
 
+    def add_rest(self) -> None:
+        """Take the time of what followed the last round, such as Laplace's approximation."""
+        self._rest = time.process_time() - self._last
+
     def seconds(self) -> list[float]:
         """Return the seconds up to the end of each round; a first one, which traces, counts as the mean of others."""
         others = [seconds for is_first, seconds in self._rounds if not is_first]
         each = [float(np.mean(others)) if is_first and others else seconds for is_first, seconds in self._rounds]
-        return np.cumsum(each).tolist()
+        ends: list[float] = np.cumsum(each).tolist()
+        return [*ends[:-1], ends[-1] + self._rest]
 
 
 def run_trial(task: Task) -> dict[str, float]:
@@ -116,11 +121,11 @@ def run_final(task: Task) -> dict[str, Any]:
       InvalidArgument: the options don't fit the data.
       Error: the training failed.
     """
-    _reset_peak()
-    started = time.perf_counter()
+    before, started = _memory(reset=True), time.perf_counter()
     trained = _train(task, evaluate=True)
     job = trained.job
-    test = trained.predict(test_parts(job))
+    assert trained.test is not None
+    test = trained.predict(trained.test)
     if job.test.target is None:
         found = scores.of_classes(test, trained.predict(trained.held))
         found |= _foreign(task, trained, test)
@@ -131,7 +136,7 @@ def run_final(task: Task) -> dict[str, Any]:
         "dataset": job.train.name,
         "model": job.config.model_name,
         "clients": job.clients.num_clients,
-        "examples": int(trained.clients.sizes.sum()),
+        "examples": int(job.clients.sizes.sum()),
         "test_examples": job.test.num_examples,
         "task": "classification" if job.test.target is None else "regression",
     }
@@ -142,9 +147,9 @@ def run_final(task: Task) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
         "upload_mb": trained.upload,
         "download_mb": trained.download,
-        "peak_mb": _peak_mb(),
+        "peak_mb": _memory() - before,
     }
-    record = {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained)}
+    record = {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained, found)}
     return {**record, "warnings": trained.warnings}
 
 
@@ -153,9 +158,16 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     config = task.config
     user_data = build.load(config) if build.is_own(config) else None
     config = build.with_clients(config, user_data) if user_data else config
-    job = prepare(config, user_data, NO_CODE)
-    clients, held = set_aside(job.clients, task.hold_out, config.seed)
-    bfl.federated.check_clients(job.process, clients, config.cohort_size)
+    held: list[Parts] = []
+
+    def keep(clients: bfl.data.Clients) -> bfl.data.Clients:
+        rest, part = set_aside(clients, task.hold_out, config.seed)
+        held.append(part)
+        return rest
+
+    # Before the process is built: recipes may fit something to the clients' examples.
+    job = prepare(config, user_data, NO_CODE, keep)
+    test = test_parts(job) if evaluate else None
     every = max(1, config.rounds // task.evaluations)
     shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
     score = build.scorer(job.config, job.test)
@@ -163,7 +175,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     with _quiet():
         result = bfl.federated.simulate(
             job.trained,
-            clients,
+            job.clients,
             rounds=config.rounds,
             cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
             seed=config.seed,
@@ -171,16 +183,18 @@ def _train(task: Task, evaluate: bool) -> _Trained:
             prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
             engine=job.engine,
         )
-        after = _afterwards(task, job, clients, result) if task.then is not None else None
+        after = _afterwards(task, job, result) if task.then is not None else None
+        clock.add_rest()
     warnings = [*result.warnings, *(after.warnings if after else ())]
     upload, download = _megabytes(job, result) if evaluate else (0.0, 0.0)
     model = result.model
     if after is not None:
         model = after.model
-        sent = sum(np.asarray(x).nbytes for x in _leaves(after.state.step)) * clients.num_clients / _MB
-        upload, download = upload + sent * len(after.rounds), download + _weights_mb(result) * clients.num_clients
+        messages = job.clients.num_clients * len(after.rounds) / _MB
+        upload += messages * sum(np.asarray(x).nbytes for x in _leaves(after.state.step))
+        download += messages * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = serves("evaluate_clients", job.config.algorithm)
-    return _Trained(job, clients, held, result, model, is_personal, upload, download, clock.seconds(), warnings)
+    return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings)
 
 
 @contextlib.contextmanager
@@ -195,15 +209,13 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _afterwards(
-    task: Task, job: Job, clients: bfl.data.Clients, result: bfl.federated.SimulationResult
-) -> bfl.federated.SimulationResult:
+def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:
     """Return the rounds of Laplace's approximation or of the last layer after the training."""
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
     if _leaves(weights.posterior):
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
-    data = bfl.data.OwnData(job.train, job.test, clients)
-    run = FinishedRun(pathlib.Path(), job.config, data, clients, job.process.model_fn, weights)
+    data = bfl.data.OwnData(job.train, job.test, job.clients)
+    run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
     if task.then == "laplace":
         return approximated(run, **task.then_options)[0]
     return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)[0]
@@ -216,11 +228,6 @@ def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]
     job = trained.job
     other = bfl.data.load(task.ood, split="test", data_dir=job.config.data_dir)
     other = other.subset(min(_MOST_EXAMPLES, other.num_examples), seed=job.config.seed)
-    if other.element_shape != job.test.element_shape:
-        raise InvalidArgument(
-            f"ood {task.ood} has examples {list(other.element_shape)}, but those of {job.test.name} are "
-            f"{list(job.test.element_shape)}: name a dataset of that form."
-        )
     labels = np.zeros(other.num_examples, np.int32)
     found = bfl.evaluation.evaluate(trained.model, other.features, labels, **job.prediction)
     return scores.foreign(test, found.entropy, found.epistemic)
@@ -237,20 +244,23 @@ def _permuted(trained: _Trained) -> dict[str, float]:
         return {"permuted_nll": job.score(trained.model).metrics["test_nll"]}
 
 
-def _trajectory(trained: _Trained) -> list[dict[str, float]]:
-    """Return the scores of the model after rounds, with the seconds and megabytes up to there; none of ensembles, of
-    which the rows hold the scores of single members.
+def _trajectory(trained: _Trained, found: Mapping[str, float]) -> list[dict[str, float]]:
+    """Return the scores of the model after rounds, with the seconds and megabytes up to there.
+
+    Where the rounds' model is not the one that predicts, as of ensembles, personal models, chains, averages of rounds
+    and what follows a training, the last point alone: the final scores at the whole cost.
     """
-    rows, found = trained.result.rounds, []
-    if trained.result.ensemble is not None:
-        return []
-    each = (trained.upload + trained.download) / max(len(rows), 1)
-    for number, (row, seconds) in enumerate(zip(rows, trained.seconds), 1):
-        names = [name for name in ("test_nll", "accuracy", "rmse") if name in row]
-        if names:
-            point = {name.replace("test_", ""): float(row[name]) for name in names}
-            found.append({"round": number, "seconds": seconds, "mb": number * each, **_finite(point)})
-    return found
+    rows, points = trained.result.rounds, []
+    total = trained.upload + trained.download
+    is_rounds = trained.model is trained.result.model and not trained.is_personal and trained.result.ensemble is None
+    if is_rounds and trained.result.draws is None and trained.result.averaged is None:
+        for number, (row, seconds) in enumerate(zip(rows[:-1], trained.seconds), 1):
+            names = [name for name in ("test_nll", "accuracy", "rmse") if name in row]
+            if names:
+                point = {name.replace("test_", ""): float(row[name]) for name in names}
+                points.append({"round": number, "seconds": seconds, "mb": number * total / len(rows), **_finite(point)})
+    last = {name: found[name] for name in ("nll", "accuracy", "rmse") if name in found}
+    return [*points, {"round": len(rows), "seconds": trained.seconds[-1], "mb": total, **_finite(last)}]
 
 
 def _megabytes(job: Job, result: bfl.federated.SimulationResult) -> tuple[float, float]:
@@ -263,22 +273,19 @@ def _megabytes(job: Job, result: bfl.federated.SimulationResult) -> tuple[float,
         for way in ("upload", "download")
     ]
     taking_part = sum(row["num_clients"] for row in result.rounds) / _MB
+    asked = taking_part + sum(row.get("num_dropped", 0) for row in result.rounds) / _MB
     upload, download = counted
     if upload is None:
         answer = result_spec(job.process)
         upload = taking_part * _spec_bytes((answer.weights, answer.extra))
     if download is None:
         message = types_of(job.process.round.broadcast, types_of(job.process.round.initialize)).message
-        download = taking_part * _spec_bytes((message.weights, message.told))
+        download = asked * _spec_bytes((message.weights, message.told))
     return upload, download
 
 
 def _spec_bytes(spec: Any) -> int:
     return sum(int(np.prod([n or 1 for n in x.shape])) * x.dtype.size for x in _leaves(spec))
-
-
-def _weights_mb(result: bfl.federated.SimulationResult) -> float:
-    return sum(np.asarray(x).nbytes for x in _leaves(result.state.weights)) / _MB
 
 
 def _leaves(structure: Any) -> list[Any]:
@@ -291,20 +298,17 @@ def _finite(found: Mapping[str, float]) -> dict[str, float]:
     return {name: float(x) for name, x in found.items() if np.isfinite(x)}
 
 
-def _reset_peak() -> None:
-    """Let the process's peak of memory begin anew, where the system allows it."""
+def _memory(reset: bool = False) -> float:
+    """Return the peak of the process's memory in MB; with `reset` the memory in use, where the peak begins anew.
+
+    Where the system has no /proc, the peak since the process began.
+    """
     try:
-        pathlib.Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def _peak_mb() -> float:
-    """Return the peak of the process's memory since `_reset_peak`, in MB."""
-    import resource
-
-    try:
+        if reset:
+            pathlib.Path("/proc/self/clear_refs").write_text("5")
         lines = pathlib.Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
     except (OSError, StopIteration):
+        import resource
+
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -11,7 +11,7 @@ import yaml
 from tfp_bfl.app.bench import tuning
 from tfp_bfl.app.bench.plan import SCORES
 from tfp_bfl.app.bench.program import cell_module
-from tfp_bfl.app.bench.spaces import Space, parse_space
+from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.many_runs.cells import forget_models
 from tfp_bfl.app.one_run.build import check_code, check_data
 from tfp_bfl.app.options.config import fields, make_config
@@ -80,8 +80,8 @@ def tune_run(
         if name in options:
             raise InvalidArgument(f"{name} is given and tuned: leave one of both out.")
     base = make_config(config_file, dict(options))
-    for end in (0, 1):
-        base_with = make_config(config_file, {**options, **{name: each.ends[end] for name, each in space.items()}})
+    edges = [{name: value} for name, each in space.items() for value in each.edges]
+    every = [base, *(make_config(config_file, {**options, **values}) for values in edges)]
     tuning.check_optuna()
     record = yaml.safe_dump(
         {
@@ -95,11 +95,11 @@ def tune_run(
     )
     _check_folder(output, record)
     check_data([base])
-    check_code([base, base_with])
+    check_code(every)
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / _OPTIONS, record)
 
-    def attempt(values: Mapping[str, Any]) -> Mapping[str, float]:
+    def attempt(values: Values) -> Mapping[str, float]:
         module = cell_module()
         config = make_config(config_file, {**options, **values})
         try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-from tfp_bfl.app.bench.spaces import Space, parse_space
+from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.app.many_runs.sweep import parse_seeds
 from tfp_bfl.app.options.algorithms import canonical, serves
 from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
@@ -21,6 +22,7 @@ AFTERWARDS: dict[str, tuple[str, ...]] = {
     "laplace": ("structure", "prior_stddev", "temperature"),
     "last_layer": ("prior_stddev", "temperature"),
 }
+STRUCTURES = ("last_layer", "diagonal")
 SCORES = ("nll", "accuracy", "rmse")
 _KEYS = ("seeds", "trials", "trial_seed", "score", "hold_out", "evaluations", "reference", "options")
 _OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
@@ -79,18 +81,17 @@ class Plan(NamedTuple):
 
         Options of other algorithms, which settings and `options` may name for all, are left out.
         """
-        own = self.methods[method].options
-        algorithm = canonical(str(own.get("algorithm", "variational")))
-        shared = {**self.options, **self.settings[setting]}
+        own, shared = self.methods[method].options, {**self.options, **self.settings[setting]}
+        algorithm = canonical(str({**shared, **own}.get("algorithm", "variational")))
         shared = {name: x for name, x in shared.items() if names_code(algorithm) or serves(name, algorithm)}
         return {**shared, **own}
 
-    def config(self, setting: str, method: str, seed: int, chosen: Mapping[str, Any] = {}) -> RunConfig:
+    def config(self, setting: str, method: str, seed: int, chosen: Values = DEFAULTS) -> RunConfig:
         """Return the configuration of a run with the values that a trial chose for options of the run."""
         of_run = {name: x for name, x in chosen.items() if "." not in name}
         return make_config(None, {**self.values(setting, method), **of_run, "seed": seed})
 
-    def then_options(self, method: str, chosen: Mapping[str, Any] = {}) -> dict[str, Any]:
+    def then_options(self, method: str, chosen: Values = DEFAULTS) -> dict[str, Any]:
         """Return the options of what follows the training, with the values that a trial chose."""
         own = self.methods[method]
         of_then = {name.partition(".")[2]: x for name, x in chosen.items() if "." in name}
@@ -151,13 +152,18 @@ def _named(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     if not found:
         raise InvalidArgument(f"{where} has no {key}: name at least one, as in docs/bench.md.")
     for name in found:
-        plain = name.replace("_", "").replace("-", "").replace(".", "")
-        if not (plain.isalnum() and plain.isascii() and name[0].isalnum() and len(name) <= _MOST_LETTERS):
+        if not is_name(name):
             raise InvalidArgument(
                 f"{key} has the name {shown(name)}, but names are of at most {_MOST_LETTERS} letters, digits, '_', "
                 "'-' and '.'."
             )
     return found
+
+
+def is_name(name: str) -> bool:
+    """Return whether this can be the name of a setting or a method, and of a folder."""
+    plain = name.replace("_", "").replace("-", "").replace(".", "")
+    return plain.isalnum() and plain.isascii() and name[0].isalnum() and len(name) <= _MOST_LETTERS
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
@@ -189,20 +195,37 @@ def _method(key: str, value: Any, where: str) -> Method:
             lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
             continue
         lookup(fields(), name, "option", f"in the method {key!r}")
-        if name in _OWN:
+        if name in _OWN or (name == "algorithm" and name in space):
             raise InvalidArgument(f"{name} of the method {key!r} is the benchmark's own: leave it out.")
     return Method(options, space, then, then_options)
 
 
 def _check_runs(plan: Plan, setting: str, method: str) -> None:
-    """Check the first run of a method in a setting, and one trial at each end of its search space."""
-    space = plan.methods[method].space
-    for chosen in ({}, *({name: x.ends[i] for name, x in space.items()} for i in (0, 1) if space)):
+    """Check the first run of a method in a setting, with each end or value of its search space."""
+    space, then = plan.methods[method].space, plan.methods[method].then
+    for chosen in ({}, *({name: value} for name, each in space.items() for value in each.edges)):
         try:
-            plan.config(setting, method, plan.seeds[0], chosen)
+            config = plan.config(setting, method, plan.seeds[0], chosen)
+            if then is not None:
+                _check_then(then, plan.then_options(method, chosen), config)
         except InvalidArgument as error:
             of_trial = f" with {_pairs(chosen)}" if chosen else ""
             raise InvalidArgument(f"The method {method!r} in the setting {setting!r}{of_trial}: {error}") from None
+
+
+def _check_then(then: str, options: Values, config: RunConfig) -> None:
+    """Check the options of what follows the training, and that it can follow it."""
+    if config.kind != "deterministic":
+        raise InvalidArgument(f"{then} follows a training of point weights, and the kind is {config.kind!r}.")
+    if config.class_weight is not None:
+        raise InvalidArgument(f"{then} is of the likelihood without class weights: leave class_weight out.")
+    for name, value in options.items():
+        if name == "structure":
+            _one_of(value, STRUCTURES)
+        elif value is not None and not (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+        ):
+            raise InvalidArgument(f"{name} of {then} is {shown(value)}, but must be a number above 0.")
 
 
 def _check_code(plan: Plan, where: str, trust: bool) -> None:
@@ -217,7 +240,7 @@ def _check_code(plan: Plan, where: str, trust: bool) -> None:
         )
 
 
-def _pairs(chosen: Mapping[str, Any]) -> str:
+def _pairs(chosen: Values) -> str:
     return ", ".join(f"{name} {x}" for name, x in chosen.items())
 
 

@@ -101,9 +101,7 @@ def predict(job: Job, model: tf.keras.Model, parts: Parts) -> Predicted:
     return Predicted(_truth(source), parts.owners, arrays, found.metrics)
 
 
-def predict_personal(
-    job: Job, result: bfl.federated.SimulationResult, clients: bfl.data.Clients, parts: Parts
-) -> Predicted:
+def predict_personal(job: Job, result: bfl.federated.SimulationResult, parts: Parts) -> Predicted:
     """Return the predictions of each client's own model after one step of adaptation on its training examples.
 
     Raises:
@@ -124,7 +122,7 @@ def predict_personal(
     bfl.federated.evaluate_clients(
         job.process,
         result,
-        clients,
+        job.clients,
         shards,  # type: ignore[arg-type]
         evaluate,
         adaptation=adapted,

@@ -10,15 +10,21 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import click
+
 from tfp_bfl.app.bench import tuning
-from tfp_bfl.app.bench.plan import Plan
+from tfp_bfl.app.bench.applicable import check_task, why_not
+from tfp_bfl.app.bench.plan import Plan, is_name
+from tfp_bfl.app.bench.spaces import Values
 from tfp_bfl.app.bench.tuning import Chosen
 from tfp_bfl.app.many_runs.cells import (
     SUMMARY,
+    Options,
     check_cells,
     forget_models,
     is_done,
     list_cells,
+    options_in,
     read_summary,
     run_cells,
 )
@@ -56,7 +62,8 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     """Run the remaining cells of a plan, write their records, and return the file of records.
 
     A cell that fails has a record with the reason. Repeated, the same command runs the cells that are not done; delete
-    the folder of a cell to run it again.
+    the folder of a cell to run it again, and that of its trials too if these failed. Methods that cannot serve a
+    setting, such as personal models for numbers as labels, have no cells there.
 
     Args:
       plan: of `plan.read_plan`.
@@ -86,9 +93,20 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     configs = [plan.config(cell.setting, cell.method, cell.seed) for cell in chosen.values()]
     check_data(configs)
     check_code(configs)
+    for setting in dict.fromkeys(cell.setting for cell in chosen.values()):
+        check_task(plan, setting)
+    for cell in chosen.values():
+        reason = why_not(plan, cell.setting, cell.method)
+        if reason is not None:
+            every.pop(cell.name)
+            if cell.seed == plan.seeds[0]:
+                click.echo(f"{cell.method} does not serve {cell.setting}: {reason}")
+    for name in every:
+        tuning.check_trials((output / CELLS / name).parent / _TUNING, trial_options(every[name]))
+    restored = restored_cells(output)
+    check_cells(every, output / CELLS, lambda folder: restored.get(folder, {}).get("options") or options_in(folder))
     (output / CELLS).mkdir(parents=True, exist_ok=True)
-    restore_cells(output)
-    check_cells(every, output / CELLS)
+    write_cells(restored)
     work = functools.partial(run_cell, plan)
     left = _Clock(sum(not is_done(output / CELLS / name) for name in every))
     try:
@@ -105,6 +123,7 @@ def options_of(plan: Plan, cell: Cell) -> dict[str, Any]:
         **{name: str(x) for name, x in plan.values(cell.setting, cell.method).items()},
         "ood": plan.oods.get(cell.setting),
         "seed": cell.seed,
+        "hold_out": plan.hold_out,
         "tuned": {name: str(space) for name, space in method.space.items()},
         "then": method.then,
         "then_options": dict(method.then_options),
@@ -113,42 +132,53 @@ def options_of(plan: Plan, cell: Cell) -> dict[str, Any]:
     }
 
 
-def run_cell(plan: Plan, folder: pathlib.Path, options: Mapping[str, Any]) -> None:
-    """Tune the method if that was not done, train and measure it, and write the record; a failure is a record too."""
+def trial_options(options: Options) -> dict[str, Any]:
+    """Return what decides the trials of a cell with these options."""
+    return {name: x for name, x in options.items() if name not in ("seed", "evaluations", "ood")}
+
+
+def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
+    """Tune the method if that was not done, train and measure it, and write the record.
+
+    A failure of the method is a record too. A fault of the machine or of the program is raised.
+    """
     cell = Cell(folder.parent.parent.name, folder.parent.name, int(folder.name.rpartition("-")[2]))
     record: dict[str, Any] = {"setting": cell.setting, "method": cell.method, "seed": cell.seed}
     started = time.perf_counter()
     try:
-        chosen = choose(plan, cell.setting, cell.method, folder.parent / _TUNING)
+        chosen = choose(plan, cell, folder.parent / _TUNING)
         record |= {"chosen": chosen.values, "trials": chosen.trials, "tuning": chosen._asdict()}
         found = cell_module().run_final(task_of(plan, cell.setting, cell.method, cell.seed, chosen.values))
         found["cost"]["trial_seconds"] = chosen.seconds
         record |= found
-    except Exception as error:  # A failure of a method is its result: the benchmark continues.
+    except Exception as error:
+        if not tuning.is_result(error):
+            raise
         record["failed"] = tuning.reason(error)
-    forget_models()
+    finally:
+        forget_models()
     folder.mkdir(parents=True, exist_ok=True)
     summary = {"options": options, **record, "cell_seconds": time.perf_counter() - started}
     write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
-def choose(plan: Plan, setting: str, method: str, folder: pathlib.Path) -> Chosen:
-    """Return the values that trials choose for a method in a setting."""
+def choose(plan: Plan, cell: Cell, folder: pathlib.Path) -> Chosen:
+    """Return the values that trials choose for the method of a cell in its setting."""
 
-    def attempt(values: Mapping[str, Any]) -> Mapping[str, float]:
+    def attempt(values: Values) -> Mapping[str, float]:
         try:
             found: Mapping[str, float] = cell_module().run_trial(
-                task_of(plan, setting, method, plan.trial_seed, values)
+                task_of(plan, cell.setting, cell.method, plan.trial_seed, values)
             )
             return found
         finally:
             forget_models()
 
-    space = plan.methods[method].space
-    return tuning.tune(folder, space, plan.trials, plan.trial_seed, plan.score, attempt)
+    space, options = plan.methods[cell.method].space, trial_options(options_of(plan, cell))
+    return tuning.tune(folder, space, plan.trials, plan.trial_seed, plan.score, attempt, options)
 
 
-def task_of(plan: Plan, setting: str, method: str, seed: int, values: Mapping[str, Any]) -> Any:
+def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) -> Any:
     """Return the work of a run, a `cell.Task`."""
     return cell_module().Task(
         config=plan.config(setting, method, seed, values),
@@ -174,21 +204,37 @@ def write_records(output: pathlib.Path) -> pathlib.Path:
     return output / RECORDS
 
 
-def restore_cells(output: pathlib.Path) -> None:
-    """Write the cells that only the file of records has, such as one that was copied into a new folder."""
-    if not (output / RECORDS).is_file():
-        return
-    for record in read_json(output / RECORDS, "file of records", _MOST_BYTES):
-        cell = Cell(str(record.get("setting")), str(record.get("method")), record.get("seed", 0))
-        folder = output / CELLS / cell.name
-        if is_done(folder) or "options" not in record or (output / CELLS).resolve() not in folder.resolve().parents:
-            continue
+def restored_cells(output: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
+    """Return the cells of a file of records that was copied into a new folder: folder -> record; {} without one.
+
+    Raises:
+      InvalidArgument: a record does not have what its cell needs.
+    """
+    if (output / CELLS).exists() or not (output / RECORDS).is_file():
+        return {}
+    found = {}
+    for number, record in enumerate(read_json(output / RECORDS, "file of records", _MOST_BYTES), 1):
+        names = [record.get(name) for name in ("setting", "method")]
+        if not all(isinstance(x, str) and is_name(x) for x in names) or not {"seed", "options"} <= set(record):
+            raise InvalidArgument(
+                f"Line {number} of {path_name(output / RECORDS)} is no record that a benchmark can resume from: give "
+                "--output a new folder."
+            )
+        cell = Cell(record["setting"], record["method"], record["seed"])
+        found[output / CELLS / cell.name] = record
+    return found
+
+
+def write_cells(cells: Mapping[pathlib.Path, dict[str, Any]]) -> None:
+    """Write cells and the results of their trials: folder -> record."""
+    for folder, record in cells.items():
         folder.mkdir(parents=True, exist_ok=True)
-        tuned = record.get("tuning")
-        if tuned and tuned["trials"] and not is_done(folder.parent / _TUNING):
-            (folder.parent / _TUNING).mkdir(exist_ok=True)
+        tuned, trials = record.get("tuning"), folder.parent / _TUNING
+        if tuned and tuned["trials"] and not is_done(trials):
+            trials.mkdir(exist_ok=True)
+            write_whole(trials / tuning.OPTIONS, json.dumps(trial_options(record["options"]), indent=1) + "\n")
             summary = {"best": tuned["values"], **{x: tuned[x] for x in ("score", "trials", "seconds")}}
-            write_whole(folder.parent / _TUNING / SUMMARY, json.dumps(summary, indent=1) + "\n")
+            write_whole(trials / SUMMARY, json.dumps(summary, indent=1) + "\n")
         write_whole(folder / SUMMARY, json.dumps(record, indent=1) + "\n")
 
 

@@ -31,7 +31,7 @@ class Ranking(NamedTuple):
       settings: N names.
       ranks: [N, k].
       absent: (setting, method) with the worst rank because a seed has no value.
-      left_out: methods that ran but have the score in no setting.
+      left_out: methods that ran but have the score in no setting, and methods without cells in one of the settings.
     """
 
     methods: Sequence[str]
@@ -104,10 +104,12 @@ def ranking(bench: Bench, key: str) -> Ranking:
         raise InvalidArgument(
             f"{score.label} has no ranks: average ranks need two settings or more, and {len(settings)} has the score."
         )
-    # A method that failed everywhere is ranked; one that ran and does not define the score is not.
+    # A method that failed everywhere is ranked. One that ran and does not define the score is not, nor is one without
+    # cells in a setting, which it does not serve.
+    partly = {m for m in bench.methods if any((s, m) not in bench.cells for s in settings)}
     ran = {record.method for record in bench.records if record.failed is None and record.setting in settings}
     scored = {method for method in bench.methods for s in settings if bench.scores(s, method).seeds(key)}
-    left_out = [method for method in bench.methods if method in ran - scored]
+    left_out = [method for method in bench.methods if method in (ran - scored) | partly]
     methods = [method for method in bench.methods if method not in left_out]
     if len(methods) < 2:
         raise InvalidArgument(f"{score.label} has no ranks: ranks need two methods or more, and 1 has the score.")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Union
 
 from tfp_bfl.errors import InvalidArgument, shown
 
 Value = Union[str, int, float, bool, None]
+# Option -> value.
+Values = Mapping[str, Value]
+DEFAULTS: Values = MappingProxyType({})
 
 
 class Space(NamedTuple):
@@ -25,9 +30,9 @@ class Space(NamedTuple):
     values: tuple[Value, ...] = ()
 
     @property
-    def ends(self) -> tuple[Any, Any]:
-        """Both ends, or the first and the last value."""
-        return (self.values[0], self.values[-1]) if self.values else (self.low, self.high)
+    def edges(self) -> tuple[Value, ...]:
+        """Both ends, or all values of a list: what a check of the space has to try."""
+        return self.values or (self.low, self.high)
 
     def suggest(self, trial: Any, name: str) -> Any:
         """Return the value of an `optuna` trial."""

@@ -298,7 +298,9 @@ def unranked(ranked: ranks.Ranking) -> str:
         places = "; ".join(f"{shorten(method)} in {shorten(setting)}" for setting, method in ranked.absent)
         parts.append(f"Worst rank for lack of a value: {places}.")
     if ranked.left_out:
-        parts.append(f"Without this score, not ranked: {', '.join(map(shorten, ranked.left_out))}.")
+        parts.append(
+            f"Without this score or without cells in a setting, not ranked: {', '.join(map(shorten, ranked.left_out))}."
+        )
     return " ".join(parts)
 
 

@@ -9,9 +9,10 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tfp_bfl.app.bench.spaces import Space
-from tfp_bfl.app.many_runs.cells import SUMMARY, read_summary, run_once
-from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
+from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values
+from tfp_bfl.app.many_runs.cells import SUMMARY, Options, read_summary, run_once
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError
+from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
 
 TRIALS = "trials.jsonl"
@@ -20,7 +21,9 @@ _MORE = ("accuracy",)
 _MOST_LETTERS = 300
 
 # Chosen values of options -> scores.
-Try = Callable[[Mapping[str, Any]], Mapping[str, float]]
+Try = Callable[[Values], Mapping[str, float]]
+# The options of the trials in a folder.
+OPTIONS = "options.json"
 
 
 class Chosen(NamedTuple):
@@ -49,7 +52,26 @@ def check_optuna() -> None:
         ) from None
 
 
-def tune(folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try) -> Chosen:
+def check_trials(folder: pathlib.Path, options: Options) -> None:
+    """Check that a folder has no trials of other options.
+
+    Raises:
+      InvalidArgument: it has.
+    """
+    path = folder / OPTIONS
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(dict(options))):
+        raise InvalidArgument(f"{path_name(folder)} has trials of other options: give another --output, or delete it.")
+
+
+def tune(
+    folder: pathlib.Path,
+    space: Mapping[str, Space],
+    trials: int,
+    seed: int,
+    score: str,
+    attempt: Try,
+    options: Options = DEFAULTS,
+) -> Chosen:
     """Return the values of the best of some trials, which a folder keeps: interrupted, they go on with the next one.
 
     The first trial has the method's defaults. Half of the others are drawn from the search space at random, the rest by
@@ -63,25 +85,37 @@ def tune(folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: in
       seed: of the draws.
       score: by which they are compared.
       attempt: runs one.
+      options: all that decides the trials.
 
     Raises:
+      InvalidArgument: the folder has trials of other options.
       Error: every trial failed; the message has the reason of the first.
     """
     if not space:
         return Chosen({}, None, 0, 0.0)
-    run_once(folder, lambda: _work(folder, space, trials, seed, score, attempt), goes_on=True)
+    check_trials(folder, options)
+    run_once(folder, lambda: _work(folder, space, trials, seed, score, attempt, options), goes_on=True)
     found = read_summary(folder)
     if found["best"] is None:
         raise Error(f"Every trial failed, the first of them with: {found['reason']}")
     return Chosen(found["best"], found["score"], found["trials"], found["seconds"])
 
 
-def _work(folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try) -> None:
+def _work(
+    folder: pathlib.Path,
+    space: Mapping[str, Space],
+    trials: int,
+    seed: int,
+    score: str,
+    attempt: Try,
+    options: Options,
+) -> None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / OPTIONS, json.dumps(dict(options), indent=1) + "\n")
     sign = -1.0 if score in _MORE else 1.0
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
     study = optuna.create_study(sampler=sampler)
@@ -114,11 +148,19 @@ def _work(folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: i
     write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
-def _attempted(attempt: Try, values: Mapping[str, Any]) -> dict[str, Any]:
+def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
     try:
         return {"values": dict(values), **attempt(values)}
-    except Exception as error:  # A failure is the result of the trial.
+    except Exception as error:
+        if not is_result(error):
+            raise
         return {"values": dict(values), "failed": reason(error)}
+
+
+def is_result(error: Exception) -> bool:
+    """Return whether an error is the result of a method, such as divergence, and not a fault of machine or program."""
+    of_machine = (MissingDependency, WorkerError)
+    return isinstance(error, (Error, ValueError, ArithmeticError)) and not isinstance(error, of_machine)
 
 
 def reason(error: BaseException) -> str:

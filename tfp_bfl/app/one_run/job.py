@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
@@ -109,13 +110,19 @@ class Job(NamedTuple):
         )
 
 
-def prepare(config: RunConfig, user_data: Optional[bfl.data.OwnData], code: Code) -> Job:
+def prepare(
+    config: RunConfig,
+    user_data: Optional[bfl.data.OwnData],
+    code: Code,
+    keep: Callable[[bfl.data.Clients], bfl.data.Clients] = lambda clients: clients,
+) -> Job:
     """Read the data of a run, and build its process.
 
     Args:
       config: of the run, with the number of clients.
       user_data: the user's data; None for a dataset by name.
       code: in the place of what the configuration names.
+      keep: gives the clients with the examples that the run may use, of all clients.
 
     Raises:
       InvalidArgument: as of `run.execute`.
@@ -126,7 +133,7 @@ def prepare(config: RunConfig, user_data: Optional[bfl.data.OwnData], code: Code
     sample = user_data.train if user_data else bfl.data.peek(config.dataset, data_dir=config.data_dir)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        read = pool.submit(_read, config, user_data)
+        read = pool.submit(_read, config, user_data, keep)
         shared: Any = {name: lambda name=name: getattr(read.result()[2], name) for name in ("unlabelled", "clients")}
         config, weights = build.settle(config, sample, code)
         process, trained = ensembles.processes(config, lambda x: build.process(x, sample, code=code, **shared))
@@ -153,8 +160,11 @@ def _of_privacy(config: RunConfig) -> tuple[str, ...]:
 
 
 def _read(
-    config: RunConfig, user_data: Optional[bfl.data.OwnData]
+    config: RunConfig,
+    user_data: Optional[bfl.data.OwnData],
+    keep: Callable[[bfl.data.Clients], bfl.data.Clients],
 ) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
     """Return the training data, the test data, and who has which of the former."""
     own = user_data or build.load(config)
-    return own.train, own.test, build.shares(config, own.train, own.clients)
+    shares = build.shares(config, own.train, own.clients)
+    return own.train, own.test, shares._replace(clients=keep(shares.clients))

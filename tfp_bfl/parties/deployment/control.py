@@ -90,7 +90,7 @@ def _jobs(server: ServerSession) -> list[dict[str, Any]]:
 
 
 def _current(jobs: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return the last job of a run that has not ended, or else the last: a run may have been submitted several times."""
+    """Return the last job of a run that has not ended, or else the last: a run can be submitted several times."""
     by_name: dict[str, dict[str, Any]] = {}
     for job in sorted(jobs, key=lambda job: _text(job, "status").startswith(_FINISHED)):
         by_name.setdefault(_text(job, "job_name"), job)
