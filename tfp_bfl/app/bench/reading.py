@@ -58,6 +58,8 @@ SCORES = {
     "set_size": Score("Size of prediction sets", 0, "mean number of classes; smaller is better only at equal coverage"),
     "interval_width": Score("Width of intervals", 0, "in units of the label; smaller is better only at equal coverage"),
     "permuted_nll": Score("NLL, standard deviations permuted", 0, "compare with NLL"),
+    "constant_nll": Score("NLL without features", 0, "of the class frequencies or the training mean; compare with NLL"),
+    "linear_nll": Score("NLL of a linear model", 0, "of all clients' rows together; compare with NLL"),
 }
 
 
