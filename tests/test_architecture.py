@@ -72,6 +72,7 @@ MAY_IMPORT = {
     "faces": set(),
     "files": set(),
     "labels": set(),
+    "logs": set(),
     "moved": set(),
     "named": set(),
     "tensors": set(),
@@ -92,7 +93,7 @@ REFUSES = "tfp_bfl.app.one_run.run"
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
-FOR_EVERYONE = {"errors", "faces", "files", "labels", "named", "tensors"}
+FOR_EVERYONE = {"errors", "faces", "files", "labels", "logs", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "engines/ray/cluster.py", "parties/party.py", "engines/tff/engine.py"),

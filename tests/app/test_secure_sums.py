@@ -83,8 +83,8 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_numbers_of_a_site(kits)
         numbers = np.concatenate([np.ravel(x) for name, x in arrays.items() if name.startswith("statistics")])
         assert numbers.dtype == np.int64 and np.mean(np.abs(numbers) > 2**50) > 0.99
         assert all(x.size <= 1 for name, x in arrays.items() if name.startswith("report"))
-    told = json.loads((done / "parties.json").read_text())
-    assert all("BEGIN CERTIFICATE" in party["offer"]["certificate"] for party in told.values())
+    described = json.loads((done / "parties.json").read_text())
+    assert all("BEGIN CERTIFICATE" in party["offer"]["certificate"] for party in described.values())
 
 
 @pytest.mark.deep(after="tests/parties/test_sealed.py")
@@ -111,23 +111,23 @@ def test_a_site_takes_part_in_one_run_of_a_name(kits):
     """Else a server could have the sum of the same work over other sets, of other options, or in the clear."""
     channel = Channel(kits)
     sealed(kits, channel, "once", quorum=3)
-    told = next(json.loads(content) for task, name, content in channel.sent if task == BEGIN and name == "north")
+    described = next(json.loads(content) for task, name, content in channel.sent if task == BEGIN and name == "north")
     site = channel.sites["north"]
-    site.begin(json.dumps(told))
+    site.begin(json.dumps(described))
     others = [
-        {**told, "options": {**told["options"], "learning_rate": 1e-9}},
-        {**told, "secure_sums": None},
-        {**told, "secure_sums": told["secure_sums"] * 2},
-        {**told, "parties": 2, "offers": {name: x for name, x in told["offers"].items() if name != "west"}},
+        {**described, "options": {**described["options"], "learning_rate": 1e-9}},
+        {**described, "secure_sums": None},
+        {**described, "secure_sums": described["secure_sums"] * 2},
+        {**described, "parties": 2, "offers": {name: x for name, x in described["offers"].items() if name != "west"}},
     ]
     for job in others:
         with pytest.raises(InvalidArgument, match="sent masked messages in another run of the name once"):
             site.begin(json.dumps(job))
     with pytest.raises(InvalidArgument, match="The server gives this site the name or key of south"):
-        site.begin(json.dumps({**told, "number": 1}))
-    site.begin(json.dumps(told))
+        site.begin(json.dumps({**described, "number": 1}))
+    site.begin(json.dumps(described))
     with pytest.raises(InvalidArgument, match="Another process of this site takes part"):
-        Site(kits / "north" / "local").begin(json.dumps(told))
+        Site(kits / "north" / "local").begin(json.dumps(described))
 
 
 def test_who_wants_only_sums_takes_part_in_no_other_run(kits, tmp_path):
@@ -144,9 +144,9 @@ def test_who_wants_only_sums_takes_part_in_no_other_run(kits, tmp_path):
 def test_a_server_that_passes_on_a_key_of_its_own_is_found_out(kits, tmp_path):
     certify(tmp_path, HOSPITALS)
     channel = Channel(kits)
-    told = json.loads(channel.sites["west"].describe())
-    told["offer"] = keys.offer(tmp_path / "west" / "startup", b"of the server's")
-    channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
+    described = json.loads(channel.sites["west"].describe())
+    described["offer"] = keys.offer(tmp_path / "west" / "startup", b"of the server's")
+    channel.lies[DESCRIBE, "west"] = json.dumps(described).encode()
     with pytest.raises(
         Error, match=r"2 sites take part, but the quorum is 3 .*key offered as that of west is not signed by west"
     ):
@@ -167,18 +167,18 @@ def test_a_site_with_a_false_key_is_left_out_and_not_the_sites_that_refuse_it(ki
 def test_the_key_of_another_site_leaves_out_those_who_claim_it_alone(kits, tmp_path):
     certify(tmp_path, HOSPITALS)
     channel = Channel(kits)
-    told = {name: json.loads(channel.sites[name].describe()) for name in ("west", "south")}
-    told["west"]["offer"]["public"] = told["south"]["offer"]["public"]
-    channel.lies[DESCRIBE, "west"] = json.dumps(told["west"]).encode()
+    described = {name: json.loads(channel.sites[name].describe()) for name in ("west", "south")}
+    described["west"]["offer"]["public"] = described["south"]["offer"]["public"]
+    channel.lies[DESCRIBE, "west"] = json.dumps(described["west"]).encode()
     with pytest.raises(Error, match=r"1 sites take part, but the quorum is 2 .*Two sites offer the same public key"):
         sealed(kits, channel, "same_key")
 
 
 def test_sites_without_certificates_are_named(kits):
     channel = Channel(kits)
-    told = json.loads(channel.sites["west"].describe())
-    del told["offer"]
-    channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
+    described = json.loads(channel.sites["west"].describe())
+    del described["offer"]
+    channel.lies[DESCRIBE, "west"] = json.dumps(described).encode()
     with pytest.raises(Error, match=r"2 sites take part, but the quorum is 3 \(west: It can't mask its messages"):
         sealed(kits, channel, "without", quorum=3)
 

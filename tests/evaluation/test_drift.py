@@ -65,8 +65,8 @@ def test_homogeneity_is_the_chi_square_test():
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("new", [(1, 9), (6, 4), (0, 10)])
 def test_few_examples_have_the_exact_distribution(ordered, new):
-    """Of two bins the count of the first is hypergeometric. Error rate: the estimate of p-values is beyond 5 standard
-    errors with probability below 1e-5."""
+    """Compare with the hypergeometric distribution of the first of two bins. Error rate: the estimate of p-values is
+    beyond 5 standard errors with probability below 1e-5."""
     reference, new = np.array([40, 20]), np.array(new)
     law, mean = stats.hypergeom(70, 40 + new[0], 10), (40 + new[0]) / 7
     counts = np.arange(11)

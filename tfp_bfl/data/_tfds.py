@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -18,6 +17,7 @@ from typing import Any, Union
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.logs import quiet
 
 BATCH = 512
 CONNECT_SECONDS = 3.0
@@ -36,7 +36,7 @@ def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | No
 
     if data_dir is not None:
         data_dir = pathlib.Path(data_dir).expanduser()
-    with _quiet():
+    with quiet("absl"):
         try:
             # TFDS downloads the code of these datasets and runs it; a config names what dataset it likes.
             parsed = tfds.core.naming.parse_builder_name_kwargs(name)[0]
@@ -203,15 +203,3 @@ def _unknown(name: str, known: Sequence[str], names: Sequence[str]) -> str:
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200].rstrip(".:") if lines else type(error).__name__
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep back TFDS's warnings about a folder that is not there yet: the error says it better."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -52,7 +52,7 @@ class Federation(Protocol):
 
     @property
     def is_secure(self) -> bool:
-        """Whether answers are added in fixed point."""
+        """Return whether answers are added in fixed point."""
 
     def total(self, question: Question) -> np.ndarray:
         """Return the sum of the clients' answers [n]; NaN where an answer is no number."""

@@ -41,7 +41,7 @@ class Scaled(NamedTuple):
 
     @property
     def is_secure(self) -> bool:
-        """Whether answers are added in fixed point."""
+        """Return whether answers are added in fixed point."""
         return self.federation.is_secure
 
     @property

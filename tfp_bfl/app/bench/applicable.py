@@ -1,4 +1,4 @@
-"""What of a plan depends on the data: whether a method serves a setting, and whether score and images fit."""
+"""Checks of a plan that depend on the data: whether a method serves a setting, and whether score and images fit."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
@@ -23,6 +21,7 @@ from tfp_bfl.app.options.algorithms import serves
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.logs import quiet
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -176,7 +175,8 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
     score = build.scorer(job.config, job.test)
     clock = _Clock(lambda model: score(model, shown.features, shown.labels).metrics)
-    with _quiet():
+    # Records have the warnings of the cells, and trials repeat them.
+    with quiet("tfp_bfl"):
         result = bfl.federated.simulate(
             job.trained,
             job.clients,
@@ -199,18 +199,6 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         download += messages * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = serves("evaluate_clients", job.config.algorithm)
     return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the library's warnings out of the log: records have those of the cells, and trials repeat them."""
-    logger = logging.getLogger("tfp_bfl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:

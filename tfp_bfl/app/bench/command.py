@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import click
 
-from tfp_bfl.app.options.command import Grouped, config_options
+from tfp_bfl.app.options.command import MOST_JOBS, Grouped, config_options, whole_number
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 
@@ -36,12 +36,6 @@ Examples:
 """
 
 
-def _whole(text: str, what: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
-        raise InvalidArgument(f"{what} is {text}, but must be a whole number from 1 to {most}.")
-    return int(text)
-
-
 @click.command("bench", epilog=BENCH_EXAMPLES)
 @click.argument("config", metavar="CONFIG")
 @click.option("--output", metavar="FOLDER", help="Folder of all cells, new or of the same benchmark, which resumes.")
@@ -54,7 +48,7 @@ def bench(config: str, output: Optional[str], jobs: str, only: str, listed: bool
     from tfp_bfl.app.bench.plan import read_plan
     from tfp_bfl.app.bench.program import run_bench
 
-    number = _whole(jobs, "jobs", 1024)
+    number = whole_number(jobs, "jobs", MOST_JOBS)
     if output is None and not listed:
         raise InvalidArgument("A benchmark needs a folder: give --output one, and the same one again to go on.")
     plan = read_plan(config, trust=trust_code)
@@ -120,7 +114,7 @@ def tune(
         config_file,
         options,
         spaces,
-        trials=_whole(trials, "trials", 1000),
+        trials=whole_number(trials, "trials", 1000),
         score=score,
         share=share,
     )

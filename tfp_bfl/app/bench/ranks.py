@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
 
     @property
     def is_significant(self) -> bool:
-        """Whether the Friedman test rejects that all methods are equal."""
+        """Return whether the Friedman test rejects that all methods are equal."""
         return self.p < ALPHA
 
 

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import click
 
 from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.command import Grouped, config_options
+from tfp_bfl.app.options.command import MOST_JOBS, Grouped, config_options, whole_number
 from tfp_bfl.errors import InvalidArgument
 
 SWEEP_EXAMPLES = """
@@ -69,9 +69,8 @@ def sweep_runs(
     if "output" not in given:
         raise InvalidArgument("A sweep needs a folder: give --output one, and the same one again to go on.")
     combinations = parse_varied(varied)
-    if not (jobs.isascii() and jobs.isdigit() and 0 < int(jobs) <= 1024):
-        raise InvalidArgument(f"jobs is {jobs}, but must be a whole number from 1 to 1024.")
-    run_many(config_file, given, combinations, seeds, jobs=int(jobs), progress=progress, listed=listed)
+    number = whole_number(jobs, "jobs", MOST_JOBS)
+    run_many(config_file, given, combinations, seeds, jobs=number, progress=progress, listed=listed)
 
 
 def run_many(

@@ -14,10 +14,26 @@ from typing import Any, Optional
 import click
 
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.errors import InvalidArgument
 
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
 _ALGORITHM = "--algorithm"
+
+
+# Of processes side by side.
+MOST_JOBS = 1024
+
+
+def whole_number(text: str, what: str, most: int) -> int:
+    """Return the number that the text of an option states.
+
+    Raises:
+      InvalidArgument: it is no whole number from 1 to `most`.
+    """
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
+        raise InvalidArgument(f"{what} is {text}, but must be a whole number from 1 to {most}.")
+    return int(text)
 
 
 class Grouped(click.Command):
