@@ -22,10 +22,13 @@ from experiments import WITHOUT_RECORDS
 ROOT = pathlib.Path(__file__).parent.parent
 HERE = ROOT / "experiments"
 STAMPS = ROOT / "build" / "tables"
+# Written by `tfp-bfl bench`, which has no command of its own in `experiments`.
+BENCH = "bench"
 # Study -> the calls of its command that make all of them: the folder in `results` and the arguments of each.
 WHOLE = (("", ()),)
 STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "aggregation": (("", ("--size", "fashion_mnist")), ("", ("--size", "paper"))),
+    BENCH: (("natural", ()),),
     "default_posterior": WHOLE,
     "fl_swag": (("", ("--size", "full")),),
     "global_posterior": WHOLE,
@@ -39,7 +42,7 @@ STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "qlsd": (*WHOLE, ("full", ("--size", "full"))),
     "robustness": WHOLE,
 }
-LIBRARY = ("tfp_bfl/evaluation", "tfp_bfl/files", "tfp_bfl/plots")
+LIBRARY = ("tfp_bfl/app/bench", "tfp_bfl/evaluation", "tfp_bfl/files", "tfp_bfl/plots")
 # Numbers of every cell or client, for programs: no page shows them.
 FOR_PROGRAMS = ("raw.csv", "clients.csv", "digits.csv")
 
@@ -79,9 +82,14 @@ def build(study: str, arguments: Sequence[str], results: pathlib.Path) -> None:
 
     Args:
       study: its package in `experiments`.
-      arguments: of its command.
+      arguments: of its command; none for the benchmark.
       results: the folder of its results, which has the records.
     """
+    if study == BENCH:
+        from tfp_bfl.app.bench.results import write_tables
+
+        write_tables(results)
+        return
     command = importlib.import_module(f"experiments.{study}.run").main
     with tempfile.TemporaryDirectory() as empty, contextlib.redirect_stdout(io.StringIO()):
         folders = ("--output", empty, "--results", str(results))  # No cells: runs of the user change no records here.

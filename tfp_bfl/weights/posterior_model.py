@@ -125,6 +125,7 @@ def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
         call, shape = model.call, model.input_shape
 
         def scaled(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            inputs = _one_input(inputs)
             if tf.executing_eagerly():
                 _check_pixels(inputs, shape)
             return call(as_floats(_as_batch(inputs, shape)), training=training, mask=mask)
@@ -140,13 +141,19 @@ def _checking(method: Callable[..., Any], shape: Sequence[Optional[int]]) -> Cal
 
     @functools.wraps(method)
     def checked(x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        # Keras takes its one input in a list or a dictionary, too.
-        for images in x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,):
-            if isinstance(images, (np.ndarray, tf.Tensor)):
-                _check_pixels(images, shape)
+        images = _one_input(x)
+        if isinstance(images, (np.ndarray, tf.Tensor)):
+            _check_pixels(images, shape)
         return method(x, *args, **kwargs)
 
     return checked
+
+
+def _one_input(inputs: Any) -> Any:
+    """Return the input of a model of one, which Keras takes in a list or a dictionary, too."""
+    if isinstance(inputs, (list, tuple)) and len(inputs) == 1:
+        return inputs[0]
+    return next(iter(inputs.values())) if isinstance(inputs, dict) and len(inputs) == 1 else inputs
 
 
 def _check_pixels(images: Any, shape: Sequence[Optional[int]]) -> None:

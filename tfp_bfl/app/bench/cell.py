@@ -150,7 +150,7 @@ def run_final(task: Task) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
         "upload_mb": trained.upload,
         "download_mb": trained.download,
-        "peak_mb": _memory() - before,
+        "peak_mb": max(0.0, _memory() - before),  # Memory before may be given back meanwhile.
     }
     record = {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained, found)}
     return {**record, "warnings": trained.warnings}
