@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 
 import numpy as np
 import pyarrow
@@ -191,6 +192,18 @@ def test_a_site_that_restarts_has_the_same_encoding(tmp_path):
     rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
     assert [row["faulty_clients"] for row in rows] == [{"1": "It takes part in no run."}, {}, {}]
     np.testing.assert_array_equal(channel.sites["south"]._source.features, lost[0])
+
+
+def test_a_server_that_stopped_before_it_knew_its_sites_asks_them_again(tmp_path):
+    """The encoding of a run without the list of its sites may be one of other sites."""
+    for k, name in enumerate(("north", "south")):
+        put(tmp_path, name, table(k).drop_columns(["seen"]), suffix=".parquet")
+    done = run(tmp_path, sites(tmp_path), options=OPTIONS)
+    whole = (done / SCHEMA).read_text()
+    shutil.rmtree(done / "checkpoints")
+    [(done / name).unlink() for name in ("parties.json", "metrics.jsonl", "summary.json")]
+    (done / SCHEMA).write_text(json.dumps({**json.loads(whole), "name": "of other sites"}))
+    assert (run(tmp_path, sites(tmp_path), options=OPTIONS) / SCHEMA).read_text() == whole
 
 
 BAD = {
