@@ -3,7 +3,7 @@
     python benchmarks/table.py
 
 The program makes a virtual environment for each peer under benchmarks/.peers on first use, runs the sides in turn in
-separate processes, and writes benchmarks/results/table.md and table.jsonl. It takes about half an hour, and requires an
+separate processes, and writes benchmarks/results/table.md and table.jsonl. It takes about 45 minutes, and requires an
 otherwise idle machine.
 """
 
@@ -171,6 +171,10 @@ def cpu_milliseconds(lines: list[dict]) -> float:
     return float(np.median([line["cpu_ms_per_step"] or np.nan for line in lines]))
 
 
+def shown(number: float) -> str:
+    return "" if np.isnan(number) else f"{number:.2f}"
+
+
 def table_of_rounds(rows) -> list[str]:
     text = [
         "| model | clients x examples | side | ms a client step, median (lowest to highest) "
@@ -180,12 +184,12 @@ def table_of_rounds(rows) -> list[str]:
     ]
     for setting, side, lines, ours in rows:
         times, mine = milliseconds(lines), milliseconds(ours)
-        typical, cpu = np.median(times), cpu_milliseconds(lines)
+        typical, cpu, mine_cpu = np.median(times), cpu_milliseconds(lines), cpu_milliseconds(ours)
         seconds = typical * lines[0]["steps"] / 1000
         spread = f"{typical:.2f} ({times.min():.2f} to {times.max():.2f})"
         text.append(
             f"| {setting.model} | {setting.size} | {side} | {spread} | {seconds:.2f} | {np.median(mine) / typical:.2f} "
-            f"| {cpu:.2f} | {cpu_milliseconds(ours) / cpu:.2f} | {max(line['peak_mb'] for line in lines)} |"
+            f"| {shown(cpu)} | {shown(mine_cpu / cpu)} | {max(line['peak_mb'] for line in lines)} |"
         )
     return text
 
@@ -229,7 +233,7 @@ def main(resume, only, peers, output):
     output.mkdir(exist_ok=True)
     left = output / "table.jsonl"
     known = [json.loads(line) for line in left.read_text().splitlines()] if resume and left.exists() else []
-    started = time.perf_counter()
+    started, at = time.perf_counter(), commit()
     for peer in filter(None, peers.split(",")):
         interpreter(peer)
     with open(left, "w", encoding="utf-8") as log:
@@ -243,7 +247,7 @@ def main(resume, only, peers, output):
         "# Rounds beside the peers",
         "",
         f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), Python {platform.python_version()}; {versions}; "
-        f"peers: {others}; commit {commit()}.",
+        f"peers: {others}; commit {at}.",
         "The sides ran in turn, each in a separate process; the first round of each is left out. "
         + ("In several sittings." if resume else f"{(time.perf_counter() - started) / 60:.0f} minutes in all."),
         "",

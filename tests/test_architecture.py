@@ -96,8 +96,8 @@ TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
 FOR_EVERYONE = {"errors", "faces", "files", "labels", "logs", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
-    *("federated/local.py", "engines/ray/cluster.py", "parties/party.py", "engines/tff/engine.py"),
-    "engines/tff/process.py",
+    *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),
+    *("engines/tff/engine.py", "engines/tff/process.py"),
 )
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}

@@ -10,10 +10,8 @@ what a `ServerStep[Given]` takes. Most have `ModelWeights` in both places. A `Ru
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable, Generic, Optional, Union, cast
 
 import tensorflow as tf
@@ -36,27 +34,8 @@ MEAN, SUM = "mean", "sum"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
 # which rows of client -1 do not count; or values. "" is neither: of the examples, all of which count.
 PADDED, DYNAMIC = "padded", "dynamic"
-_for_xla: contextvars.ContextVar[bool] = contextvars.ContextVar("for_xla", default=False)
 # What a rule makes of whatever clients send.
 STACK, TOTAL = "stack", "total"
-
-
-@contextlib.contextmanager
-def traced_for_xla(xla: bool = True) -> Iterator[None]:
-    """Report client work that is traced inside the block that XLA compiles it, or does not.
-
-    A loop over scalars then costs its arithmetic alone, where TensorFlow takes some 10 us for each turn.
-    """
-    token = _for_xla.set(xla)
-    try:
-        yield
-    finally:
-        _for_xla.reset(token)
-
-
-def is_traced_for_xla() -> bool:
-    """Return whether the current trace is for XLA."""
-    return _for_xla.get()
 
 
 def stack_of(what: str) -> str:

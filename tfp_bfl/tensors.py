@@ -1,8 +1,10 @@
-"""Types of what functions take and give, where TensorFlow has none that a type checker sees."""
+"""Types of what functions take and give, and the compiler that a function is traced for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
 from typing import Union
 
 import numpy as np
@@ -14,3 +16,33 @@ Scalar = Union[float, tf.Tensor]
 Array = Union[np.ndarray, tf.Tensor]
 # A structure of tensors, arrays and numbers, as `tf.nest` knows them; NamedTuples are tuples.
 TensorTree = Union[Array, float, tuple["TensorTree", ...], list["TensorTree"], Mapping[str, "TensorTree"]]
+
+_for_xla: contextvars.ContextVar[tuple[bool, bool]] = contextvars.ContextVar("for_xla", default=(False, False))
+
+
+@contextlib.contextmanager
+def traced_for_xla(xla: bool = True, padded: bool = False) -> Iterator[None]:
+    """Report functions that are traced inside the block that XLA compiles them, or does not.
+
+    XLA must know all shapes beforehand, and has no kernels for some operations. A loop over scalars costs its
+    arithmetic alone there, where TensorFlow takes some 10 us for each turn.
+
+    Args:
+      xla: whether it does.
+      padded: whether clients' examples may end in rows of client -1, which do not count.
+    """
+    token = _for_xla.set((xla, padded))
+    try:
+        yield
+    finally:
+        _for_xla.reset(token)
+
+
+def is_traced_for_xla() -> bool:
+    """Return whether the current trace is for XLA."""
+    return _for_xla.get()[0]
+
+
+def is_padded() -> bool:
+    """Return whether clients' examples may end in rows that do not count, in the current trace."""
+    return _for_xla.get()[1]

@@ -245,7 +245,7 @@ def test_help_has_choices_and_types(capsys):
     assert run_command_line(["run", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "VALUE" not in text
-    assert "--engine tff|local|ray" in text and "--rounds INTEGER" in text and "--learning-rate NUMBER" in text
+    assert "--engine tff|local|compiled|ray" in text and "--rounds INTEGER" in text and "--learning-rate NUMBER" in text
     assert "One of sgd, momentum, nesterov, adagrad, rmsprop, adam." in text
     assert "mean_precision_average" in text[text.index("--rule NAME") : text.index("--rounds INTEGER")]
 

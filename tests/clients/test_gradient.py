@@ -12,11 +12,11 @@ from tests.gaussians import mode_at, model_fn
 from tfp_bfl import clients, compression, models, servers
 from tfp_bfl.clients import gradient
 from tfp_bfl.clients.gradient import draw_batch
-from tfp_bfl.contracts import traced_for_xla
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import Anchor, Federation, ModelWeights, ServerMessage
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.tensors import traced_for_xla
 
 DENSITY = {"likelihood": "density"}
 TABLES = [np.float32(t) for t in ([(1, 0), (3, 2)], [(-2, 1), (0, -1), (5, 3)])]

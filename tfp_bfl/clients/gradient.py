@@ -17,13 +17,12 @@ from tfp_bfl.contracts import (
     ClientWork,
     Coding,
     Work,
-    is_traced_for_xla,
 )
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, lookup, shown
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
-from tfp_bfl.tensors import Scalar
+from tfp_bfl.tensors import Scalar, is_traced_for_xla
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.mode import TOLERANCE, Mode, check_mode

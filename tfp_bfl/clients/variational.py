@@ -7,10 +7,11 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.contracts import PADDED, ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_counts, check_number, lookup
 from tfp_bfl.models import as_model_fn
+from tfp_bfl.training.batches import num_present
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
 from tfp_bfl.training.inference import default_optimizer, settings_for, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
@@ -120,7 +121,8 @@ def variational(
         target = functools.partial(target_of, kl, weighting, temperature)
         return _work(trainer, prior_of, target, local_epochs, batch_size)
 
-    return ClientWork(build, is_private=example_privacy is not None)
+    # Batches of examples in private are drawn by a chance for each example, so that they have no size.
+    return ClientWork(build, is_private=example_privacy is not None, shapes="" if example_privacy else PADDED)
 
 
 def _work(
@@ -141,7 +143,7 @@ def _work(
 
     @tf.function(autograph=False)
     def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-        number, prior = tf.shape(examples.labels)[0], prior_of(trainer.weights, message)
+        number, prior = num_present(examples), prior_of(trainer.weights, message)
         of_client = target(prior, message.federation, tf.cast(number, tf.float32))
         metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=of_client)
         return ClientResult(trainer.weights.store(), number, metrics)

@@ -138,6 +138,10 @@ class ClientData(abc.ABC):
             loads[least] += int(sizes[k])
         return parts
 
+    def examples_by_part(self, chosen: Iterable[int], most: int) -> list[list[ClientExamples]]:
+        """Return the examples of the clients of each of the `shares`."""
+        return [[self.examples(k) for k in part] for part in self.shares(chosen, most)]
+
     def shards(self, chosen: Iterable[int], most: int) -> list[tf.data.Dataset]:
         """Return the datasets of `shares`."""
         return [self.dataset(*part) for part in self.shares(chosen, most)]

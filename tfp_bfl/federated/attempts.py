@@ -14,7 +14,7 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, ClientFiles, Parties, answering, cohort, each_drawn
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
-from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, within
+from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, is_within
 from tfp_bfl.federated.notices import divergence_clause, loss_warning, smaller_rate
 from tfp_bfl.federated.options import Cohorts
 from tfp_bfl.federated.process import BayesianProcess
@@ -269,7 +269,7 @@ class Attempts:
             )
         bound, done = self._process.limits.max_magnitude, int(state.round)
         finite = all(np.all(np.isfinite(x)) for x in tf.nest.flatten((outcome.state.weights, outcome.state.step)))
-        if not (finite and within(outcome.state.weights, bound)):
+        if not (finite and is_within(outcome.state.weights, bound)):
             rate = smaller_rate(self._process.description)
             raise _Spoilt(
                 f"The server's weights are not finite, or beyond {bound:g}, after round {done + 1}, by its step "
@@ -301,5 +301,7 @@ class Attempts:
         if self._shards[0] != key:
             clients: Any = self._clients
             give = clients.references if self._by_reference else clients.shards
+            if getattr(self._engine, "by_examples", False):
+                give = clients.examples_by_part
             self._shards = key, give(key, self._engine.concurrent_calls)
         return self._shards[1]

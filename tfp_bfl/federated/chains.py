@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState, traced_for_xla
+from tfp_bfl.contracts import PADDED, ServerState
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, InvalidArgument, check_counts
 from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import FAULTS, is_sound, within
+from tfp_bfl.federated.loops import check_shapes, stacked, sum_over
 from tfp_bfl.federated.notices import divergence_clause, smaller_rate
 from tfp_bfl.federated.options import Cohorts, settings_of
 from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
+from tfp_bfl.federated.round import types_of
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.posterior import Samples
+from tfp_bfl.tensors import traced_for_xla
 from tfp_bfl.weights import ModelWeights
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ def simulate_chains(
             "can't hold: use simulate."
         )
     if xla:
-        _check_shapes(process.client_work.shapes, clients.sizes)
+        _check_sizes(process.client_work.shapes, clients.sizes)
     if process.privacy is not None:
         raise InvalidArgument("Rounds in one graph draw cohorts of one size, and privacy must not: use simulate.")
     if process.client_work.is_private:
@@ -154,12 +156,8 @@ def simulate_chains(
     return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)]), recorded)
 
 
-def _check_shapes(shapes: str, sizes: np.ndarray) -> None:
-    if shapes == DYNAMIC:
-        raise InvalidArgument(
-            "XLA must know all shapes beforehand, and those of the bits of a code depend on values: use "
-            "count_bits=False, or xla=False."
-        )
+def _check_sizes(shapes: str, sizes: np.ndarray) -> None:
+    check_shapes(shapes)
     if shapes != PADDED and len(set(sizes)) > 1:
         raise InvalidArgument(
             f"XLA needs clients of one size, but they have {sizes.min()} to {sizes.max()} examples: use Clients.limit, "
@@ -187,8 +185,13 @@ def _compiled(
     4]): what has happened, and of a fault the first client, its code and the local step at which its training
     diverged.
     """
-    round = process.round
-    next_state = _round_over(round, _rows_of(clients, pad=xla))
+    round, padded = process.round, xla and len(set(clients.sizes)) > 1
+    contribute, examples_of = tf.function(round.build_client(), autograph=False), _rows_of(clients, pad=padded)
+
+    def next_state(state: ServerState, chosen: tf.Tensor) -> Any:
+        sent = round.broadcast(state)
+        total = sum_over(round, lambda k: contribute(sent, examples_of(k)), chosen)
+        return round.conclude(state, total)
 
     def advance(state: ServerState, chosen: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
         new, report = next_state(state, chosen)
@@ -228,51 +231,11 @@ def _compiled(
     def chains(states: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> Any:
         one = lambda given: chain(given[0], given[1], number)
         of_one = tf.nest.map_structure(lambda x: x[0], (states, cohorts))
-        with traced_for_xla(xla):
+        with traced_for_xla(xla, padded):
             spec = types_of(one, of_one)
             return tf.map_fn(one, (states, cohorts), fn_output_signature=spec, parallel_iterations=1)
 
     return chains
-
-
-def _round_over(round: Round, examples_of: Callable[[tf.Tensor], ClientExamples]) -> Callable[..., Any]:
-    """Return the function (state, cohort [C]) -> (the next state, metrics)."""
-    contribute = tf.function(round.build_client(), autograph=False)
-
-    def next_state(state: ServerState, chosen: tf.Tensor) -> Any:
-        sent = round.broadcast(state)
-        one = types_of(contribute, sent, examples_of(chosen[0]))
-        grows = any(None in x.shape for x in tf.nest.flatten(summed_spec(one.statistics, round.merge)))
-        total = _unrolled if grows else _looped
-        return round.conclude(state, total(round, lambda k: contribute(sent, examples_of(k)), chosen, one))
-
-    return next_state
-
-
-def _unrolled(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.Tensor, one: Any) -> Contribution:
-    total = work(chosen[0])
-    for i in range(1, chosen.shape[0]):
-        total = round.add(total, work(chosen[i]))
-    return total
-
-
-def _looped(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.Tensor, one: Any) -> Contribution:
-    """Return the sum in a loop of fixed shapes."""
-    size = chosen.shape[0]
-    outputs = one.memory, one.report
-    arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(outputs)]
-
-    def body(i: tf.Tensor, statistics: Any, arrays: Any) -> Any:
-        new = work(chosen[i])
-        leaves = tf.nest.flatten((new.memory, new.report))
-        arrays = [array.write(i, x[0]) for array, x in zip(arrays, leaves)]
-        return i + 1, round.merge(statistics, new.statistics), arrays
-
-    start = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), one.statistics)
-    _, statistics, arrays = tf.while_loop(
-        lambda i, *_: i < size, body, (tf.constant(0), start, arrays), parallel_iterations=1
-    )
-    return Contribution(statistics, *tf.nest.pack_sequence_as(outputs, [array.stack() for array in arrays]))
 
 
 def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExamples]:
@@ -281,13 +244,9 @@ def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExample
     With `pad` all have as many rows as the largest; those beyond a client's own are zeros, of client -1.
     """
     parts = [clients.examples(k) for k in range(clients.num_clients)]
-    if pad:
-        most = max(clients.sizes)
-        fill = lambda x: np.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)])
-        parts = [ClientExamples(fill(p.client + 1) - 1, fill(p.features), fill(p.labels)) for p in parts]
     if pad or len(set(clients.sizes)) == 1:
-        stacked = ClientExamples(*(tf.constant(np.stack(x)) for x in zip(*parts)))
-        return lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), stacked)
+        rows = stacked(parts)
+        return lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
     joined = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*parts)))
     ends = tf.constant(np.cumsum(clients.sizes), tf.int32)
     starts = tf.concat([[0], ends[:-1]], 0)

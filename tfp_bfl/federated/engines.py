@@ -18,6 +18,7 @@ class Engine(Protocol):
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.
       by_reference: whether it takes a `data.Reference` for each dataset; False where there is no such attribute.
+      by_examples: whether it takes a list of `ClientExamples` for each dataset; False likewise.
     """
 
     concurrent_calls: int
@@ -43,11 +44,16 @@ class Engine(Protocol):
 MakeEngine = Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]
 
 
-@contextlib.contextmanager
-def _local(process: BayesianProcess, runtime: Any) -> Iterator[Engine]:
-    if runtime is not None:
-        raise InvalidArgument("runtime holds workers of the engine tff or ray, and this is local: leave one out.")
-    yield process.local
+def _here(name: str) -> MakeEngine:
+    """Return what makes an engine of this process."""
+
+    @contextlib.contextmanager
+    def make(process: BayesianProcess, runtime: Any) -> Iterator[Engine]:
+        if runtime is not None:
+            raise InvalidArgument(f"runtime holds workers of the engine tff or ray, and this is {name}: leave one out.")
+        yield getattr(process, name)
+
+    return make
 
 
 def _carried(name: str) -> MakeEngine:
@@ -57,7 +63,8 @@ def _carried(name: str) -> MakeEngine:
 # A new engine is one more entry here.
 ENGINES: dict[str, MakeEngine] = {
     "tff": _carried("tff"),
-    "local": _local,
+    "local": _here("local"),
+    "compiled": _here("compiled"),
     "ray": _carried("ray"),
 }
 
@@ -76,6 +83,6 @@ def check_engine(name: Optional[str]) -> str:
     """
     name = default_engine() if name is None else name
     lookup(ENGINES, name, "engine")
-    if name != "local":
+    if name not in ("local", "compiled"):
         engine(name).check_installed()
     return name

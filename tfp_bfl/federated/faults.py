@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional, Union, cast
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
@@ -112,13 +113,23 @@ def within(sent: TensorTree, max_magnitude: float) -> tf.Tensor:
 
     BatchNorm's moments have a wider one of their own, and so has whatever is sent in the place of weights.
     """
+    return tf.reduce_all([_all_below(part, bound) for part, bound in _bounds(sent, max_magnitude)])
+
+
+def is_within(sent: TensorTree, max_magnitude: float) -> bool:
+    """Return the same for arrays, without operations of TensorFlow."""
+    bounds = _bounds(sent, max_magnitude)
+    return all(np.all(np.abs(x) <= bound) for part, bound in bounds for x in tf.nest.flatten(part))
+
+
+def _bounds(sent: TensorTree, max_magnitude: float) -> list[tuple[TensorTree, float]]:
     if not hasattr(sent, "posterior"):
-        return _all_below(sent, _MAX_OTHER)
+        return [(sent, _MAX_OTHER)]
     bounds = [(getattr(sent, "point", ()), max_magnitude), (getattr(sent, "moments", ()), _MAX_MOMENT)]
     positive = {id(x) for x in positive_leaves(sent.posterior)}
     for x in tf.nest.flatten(sent.posterior):
         bounds.append((x, max_magnitude**2 if id(x) in positive else max_magnitude))
-    return tf.reduce_all([_all_below(part, bound) for part, bound in bounds])
+    return bounds
 
 
 def _all_below(structure: TensorTree, bound: float) -> tf.Tensor:

@@ -64,8 +64,8 @@ class LocalEngine:
             total = functools.reduce(self._add, self._contributions(self._broadcast(state), datasets))
             output = Output(*as_arrays(self._conclude(state, total)))
         except tf.errors.OpError as error:
-            raise ComputationError(f"A computation failed: {_reason(error.message)}") from error
-        _check_once(output.metrics["clients"]["client"])
+            raise ComputationError(f"A computation failed: {reason(error.message)}") from error
+        check_once(output.metrics["clients"]["client"])
         return output
 
     def replace_dead_workers(self) -> int:
@@ -128,7 +128,8 @@ def _with_variables(lane: _Lane, variables: list[tf.Variable]) -> Any:
     return work
 
 
-def _check_once(clients: np.ndarray) -> None:
+def check_once(clients: np.ndarray) -> None:
+    """Raise InvalidArgument if a client's number is in a round twice."""
     numbers, times = np.unique(clients[clients >= 0], return_counts=True)
     if (times > 1).any():
         raise InvalidArgument(
@@ -141,7 +142,7 @@ def as_arrays(structure: TensorTree) -> Any:
     return tf.nest.map_structure(np.asarray, structure)
 
 
-def _reason(message: str) -> str:
+def reason(message: str) -> str:
     """Return the message of an operation, without TensorFlow's text on its place in the graph and in the program."""
     around = ("Graph execution error", "Detected at node", "Node:", "<stack traces", " ", "\t")
     lines = [line for line in message.splitlines() if line.strip() and not line.startswith(around)]

@@ -101,8 +101,10 @@ class Backend(NamedTuple):
 
     Fields:
       engine: "tff", "local" or "ray": workers of TensorFlow Federated, this process or a Ray cluster; None for tff
-        where TensorFlow Federated is installed. Engines give the same numbers to the rounding of sums, and each resumes
-        from the others' checkpoints. Or a function (process, runtime) that returns a context with an `engines.Engine`.
+        where TensorFlow Federated is installed. They give the same numbers to the rounding of sums. Or "compiled", this
+        process with rounds that XLA compiles: faster for small models, with other draws of the same distributions. Each
+        engine resumes from the others' checkpoints. Or a function (process, runtime) that returns a context with an
+        `engines.Engine`.
       runtime: Workers of `federated.local_workers`, `remote_workers` or `ray_runtime`; None to start and stop a worker
         here.
       max_restarts: Number of local workers that are started again in a round, after they died; the round is then

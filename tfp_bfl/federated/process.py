@@ -13,6 +13,7 @@ from tfp_bfl.contracts import TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.faces import engine
+from tfp_bfl.federated.compiled import CompiledEngine
 from tfp_bfl.federated.description import describe, settings_of
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import LIMITS, Limits, check_max_change_norm
@@ -103,6 +104,11 @@ class BayesianProcess:
     def local(self) -> LocalEngine:
         """The engine of this process, with what it has compiled."""
         return LocalEngine(self.round)
+
+    @functools.cached_property
+    def compiled(self) -> CompiledEngine:
+        """The engine of this process that compiles whole rounds by XLA."""
+        return CompiledEngine(self.round, self.client_work.shapes)
 
     @functools.cached_property
     def learning_process(self) -> Any:

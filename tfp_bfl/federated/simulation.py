@@ -118,8 +118,8 @@ def simulate(
       start: Weights before the first round, such as pre-trained ones; None for the process's own.
       prediction: How the rounds become the model that predicts: a `Prediction`; None for the last round's weights, or
         the process's own thinning of a chain.
-      engine: What computes the rounds: a `Backend`, or the name of an engine, "tff", "local" or "ray"; None for tff
-        where TensorFlow Federated is installed.
+      engine: What computes the rounds: a `Backend`, or the name of an engine, "tff", "local", "compiled" or "ray"; None
+        for tff where TensorFlow Federated is installed.
       **options: fields of these objects as keywords: cohort_size, popularity, dropout and max_retries of `Cohorts`;
         checkpoint_dir, checkpoint_every and keep_checkpoints of `Checkpointing`; evaluate, evaluate_every,
         evaluate_cohort, on_round and stop of `Monitor`; average_rounds, draws and batch_norm_examples of `Prediction`;

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.layers import as_floats
-from tfp_bfl.tensors import Scalar
+from tfp_bfl.tensors import Scalar, is_padded, is_traced_for_xla
 
 State = TypeVar("State")
 # No step draws from a seed folded by this.
@@ -46,6 +46,13 @@ def steps_per_epoch(num_examples: Scalar, batch_size: int) -> Any:
     return (num_examples + batch_size - 1) // batch_size
 
 
+def num_present(examples: ClientExamples) -> tf.Tensor:
+    """Return the number of a client's examples, int32: without rows that fill up to the size of other clients."""
+    if is_padded():
+        return tf.math.count_nonzero(examples.client >= 0, dtype=tf.int32)
+    return tf.shape(examples.labels)[0]
+
+
 def over_batches(
     examples: ClientExamples,
     seed: tf.Tensor,
@@ -63,23 +70,74 @@ def over_batches(
       seed: [2], of the orders and of the steps.
       state: what the first step is given, a structure of tensors.
     """
-    num_examples = tf.shape(examples.labels)[0]
-    num_steps = steps_per_epoch(num_examples, batch_size)
+
+    def a_batch(epoch_seed: tf.Tensor, i: Scalar, rows: tf.Tensor, state: State) -> State:
+        step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
+        features = _batch(tf.gather(examples.features, rows), step_seed)
+        return step(state, features, tf.gather(examples.labels, rows), step_seed)
 
     # Loops written out: AutoGraph would read the code of the model and of all that a step calls.
     def an_epoch(epoch: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
         epoch_seed = tf.random.experimental.stateless_fold_in(seed, epoch)
-        order = tf.random.experimental.stateless_shuffle(tf.range(num_examples), epoch_seed)
+        rows_of, num_steps, rest = _batches(examples.labels, batch_size, epoch_seed)
 
         def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-            step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
-            rows = order[i * batch_size : (i + 1) * batch_size]
-            features = _batch(tf.gather(examples.features, rows), step_seed)
-            return i + 1, step(state, features, tf.gather(examples.labels, rows), step_seed)
+            return i + 1, a_batch(epoch_seed, i, rows_of(i), state)
 
-        return epoch + 1, tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
+        if not isinstance(num_steps, int) or num_steps:  # XLA compiles loops that have no turn, too.
+            state = tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
+        return epoch + 1, state if rest is None else a_batch(epoch_seed, num_steps, rest, state)
 
     return tf.while_loop(lambda epoch, _: epoch < num_epochs, an_epoch, (tf.constant(0), state))[1]
+
+
+def over_present(
+    examples: ClientExamples,
+    seed: tf.Tensor,
+    num_epochs: int,
+    batch_size: int,
+    step: Callable[[State, tf.Tensor, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], State],
+    state: State,
+) -> State:
+    """Return `over_batches` for a step that also takes which rows of its batch count [B], None for all.
+
+    Where examples are padded each batch has B rows. Those of the client come first; the others are zeros, or one of the
+    client's again, and do not count.
+    """
+    if not is_padded():
+        of_all = lambda state, features, labels, seed: step(state, features, labels, seed, None)
+        return over_batches(examples, seed, num_epochs, batch_size, of_all, state)
+    present, number = examples.client >= 0, num_present(examples)
+    steps, size = steps_per_epoch(number, batch_size), present.shape[0]
+
+    def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        epoch_seed = tf.random.experimental.stateless_fold_in(seed, i // steps)
+        keys = tf.where(present, tf.random.stateless_uniform([size], epoch_seed), 2.0)
+        order = tf.pad(tf.argsort(keys), [[0, -size % batch_size]])
+        first = i % steps * batch_size
+        rows = tf.slice(order, [first], [batch_size])
+        step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i % steps)
+        features, labels = _batch(tf.gather(examples.features, rows), step_seed), tf.gather(examples.labels, rows)
+        return i + 1, step(state, features, labels, step_seed, first + tf.range(batch_size) < number)
+
+    return tf.while_loop(lambda i, _: i < num_epochs * steps, a_step, (tf.constant(0), state))[1]
+
+
+def _batches(
+    labels: tf.Tensor, batch_size: int, seed: tf.Tensor
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], Scalar, Optional[tf.Tensor]]:
+    """Return the function from a number to the rows of this batch, the number of batches, and a last smaller one.
+
+    XLA has no kernel for the shuffle, and each batch of a loop must have one size there: the last one comes by itself.
+    """
+    num_examples = tf.shape(labels)[0]
+    if not is_traced_for_xla():
+        order = tf.random.experimental.stateless_shuffle(tf.range(num_examples), seed)
+        rows_of = lambda i: order[i * batch_size : (i + 1) * batch_size]
+        return rows_of, steps_per_epoch(num_examples, batch_size), None
+    order = tf.argsort(tf.random.stateless_uniform([labels.shape[0]], seed))
+    whole, rest = divmod(labels.shape[0], batch_size)
+    return lambda i: tf.slice(order, [i * batch_size], [batch_size]), whole, order[-rest:] if rest else None
 
 
 def _batch(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

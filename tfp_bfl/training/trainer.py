@@ -7,13 +7,15 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling, without_autograph
-from tfp_bfl.training.batches import State, over_batches, without_initial_values
+from tfp_bfl.tensors import is_padded
+from tfp_bfl.training.batches import State, num_present, over_present, without_initial_values
 from tfp_bfl.training.example_privacy import ExamplePrivacy, over_drawn, private_mean
 from tfp_bfl.training.likelihoods import CATEGORICAL, Likelihood
 from tfp_bfl.training.target import Target
 from tfp_bfl.training.updates import Batch, Update
-from tfp_bfl.weights import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics
+from tfp_bfl.weights import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics, layout
 from tfp_bfl.weights.flat import Draw
 
 # Nats an example: a loss beyond it is that of a training that diverges.
@@ -25,6 +27,33 @@ class _Sums(NamedTuple):
     nll: tf.Tensor
     steps: tf.Tensor
     diverged_at: tf.Tensor
+
+
+class _Rows(NamedTuple):
+    """A batch's rows.
+
+    Fields:
+      present: which of them count [B]; None for all.
+    """
+
+    features: tf.Tensor
+    labels: tf.Tensor
+    present: Optional[tf.Tensor]
+
+    @property
+    def size(self) -> tf.Tensor:
+        """The number of rows that count."""
+        if self.present is None:
+            return tf.cast(tf.shape(self.labels)[0], tf.float32)
+        return tf.math.count_nonzero(self.present, dtype=tf.float32)
+
+    def counted(self, losses: tf.Tensor) -> tf.Tensor:
+        """Return losses [B], those of rows that do not count zero."""
+        return losses if self.present is None else tf.where(self.present, losses, tf.zeros_like(losses))
+
+    def mean(self, losses: tf.Tensor) -> tf.Tensor:
+        """Return the mean of counted losses."""
+        return tf.reduce_mean(losses) if self.present is None else tf.reduce_sum(losses) / self.size
 
 
 class Trainer:
@@ -95,39 +124,48 @@ class Trainer:
         self.weights.load(message.weights)
         anchor = tf.identity(self.weights.values)
         linear = message.told.gradient if isinstance(message.told, LinearTerm) else None
-        count = tf.cast(tf.shape(examples.labels)[0], tf.float32)
+        if is_padded() and layout(self.model).moving_mean:
+            raise InvalidArgument(
+                "BatchNorm would take statistics of the rows that fill clients up to one size: give clients of one "
+                "size (Clients.limit), or use the engine local."
+            )
+        count = tf.cast(num_present(examples), tf.float32)
         target = target or Target(self.weights.prior, count)
 
         @without_autograph
         def step(
-            carried: tuple[_Sums, State], features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor
+            carried: tuple[_Sums, State],
+            features: tf.Tensor,
+            labels: tf.Tensor,
+            step_seed: tf.Tensor,
+            present: Optional[tf.Tensor] = None,
         ) -> tuple[_Sums, State]:
             sums, state = carried
-            nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size, linear)
+            rows = _Rows(features, labels, present)
+            nll = self._step(rows, step_seed, sums.steps, target, anchor, batch_size, linear)
             steps = sums.steps + 1
-            diverged_at = tf.where(self._is_sound(nll, labels) | (sums.diverged_at > 0), sums.diverged_at, steps)
+            diverged_at = tf.where(self._is_sound(nll, rows.size) | (sums.diverged_at > 0), sums.diverged_at, steps)
             sums = _Sums(sums.nll + nll, steps, diverged_at)
             return sums, after_step(state, sums.steps)
 
         start = _Sums(tf.constant(0.0), tf.constant(0), tf.constant(0))
-        over = over_drawn if self._privacy else over_batches
+        over: Any = over_drawn if self._privacy else over_present
         sums, state = over(examples, seed, num_epochs, batch_size, step, (start, state))
         nll = sums.nll / (count * num_epochs)
         kl, _, _ = self.weights.kl_divergence(tf.exp(self.weights.log_stddev), target.prior)
         return TrainingMetrics(nll, kl, -(nll + kl / target.size), sums.diverged_at), state
 
-    def _is_sound(self, nll: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def _is_sound(self, nll: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         """Return whether the loss of a step, and the weights after it, are finite."""
         if self._privacy:  # The step would say something of the examples.
             return tf.constant(True)
         # By the sums, in one pass; NaN is below nothing. Weights may be NaN and the loss finite: ReLU gives 0 for NaN.
         total = tf.reduce_sum(self.weights.values) + tf.reduce_sum(self.weights.log_stddev)
-        return (nll <= _MAX_LOSS * tf.cast(tf.shape(labels)[0], tf.float32)) & tf.math.is_finite(total)
+        return (nll <= _MAX_LOSS * size) & tf.math.is_finite(total)
 
     def _step(
         self,
-        features: tf.Tensor,
-        labels: tf.Tensor,
+        rows: _Rows,
         seed: tf.Tensor,
         number: tf.Tensor,
         target: Target,
@@ -137,10 +175,10 @@ class Trainer:
     ) -> tf.Tensor:
         draw = self.weights.draw(seed)
         if self._privacy:
-            in_values = self._private(features, labels, seed, draw, batch_size)
+            in_values = self._private(rows.features, rows.labels, seed, draw, batch_size)
             nll, in_noise, in_noise_of_drawn_labels = tf.constant(0.0), in_values[: draw.noise.shape[0]], None
         else:
-            nll, in_values, in_noise, in_noise_of_drawn_labels = self._gradients(features, labels, seed, draw)
+            nll, in_values, in_noise, in_noise_of_drawn_labels = self._gradients(rows, seed, draw)
         target = target._replace(prior=self.weights.at_present(target.prior, draw.stddev))
         _, kl_in_values, kl_in_log_stddev = self.weights.kl_divergence(draw.stddev, target.prior)
         if self._proximal:
@@ -149,11 +187,10 @@ class Trainer:
             in_values += linear
         if self._weight_decay:
             in_values += self._weight_decay * self.weights.values
-        size = tf.cast(tf.shape(labels)[0], tf.float32)
         kls = kl_in_values, kl_in_log_stddev
         # The gradient of examples in private has a bound and noise already.
         max_norm = None if self._privacy else self._likelihood.max_gradient_norm
-        batch = Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number, max_norm)
+        batch = Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, rows.size, number, max_norm)
         self.update.step(batch, target)
         self.weights.update_model()
         return nll
@@ -177,7 +214,7 @@ class Trainer:
         return private_mean(of_one, features, labels, settings, size, seed)
 
     def _gradients(
-        self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw
+        self, rows: _Rows, seed: tf.Tensor, draw: Draw
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Optional[Callable[[], tf.Tensor]]]:
         """Return the sum of the batch's losses, and the first of `Batch`'s fields."""
         weights, draws_labels = self.weights, self.update.draws_labels
@@ -187,9 +224,9 @@ class Trainer:
         with tf.GradientTape(persistent=draws_labels, watch_accessed_variables=False) as tape:
             tape.watch([*watched, draw.noise])
             with sampling(self.update.noise, seed, weights.by_weight(draw.noise)):
-                outputs = self.model(features, training=True)
-            losses = self._likelihood.nll(labels, outputs)
-            loss = tf.reduce_mean(losses)
+                outputs = self.model(rows.features, training=True)
+            losses = rows.counted(self._likelihood.nll(rows.labels, outputs))
+            loss = rows.mean(losses)
         zero = tf.UnconnectedGradients.ZERO
         in_watched, in_noise = tape.gradient(loss, (watched, draw.noise), unconnected_gradients=zero)
         in_values = weights.flatten([*([in_noise] if shared else []), *in_watched])
@@ -198,7 +235,7 @@ class Trainer:
             own_seed = tf.random.experimental.stateless_fold_in(seed, 1)
             with tf.GradientTape(watch_accessed_variables=False) as of_outputs:
                 of_outputs.watch(outputs)
-                of_drawn = tf.reduce_mean(self._likelihood.nll_of_drawn(labels, outputs, own_seed))
+                of_drawn = rows.mean(rows.counted(self._likelihood.nll_of_drawn(rows.labels, outputs, own_seed)))
             in_outputs = of_outputs.gradient(of_drawn, outputs)
             return tape.gradient(outputs, draw.noise, in_outputs, unconnected_gradients=zero)
 

@@ -99,6 +99,6 @@ PERSONAL_VARIANCES = Table(
 VARIANCE_RANGES = Table("range of variances", ("smooth", "clamped"))
 INITIALIZERS = Table("initializer", ("he_normal", "uniform"))
 PARAMETRIZATIONS = Table("parametrization", ("log_variance", "log_alpha"))
-ENGINES = Table("engine", ("tff", "local", "ray"))
+ENGINES = Table("engine", ("tff", "local", "compiled", "ray"))
 FORMS = Table("form of progress", ("bar", "lines", "phases", "json", "none"))
 SERVER_OPTIMIZERS = Table("server optimizer", ("sgd", "adam", "yogi", "adagrad"), (1.0, 0.01, 0.03, 0.1))

@@ -163,8 +163,9 @@ class RunConfig(pydantic.BaseModel):
     seed: CountOrZero = option(0, "Random seed.")
     engine: Optional[str] = option(
         None,
-        "Engine: TensorFlow Federated's workers, this process, or the Ray cluster of RAY_ADDRESS, which "
-        "must see the run folder; by default tff where it is installed.",
+        "Engine: TensorFlow Federated's workers, this process, this process with rounds compiled by XLA (for small "
+        "models), or the Ray cluster of RAY_ADDRESS, which must see the run folder; by default tff where it is "
+        "installed.",
         names=choices.ENGINES,
     )
     data_dir: Optional[str] = option(None, "Folder of TFDS' datasets; TFDS' default folder by default.")

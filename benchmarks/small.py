@@ -1,0 +1,87 @@
+"""Measure rounds of small models by the engines local and compiled.
+
+    python benchmarks/small.py [--repeats 5]
+
+Prints, for each federation and side, the milliseconds of a round of both engines, medians of repeats that
+take turns, their ratio, and the seconds of the first round, which compiles. Clients have one batch of 32 examples.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import NamedTuple
+
+import click
+import numpy as np
+from sides import SIDES
+
+import tfp_bfl as bfl
+
+EXAMPLES = 32
+ENGINES = ("local", "compiled")
+
+
+class Federation(NamedTuple):
+    """Clients, and the perceptron that they train.
+
+    Fields:
+      hidden: sizes of its hidden layers.
+    """
+
+    clients: int
+    features: int
+    hidden: tuple[int, ...]
+    rounds: int
+
+
+FEDERATIONS = {
+    "logistic regression, 10 clients": Federation(10, 30, (), 100),
+    "perceptron of 1e4 weights, 10 clients": Federation(10, 150, (64,), 50),
+    "perceptron of 1e4 weights, 100 clients": Federation(100, 150, (64,), 10),
+    "perceptron of 1e4 weights, 1,000 clients": Federation(1000, 150, (64,), 3),
+}
+SIDES_HERE = ("default", "deterministic-momentum")
+
+
+def make(federation: Federation, name: str):
+    """Return the process of a side, and its clients."""
+    rng = np.random.default_rng(0)
+    shape = (federation.clients * EXAMPLES, federation.features)
+    features = rng.normal(size=shape).astype(np.float32)
+    labels = (features[:, 0] > 0).astype(np.int32)
+    clients = bfl.data.Source("made", "train", features, labels).partition(bfl.data.iid(federation.clients), seed=0)
+    side = SIDES[name]
+    model_fn = lambda: bfl.models.mlp(side.kind, (federation.features,), 2, hidden=federation.hidden, seed=0)
+    options = {"batch_size": EXAMPLES, **side.training()}
+    return bfl.algorithms.variational(model_fn, side.rule, "train_size", local_epochs=1, **options), clients
+
+
+def seconds(process, clients, engine: str, rounds: int) -> list[float]:
+    """Return the seconds of each round."""
+    times = [time.perf_counter()]
+    bfl.simulate(process, clients, rounds, engine=engine, on_round=lambda row: times.append(time.perf_counter()))
+    return np.diff(times).tolist()
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--repeats", default=5, show_default=True)
+def main(repeats: int) -> None:
+    click.echo("| federation | side | local, ms a round | compiled, ms a round | ratio | first rounds, s |")
+    click.echo("|---|---|---|---|---|---|")
+    for name, federation in FEDERATIONS.items():
+        for side in SIDES_HERE:
+            process, clients = make(federation, side)
+            first = [seconds(process, clients, engine, 1)[0] for engine in ENGINES]
+            taken: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+            for _ in range(repeats):
+                for engine in ENGINES:
+                    # The first round of a call begins with its checks.
+                    taken[engine] += seconds(process, clients, engine, federation.rounds + 1)[1:]
+            local, compiled = (1000 * statistics.median(taken[engine]) for engine in ENGINES)
+            starts = " / ".join(f"{x:.1f}" for x in first)
+            click.echo(f"| {name} | {side} | {local:.2f} | {compiled:.2f} | {compiled / local:.2f} | {starts} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The sum of clients' contributions in one graph with fixed shapes, as XLA must have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.contracts import DYNAMIC
+from tfp_bfl.data import ClientExamples
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, summed_spec, types_of
+
+Work = Callable[[tf.Tensor], Contribution]
+
+
+def check_shapes(shapes: str) -> None:
+    """Raise InvalidArgument for client work (`ClientWork.shapes`) that XLA can't compile."""
+    if shapes == DYNAMIC:
+        raise InvalidArgument(
+            "XLA must know all shapes beforehand, and those of the bits of a code depend on values: use "
+            "count_bits=False, or do without XLA."
+        )
+
+
+def stacked(clients: Sequence[ClientExamples], least: int = 0) -> ClientExamples:
+    """Return the clients' examples as leaves [K, n, ...], n those of the largest client or, if that is more, `least`.
+
+    The rows of other clients end in zeros, of client -1.
+    """
+    most = max(least, *(len(x.labels) for x in clients))
+    fill = lambda x: np.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)])
+    full = [ClientExamples(fill(x.client + 1) - 1, fill(x.features), fill(x.labels)) for x in clients]
+    return ClientExamples(*(tf.constant(np.stack(x)) for x in zip(*full)))
+
+
+def sum_over(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:
+    """Return the sum of what clients contribute, one after another.
+
+    Args:
+      round: whose contributions are added.
+      work: a client's number, a scalar -> its contribution.
+      chosen: the clients' numbers [C], C known.
+    """
+    one = types_of(work, chosen[0])
+    grows = any(None in x.shape for x in tf.nest.flatten(summed_spec(one.statistics, round.merge)))
+    return _unrolled(round, work, chosen) if grows else _looped(round, work, chosen, one)
+
+
+def sum_of_rows(round: Round, contribute: Contribute, sent: Broadcast, rows: ClientExamples) -> Contribution:
+    """Return the sum of what clients of one size contribute, of their examples with leaves [K, n, ...]."""
+    row = lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
+    return sum_over(round, lambda k: contribute(sent, row(k)), tf.range(rows.labels.shape[0]))
+
+
+def _unrolled(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:
+    total = work(chosen[0])
+    for i in range(1, chosen.shape[0]):
+        total = round.add(total, work(chosen[i]))
+    return total
+
+
+def _looped(round: Round, work: Work, chosen: tf.Tensor, one: Any) -> Contribution:
+    """Return the sum in a loop of fixed shapes."""
+    size = chosen.shape[0]
+    outputs = one.memory, one.report
+    arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(outputs)]
+
+    def body(i: tf.Tensor, statistics: Any, arrays: Any) -> Any:
+        new = work(chosen[i])
+        leaves = tf.nest.flatten((new.memory, new.report))
+        arrays = [array.write(i, x[0]) for array, x in zip(arrays, leaves)]
+        return i + 1, round.merge(statistics, new.statistics), arrays
+
+    start = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), one.statistics)
+    _, statistics, arrays = tf.while_loop(
+        lambda i, *_: i < size, body, (tf.constant(0), start, arrays), parallel_iterations=1
+    )
+    return Contribution(statistics, *tf.nest.pack_sequence_as(outputs, [array.stack() for array in arrays]))
