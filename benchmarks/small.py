@@ -8,6 +8,7 @@ take turns, their ratio, and the seconds of the first round, which compiles. Cli
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from typing import NamedTuple
@@ -67,6 +68,7 @@ def seconds(process, clients, engine: str, rounds: int) -> list[float]:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--repeats", default=5, show_default=True)
 def main(repeats: int) -> None:
+    logging.getLogger("tfp_bfl").setLevel(logging.ERROR)  # Rounds this few are not trained.
     click.echo("| federation | side | local, ms a round | compiled, ms a round | ratio | first rounds, s |")
     click.echo("|---|---|---|---|---|---|")
     for name, federation in FEDERATIONS.items():

@@ -37,7 +37,7 @@ def run(process, rounds=3, engine="compiled", clients=CLIENTS, **options):
 @pytest.mark.parametrize(
     "name", ["fed_opt", *(pytest.param(name, marks=deep) for name in DRAWLESS if name != "fed_opt")]
 )
-@pytest.mark.parametrize("cohort_size", [None, 2])
+@pytest.mark.parametrize("cohort_size", [None, pytest.param(2, marks=deep)])
 def test_rounds_are_those_of_this_process(name, cohort_size):
     """Clients of 9, 21 and 15 examples; what they keep between rounds among the state."""
     process = DRAWLESS[name](mlp("deterministic"))
@@ -54,7 +54,7 @@ OTHERS = [name for name in TRIED if name not in ALIKE or name == "private, flipo
 REFUSED = {
     "compressed, flipout": "XLA must know all shapes beforehand",
     "fed_be": r"XLA can't compile a round of this process \(No registered 'StatelessShuffle'\): use the engine local\.",
-    "fed_kp, mean": r"XLA can't compile a round of this process \(must be a compile-time constant\): use the engine local",
+    "fed_kp, mean": r"XLA can't compile a round of this process \(must be a compile-time constant\)",
 }
 
 
@@ -147,6 +147,7 @@ def test_a_run_is_resumed_by_the_other_engine(engines, tmp_path):
     assert_same(resumed.state, whole.state, rtol=1e-4, atol=1e-6)
 
 
+@deep
 def test_the_posterior_is_that_of_the_engine_local():
     """Ten seeds each: the means of both engines agree within five standard errors of their difference."""
     clients = bfl.data.load("breast_cancer").partition(bfl.data.iid(3), seed=0).limit(40, seed=0)
@@ -165,14 +166,14 @@ MANY = bfl.data.Clients(bfl.data.load("breast_cancer"), [np.arange(e - n, e) for
 
 @pytest.mark.parametrize("batch_size", [16, 4])
 def test_clients_of_many_sizes_are_filled_up(batch_size):
-    """In batches of 4 their rows are drawn; a client has as many steps and examples."""
-    process = bfl.algorithms.fed_opt(mlp("deterministic"), batch_size=batch_size, learning_rate=0.01, local_epochs=2)
+    """In batches of 4 their order is drawn, whose effect falls with the square of the rate; a lost batch would show."""
+    process = bfl.algorithms.fed_opt(mlp("deterministic"), batch_size=batch_size, learning_rate=0.001, local_epochs=2)
     found, wanted = (run(process, 3, engine, MANY, cohort_size=5) for engine in ("compiled", "local"))
     drawless = batch_size == 16
-    assert_same(found.state.weights, wanted.state.weights, rtol=1e-4, atol=1e-6 if drawless else 1e-2)
+    assert_same(found.state.weights, wanted.state.weights, rtol=1e-4, atol=1e-6 if drawless else 5e-4)
     for a, b in zip(found.rounds, wanted.rounds):
         assert a["num_examples"] == b["num_examples"] and a["num_faulty"] == 0
-        np.testing.assert_allclose(a["nll"], b["nll"], rtol=1e-4 if drawless else 1e-2)
+        np.testing.assert_allclose(a["nll"], b["nll"], rtol=1e-4 if drawless else 1e-3)
 
 
 def test_rows_that_fill_clients_up_do_not_count():
@@ -198,6 +199,7 @@ def test_rows_that_fill_clients_up_do_not_count():
     assert sizes.numpy().tolist() == [3, 3, 1, 3, 3, 1, 0, 0] and steps == 6
 
 
+@deep
 def test_the_posterior_of_clients_of_many_sizes_is_that_of_the_engine_local():
     """As above for one size: five standard errors over ten seeds."""
     process = bfl.algorithms.variational(mlp("flipout"), batch_size=4)

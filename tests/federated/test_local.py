@@ -190,7 +190,9 @@ def test_the_floor_is_on_what_the_step_returns():
 
 
 def test_bad_engines():
-    with pytest.raises(InvalidArgument, match=r"There is no engine 'spark': choose one of 'local', 'ray', 'tff'\."):
+    with pytest.raises(
+        InvalidArgument, match=r"There is no engine 'spark': choose one of 'compiled', 'local', 'ray', 'tff'\."
+    ):
         simulate(toys.process(), CLIENTS, 1, engine="spark")
     with pytest.raises(InvalidArgument, match="runtime holds workers of the engine tff or ray, and this is local"):
         simulate(toys.process(), CLIENTS, 1, engine="local", runtime=object())
