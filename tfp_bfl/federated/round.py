@@ -295,7 +295,9 @@ def summed_spec(one: Summed, add: Callable[[Summed, Summed], Summed]) -> Summed:
 
 def types_of(function: Callable[..., TensorTree], *args: TensorTree) -> Any:
     """Return the shapes and types of what a function gives, by tracing it."""
-    traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
+    traced: Any = function
+    if not hasattr(function, "get_concrete_function"):  # A new function: TensorFlow warns of one that is traced often.
+        traced = tf.function(lambda *args: function(*args), autograph=False)
     outputs = traced.get_concrete_function(*args).structured_outputs
     return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
 
