@@ -170,10 +170,10 @@ def test_clients_of_many_sizes_are_filled_up(batch_size):
     process = bfl.algorithms.fed_opt(mlp("deterministic"), batch_size=batch_size, learning_rate=0.001, local_epochs=2)
     found, wanted = (run(process, 3, engine, MANY, cohort_size=5) for engine in ("compiled", "local"))
     drawless = batch_size == 16
-    assert_same(found.state.weights, wanted.state.weights, rtol=1e-4, atol=1e-6 if drawless else 2e-3)
+    assert_same(found.state.weights, wanted.state.weights, rtol=1e-4, atol=1e-6 if drawless else 5e-3)
     for a, b in zip(found.rounds, wanted.rounds):
         assert a["num_examples"] == b["num_examples"] and a["num_faulty"] == 0
-        np.testing.assert_allclose(a["nll"], b["nll"], rtol=1e-4 if drawless else 1e-3)
+        np.testing.assert_allclose(a["nll"], b["nll"], rtol=1e-4 if drawless else 5e-3)
 
 
 def test_rows_that_fill_clients_up_do_not_count():
