@@ -18,7 +18,7 @@ import tensorflow as tf
 from typing_extensions import Concatenate, NamedTuple, TypeVar  # Generic named tuples need it before Python 3.11.
 
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.tensors import Scalar, TensorTree
+from tfp_bfl.tensors import Scalar, TensorTree, is_padded
 from tfp_bfl.weights import ClientResult, Compact, Federation, ModelWeights, ServerMessage
 from tfp_bfl.weights.kinds import Given, Kept, Sent, State, Statistics
 
@@ -32,10 +32,17 @@ GRADIENT, SCALED_GRADIENT, CHANGE = "gradient", "scaled gradient", "change"
 # How `ClientResult.extra` is pooled: the mean by the clients' weights, or the sum over the clients.
 MEAN, SUM = "mean", "sum"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
-# which rows of client -1 do not count; or values. "" is neither: of the examples, all of which count.
+# which rows of client -1 do not count (`num_present`); or values. "" is neither: of the examples, all of which count.
 PADDED, DYNAMIC = "padded", "dynamic"
 # What a rule makes of whatever clients send.
 STACK, TOTAL = "stack", "total"
+
+
+def num_present(examples: ClientExamples) -> tf.Tensor:
+    """Return the number of a client's examples, int32: without rows that fill up to the size of other clients."""
+    if is_padded():
+        return tf.math.count_nonzero(examples.client >= 0, dtype=tf.int32)
+    return tf.shape(examples.labels)[0]
 
 
 def stack_of(what: str) -> str:
@@ -137,7 +144,7 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
         return self._replace(check=every)
 
     def around(self, run: Callable[..., ClientResult[Sent]]) -> ClientWork[Sent, Kept]:
-        """Return client work that calls this work as a part of it.
+        """Return client work that calls this work as a part of it, of the same `shapes`.
 
         Args:
           run: (what `build` returns, message, examples, seed) -> the result.

@@ -44,6 +44,7 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text().splitlines()
 SOURCES = [
     *(path for root in ("tfp_bfl", "experiments", "benchmarks") for path in sorted((ROOT / root).rglob("*.py"))),
 ]
+SOURCES = [path for path in SOURCES if ".peers" not in path.parts]  # Environments of the benchmarks.
 # Openings of a noun phrase: documents a class, a module or a property, but not a function.
 ARTICLES = {"The", "A", "An", "Each", "Every", "All", "One", "Both", "Another"}
 

@@ -7,11 +7,10 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import PADDED, ClientWork, Work
+from tfp_bfl.contracts import DYNAMIC, PADDED, ClientWork, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_counts, check_number, lookup
 from tfp_bfl.models import as_model_fn
-from tfp_bfl.training.batches import num_present
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
 from tfp_bfl.training.inference import default_optimizer, settings_for, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
@@ -121,8 +120,8 @@ def variational(
         target = functools.partial(target_of, kl, weighting, temperature)
         return _work(trainer, prior_of, target, local_epochs, batch_size)
 
-    # Batches of examples in private are drawn by a chance for each example, so that they have no size.
-    return ClientWork(build, is_private=example_privacy is not None, shapes="" if example_privacy else PADDED)
+    # Batches of examples in private have a chance for each example, and any size.
+    return ClientWork(build, is_private=example_privacy is not None, shapes=DYNAMIC if example_privacy else PADDED)
 
 
 def _work(

@@ -119,6 +119,13 @@ class Attempts:
                 "The workers of a cluster read their clients' examples from files, but these clients are in memory: "
                 "give it data.write_clients(clients, folder), a folder that every machine sees."
             )
+        self._by_examples = getattr(engine, "by_examples", False)
+        if self._by_examples:
+            if not isinstance(clients, ClientData):
+                raise InvalidArgument(
+                    "The engine compiled takes clients with examples in this process: use simulate_parties for sites."
+                )
+            engine.expect(clients.sizes)  # type: ignore[attr-defined]
         self._process = process
         self._engine = engine
         self._clients = clients
@@ -301,7 +308,7 @@ class Attempts:
         if self._shards[0] != key:
             clients: Any = self._clients
             give = clients.references if self._by_reference else clients.shards
-            if getattr(self._engine, "by_examples", False):
+            if self._by_examples:
                 give = clients.examples_by_part
             self._shards = key, give(key, self._engine.concurrent_calls)
         return self._shards[1]

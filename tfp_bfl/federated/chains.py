@@ -104,7 +104,7 @@ def simulate_chains(
 
     Raises:
       InvalidArgument: as of `simulate`; cohorts with dropout; a metric that the round has not; for `xla`, clients of
-        several sizes.
+        several sizes where the work does not let them be padded.
       Diverged: the weights of a chain are not finite after the server's step, or a client is faulty
         (`federated.faults`), whom `simulate` would leave out; the error has the `state` before.
     """
@@ -121,7 +121,7 @@ def simulate_chains(
             "can't hold: use simulate."
         )
     if xla:
-        _check_sizes(process.client_work.shapes, clients.sizes)
+        _check_sizes(process.shapes, clients.sizes)
     if process.privacy is not None:
         raise InvalidArgument("Rounds in one graph draw cohorts of one size, and privacy must not: use simulate.")
     if process.client_work.is_private:

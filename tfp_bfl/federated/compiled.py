@@ -26,10 +26,10 @@ _OBSTACLE = re.compile(r"No registered '\w+'|must be a compile-time constant")
 class CompiledEngine:
     """Runs each round as one function that XLA compiled, in which clients are a loop.
 
-    Clients of several sizes are filled up to the largest one where the work allows that (`ClientWork.shapes`), and are
-    a loop for each size elsewhere. A round with other numbers of clients or examples than before compiles anew. Batches
-    and noise are other draws of the same distributions than those of other engines; assertions in a client's work are
-    not checked.
+    Clients of several sizes are filled up to the largest one of all (`expect`) where the work allows that
+    (`ClientWork.shapes`), and are a loop for each size elsewhere. A round of other shapes than before compiles anew.
+    Batches and noise are other draws of the same distributions than those of other engines; assertions in a client's
+    work are not checked.
 
     Attributes:
       concurrent_calls: 1.
@@ -42,7 +42,7 @@ class CompiledEngine:
         check_shapes(shapes)
         self._round = round
         self._pads = shapes == PADDED
-        self._most = 0
+        self._most = 0  # Rows to which clients are padded; 0 for none.
         self._given: Any = None
         self._groups: tuple[ClientExamples, ...] = ()
         self._compiled: dict[bool, Callable[..., Any]] = {}
@@ -52,13 +52,29 @@ class CompiledEngine:
         """Return the state before the first round."""
         return as_arrays(self._round.initialize())
 
+    def expect(self, sizes: Sequence[int]) -> None:
+        """Prepare for clients of these sizes, of whom any may be in a round.
+
+        Raises:
+          InvalidArgument: there are more than `MOST_SIZES` sizes, and the clients' work does not let them be padded.
+        """
+        several = sorted({int(n) for n in sizes})
+        self._most = several[-1] if self._pads and len(several) > 1 else 0
+        self._given = None
+        if not self._pads and len(several) > MOST_SIZES:
+            raise InvalidArgument(
+                f"The engine compiled takes clients of at most {MOST_SIZES} sizes for this algorithm and model, and "
+                f"these have {len(several)}, from {several[0]} to {several[-1]} examples: use Clients.limit, or the "
+                "engine local."
+            )
+
     def next(self, state: ServerState, datasets: Sequence[Sequence[ClientExamples]]) -> Output:
         """Return the round after the state's, over all clients.
 
         Raises:
           ComputationError: an operation of a client's work raised.
-          InvalidArgument: a client is there twice; clients of too many sizes; a private process without a secret seed;
-            an operation that XLA has not.
+          InvalidArgument: a client is there twice; a private process without a secret seed; an operation that XLA has
+            not.
         """
         check_secret(state)
         if self._given is not datasets:
@@ -84,22 +100,12 @@ class CompiledEngine:
         return 0
 
     def _grouped(self, clients: Sequence[ClientExamples]) -> tuple[ClientExamples, ...]:
-        """Return the clients of each loop.
-
-        Raises:
-          InvalidArgument: there are more than `MOST_SIZES` sizes, and the clients' work does not let them be padded.
-        """
+        """Return the clients of each loop."""
+        if self._most:
+            return (stacked(clients, self._most),)
         of: dict[int, list[ClientExamples]] = {}
         for client in clients:
             of.setdefault(len(client.labels), []).append(client)
-        if self._pads and (len(of) > 1 or self._most):
-            self._most = max(self._most, *of)  # Of all rounds: a smaller cohort compiles nothing.
-            return (stacked(clients, self._most),)
-        if len(of) > MOST_SIZES:
-            raise InvalidArgument(
-                f"The engine compiled takes clients of at most {MOST_SIZES} sizes for this algorithm, and these have "
-                f"{len(of)}, from {min(of)} to {max(of)} examples: use Clients.limit, or the engine local."
-            )
         return tuple(stacked(of[size]) for size in sorted(of))
 
 

@@ -18,7 +18,8 @@ class Engine(Protocol):
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.
       by_reference: whether it takes a `data.Reference` for each dataset; False where there is no such attribute.
-      by_examples: whether it takes a list of `ClientExamples` for each dataset; False likewise.
+      by_examples: whether it takes a list of `ClientExamples` for each dataset, and has `expect(sizes)`, which is
+        called with the sizes of all clients before the first round; False likewise.
     """
 
     concurrent_calls: int

@@ -20,19 +20,20 @@ def check_shapes(shapes: str) -> None:
     """Raise InvalidArgument for client work (`ClientWork.shapes`) that XLA can't compile."""
     if shapes == DYNAMIC:
         raise InvalidArgument(
-            "XLA must know all shapes beforehand, and those of the bits of a code depend on values: use "
-            "count_bits=False, or do without XLA."
+            "XLA must know all shapes beforehand, and some here follow from values (bits of a code, or batches of "
+            "examples in private): use count_bits=False where there is that option, or do without XLA."
         )
 
 
 def stacked(clients: Sequence[ClientExamples], least: int = 0) -> ClientExamples:
     """Return the clients' examples as leaves [K, n, ...], n those of the largest client or, if that is more, `least`.
 
-    The rows of other clients end in zeros, of client -1.
+    Other clients end in their last row again, of client -1: zeros may be values at which a model has no derivative.
     """
     most = max(least, *(len(x.labels) for x in clients))
-    fill = lambda x: np.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)])
-    full = [ClientExamples(fill(x.client + 1) - 1, fill(x.features), fill(x.labels)) for x in clients]
+    again = lambda x: np.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)], mode="edge")
+    number = lambda x: np.pad(x, (0, most - len(x)), constant_values=-1)
+    full = [ClientExamples(number(x.client), again(x.features), again(x.labels)) for x in clients]
     return ClientExamples(*(tf.constant(np.stack(x)) for x in zip(*full)))
 
 

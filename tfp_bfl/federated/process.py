@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
+from tfp_bfl.contracts import PADDED, TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.faces import engine
@@ -108,7 +108,16 @@ class BayesianProcess:
     @functools.cached_property
     def compiled(self) -> CompiledEngine:
         """The engine of this process that compiles whole rounds by XLA."""
-        return CompiledEngine(self.round, self.client_work.shapes)
+        return CompiledEngine(self.round, self.shapes)
+
+    @functools.cached_property
+    def shapes(self) -> str:
+        """The kind of shapes of a client's work, as of `ClientWork.shapes`.
+
+        BatchNorm takes statistics of all rows, so that a model with it can't be padded.
+        """
+        has_moments = bool(tf.nest.flatten(self.round.initialize().weights.moments))
+        return "" if has_moments and self.client_work.shapes == PADDED else self.client_work.shapes
 
     @functools.cached_property
     def learning_process(self) -> Any:

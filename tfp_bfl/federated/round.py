@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Protocol, TypeVar, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work
+from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.extras import anchored, joined, parted, root_mean_square
@@ -201,7 +201,7 @@ def make_round(
             row, known = find_row(message.memory, client)
             secret = tf.unstack(sent.noise) if client_work.is_private else ()
             result = work(message._replace(memory=row), examples, fold(sent.seed, message.round, client, *secret))
-            return take(message, result, client, tf.shape(examples.labels)[0], known)
+            return take(message, result, client, num_present(examples), known)
 
         return contribute
 

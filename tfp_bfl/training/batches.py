@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.layers import as_floats
@@ -44,13 +45,6 @@ def augmenting(scope: Augmenting) -> Iterator[None]:
 def steps_per_epoch(num_examples: Scalar, batch_size: int) -> Any:
     """Return steps in a pass over N examples in batches of B, of which the last may be smaller: ceil(N / B)."""
     return (num_examples + batch_size - 1) // batch_size
-
-
-def num_present(examples: ClientExamples) -> tf.Tensor:
-    """Return the number of a client's examples, int32: without rows that fill up to the size of other clients."""
-    if is_padded():
-        return tf.math.count_nonzero(examples.client >= 0, dtype=tf.int32)
-    return tf.shape(examples.labels)[0]
 
 
 def over_batches(
@@ -101,26 +95,28 @@ def over_present(
 ) -> State:
     """Return `over_batches` for a step that also takes which rows of its batch count [B], None for all.
 
-    Where examples are padded each batch has B rows. Those of the client come first; the others are zeros, or one of the
-    client's again, and do not count.
+    Where examples are padded each batch has B rows. Those that count come first; the others are the client's again.
     """
     if not is_padded():
         of_all = lambda state, features, labels, seed: step(state, features, labels, seed, None)
         return over_batches(examples, seed, num_epochs, batch_size, of_all, state)
     present, number = examples.client >= 0, num_present(examples)
-    steps, size = steps_per_epoch(number, batch_size), present.shape[0]
+    num_steps, size = steps_per_epoch(number, batch_size), present.shape[0]
 
-    def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        epoch_seed = tf.random.experimental.stateless_fold_in(seed, i // steps)
+    def an_epoch(epoch: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        epoch_seed = tf.random.experimental.stateless_fold_in(seed, epoch)
         keys = tf.where(present, tf.random.stateless_uniform([size], epoch_seed), 2.0)
         order = tf.pad(tf.argsort(keys), [[0, -size % batch_size]])
-        first = i % steps * batch_size
-        rows = tf.slice(order, [first], [batch_size])
-        step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i % steps)
-        features, labels = _batch(tf.gather(examples.features, rows), step_seed), tf.gather(examples.labels, rows)
-        return i + 1, step(state, features, labels, step_seed, first + tf.range(batch_size) < number)
 
-    return tf.while_loop(lambda i, _: i < num_epochs * steps, a_step, (tf.constant(0), state))[1]
+        def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+            rows = tf.slice(order, [i * batch_size], [batch_size])
+            step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
+            features, labels = _batch(tf.gather(examples.features, rows), step_seed), tf.gather(examples.labels, rows)
+            return i + 1, step(state, features, labels, step_seed, i * batch_size + tf.range(batch_size) < number)
+
+        return epoch + 1, tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
+
+    return tf.while_loop(lambda epoch, _: epoch < num_epochs, an_epoch, (tf.constant(0), state))[1]
 
 
 def _batches(

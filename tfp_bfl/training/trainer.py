@@ -6,16 +6,15 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import num_present
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling, without_autograph
-from tfp_bfl.tensors import is_padded
-from tfp_bfl.training.batches import State, num_present, over_present, without_initial_values
+from tfp_bfl.training.batches import State, over_present, without_initial_values
 from tfp_bfl.training.example_privacy import ExamplePrivacy, over_drawn, private_mean
 from tfp_bfl.training.likelihoods import CATEGORICAL, Likelihood
 from tfp_bfl.training.target import Target
 from tfp_bfl.training.updates import Batch, Update
-from tfp_bfl.weights import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics, layout
+from tfp_bfl.weights import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics
 from tfp_bfl.weights.flat import Draw
 
 # Nats an example: a loss beyond it is that of a training that diverges.
@@ -124,11 +123,6 @@ class Trainer:
         self.weights.load(message.weights)
         anchor = tf.identity(self.weights.values)
         linear = message.told.gradient if isinstance(message.told, LinearTerm) else None
-        if is_padded() and layout(self.model).moving_mean:
-            raise InvalidArgument(
-                "BatchNorm would take statistics of the rows that fill clients up to one size: give clients of one "
-                "size (Clients.limit), or use the engine local."
-            )
         count = tf.cast(num_present(examples), tf.float32)
         target = target or Target(self.weights.prior, count)
 
