@@ -19,6 +19,8 @@ from typing_extensions import Concatenate, NamedTuple, TypeVar  # Generic named 
 
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import Scalar, TensorTree, is_padded
+from tfp_bfl.tensors import is_traced_for_xla as is_traced_for_xla
+from tfp_bfl.tensors import traced_for_xla as traced_for_xla
 from tfp_bfl.weights import ClientResult, Compact, Federation, ModelWeights, ServerMessage
 from tfp_bfl.weights.kinds import Given, Kept, Sent, State, Statistics
 

@@ -241,7 +241,7 @@ def _compiled(
 def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExamples]:
     """Return the function from a client's number, a scalar tensor, to its examples, which are held in memory.
 
-    With `pad` all have as many rows as the largest; those beyond a client's own are zeros, of client -1.
+    With `pad` all have as many rows as the largest; those beyond a client's own do not count, and are of client -1.
     """
     parts = [clients.examples(k) for k in range(clients.num_clients)]
     if pad or len(set(clients.sizes)) == 1:

@@ -61,11 +61,12 @@ def _carried(name: str) -> MakeEngine:
     return lambda process, runtime: engine(name).running(process, runtime)
 
 
+# Engines that are attributes of a process.
+_HERE = ("local", "compiled")
 # A new engine is one more entry here.
 ENGINES: dict[str, MakeEngine] = {
     "tff": _carried("tff"),
-    "local": _here("local"),
-    "compiled": _here("compiled"),
+    **{name: _here(name) for name in _HERE},
     "ray": _carried("ray"),
 }
 
@@ -84,6 +85,6 @@ def check_engine(name: Optional[str]) -> str:
     """
     name = default_engine() if name is None else name
     lookup(ENGINES, name, "engine")
-    if name not in ("local", "compiled"):
+    if name not in _HERE:
         engine(name).check_installed()
     return name

@@ -19,9 +19,7 @@ from tfp_bfl.errors import InvalidArgument
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
 _ALGORITHM = "--algorithm"
-
-
-# Of processes side by side.
+# The largest number of processes at once.
 MOST_JOBS = 1024
 
 
