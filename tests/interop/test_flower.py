@@ -1,17 +1,15 @@
 """The strategy for Flower, where Flower is installed (`make flower`); the program of the page where PyTorch is too."""
 
 import importlib.util
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.interop.kill import kill_when
 from tfp_bfl.errors import InvalidArgument
 
 flwr = pytest.importorskip("flwr", reason="Flower is not installed")
@@ -120,15 +118,7 @@ def test_first_arrays_are_those_of_the_server():
 def test_the_program_of_the_page_goes_on_after_a_kill_to_the_same_bits(tmp_path):
     command = lambda folder, rounds: [sys.executable, str(PROGRAM), str(tmp_path / folder), str(rounds)]
     subprocess.run(command("whole", 6), check=True, capture_output=True, timeout=600)
-    killed = subprocess.Popen(
-        command("killed", 6), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        while not (tmp_path / "killed/round_2.npz").exists() and killed.poll() is None:
-            time.sleep(0.05)
-    finally:
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
+    kill_when(tmp_path / "killed/round_2.npz", command("killed", 6))
     ended = subprocess.run(command("killed", 6), check=True, capture_output=True, text=True, timeout=600)
     assert (
         "to 6: accuracy 0." in ended.stdout

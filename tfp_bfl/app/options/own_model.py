@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
-import pathlib
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from tfp_bfl import data
-from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.code import failure, function_of
 
 # What stands for a function that was given in Python, of which a record can say no more.
 GIVEN = "given"
@@ -58,20 +57,7 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
             f"The {option} of this run was given in Python: use bfl.run(resume=..., {option}=...), or, where "
             f"a command takes --{option} FILE.py:FUNCTION, name a file with it."
         )
-    path, _, name = value.rpartition(":")
-    file = pathlib.Path(path)
-    if not file.is_file():
-        raise InvalidArgument(f"There is no file {path_name(file)}: give --{option} FILE.py:FUNCTION.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InvalidArgument(f"The code of {path_name(file)} fails: {_line(error)}.") from error
-    functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-    function: Callable[..., Any] = lookup(functions, name, "function", f"in {path_name(file)}")
-    return function
+    return function_of(value, f"--{option} FILE.py:FUNCTION")
 
 
 def model_fn(
@@ -101,7 +87,7 @@ def model_fn(
     except InvalidArgument:
         raise
     except Exception as error:
-        raise InvalidArgument(f"{what} fails: {_line(error)}.") from error
+        raise InvalidArgument(f"{what} fails: {failure(error)}.") from error
     if not isinstance(model, tf.keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
     models.check_form(model)
@@ -140,7 +126,7 @@ def rule_of(given: Any, value: Optional[str]) -> Any:
     try:
         rule = function()
     except Exception as error:
-        raise InvalidArgument(f"{what} fails: {_line(error)}; it is called without arguments.") from error
+        raise InvalidArgument(f"{what} fails: {failure(error)}; it is called without arguments.") from error
     if not isinstance(rule, known):
         raise InvalidArgument(f"{what} returns {shown(rule)}, but must return a rules.Rule or a rules.GatherRule.")
     return rule
@@ -173,7 +159,7 @@ def process_of(function: Callable[..., Any], model_fn: Any, chosen: dict[str, An
     except InvalidArgument:
         raise
     except Exception as error:
-        raise InvalidArgument(f"{what} fails: {_line(error)}.") from error
+        raise InvalidArgument(f"{what} fails: {failure(error)}.") from error
     if type(process) is not BayesianProcess:
         raise InvalidArgument(
             f"{what} returns {shown(process)}, but must return a process, such as algorithms.compose(...) gives."
@@ -196,7 +182,3 @@ def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: Any) 
                 f"The config {path_name(file)} names code, {shown(value)}, which is run only where the command names "
                 f"it: add --{option} {value}."
             )
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(". ")
