@@ -3,7 +3,8 @@
     python benchmarks/small.py [--repeats 5]
 
 Prints, for each federation and side, the milliseconds of a round of both engines, medians of repeats that
-take turns, their ratio, and the seconds of the first round, which compiles. Clients have one batch of 32 examples.
+take turns, their ratio, and the seconds of the first round, which compiles. Clients have batches of 32 examples,
+one each where they have equally many.
 """
 
 from __future__ import annotations
@@ -28,19 +29,23 @@ class Federation(NamedTuple):
 
     Fields:
       hidden: sizes of its hidden layers.
+      unequal: whether clients have 1 to 63 examples, 32 on average, in place of 32 each.
     """
 
     clients: int
     features: int
     hidden: tuple[int, ...]
     rounds: int
+    unequal: bool = False
 
 
 FEDERATIONS = {
     "logistic regression, 10 clients": Federation(10, 30, (), 100),
     "perceptron of 1e4 weights, 10 clients": Federation(10, 150, (64,), 50),
     "perceptron of 1e4 weights, 100 clients": Federation(100, 150, (64,), 10),
+    "perceptron of 1e4 weights, 100 clients of 1 to 63 examples": Federation(100, 150, (64,), 10, unequal=True),
     "perceptron of 1e4 weights, 1,000 clients": Federation(1000, 150, (64,), 3),
+    "perceptron of 1e4 weights, 1,000 clients of 1 to 63 examples": Federation(1000, 150, (64,), 3, unequal=True),
 }
 SIDES_HERE = ("default", "deterministic-momentum")
 
@@ -51,11 +56,20 @@ def make(federation: Federation, name: str):
     shape = (federation.clients * EXAMPLES, federation.features)
     features = rng.normal(size=shape).astype(np.float32)
     labels = (features[:, 0] > 0).astype(np.int32)
-    clients = bfl.data.Source("made", "train", features, labels).partition(bfl.data.iid(federation.clients), seed=0)
+    source = bfl.data.Source("made", "train", features, labels)
+    clients = bfl.data.Clients(source, owned(federation))
     side = SIDES[name]
     model_fn = lambda: bfl.models.mlp(side.kind, (federation.features,), 2, hidden=federation.hidden, seed=0)
     options = {"batch_size": EXAMPLES, **side.training()}
     return bfl.algorithms.variational(model_fn, side.rule, "train_size", local_epochs=1, **options), clients
+
+
+def owned(federation: Federation) -> list[np.ndarray]:
+    """Return the rows of each client; of unequal clients the sizes are evenly spaced."""
+    sizes = np.full(federation.clients, EXAMPLES)
+    if federation.unequal:
+        sizes = np.linspace(1, 2 * EXAMPLES - 1, federation.clients).round().astype(int)
+    return np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
 
 
 def seconds(process, clients, engine: str, rounds: int) -> list[float]:
