@@ -86,7 +86,7 @@ def drawn(mean: tf.Variable) -> tf.Tensor | None:
 
 
 def standard_normal(size: Any, seed: tf.Tensor) -> tf.Tensor:
-    """Return `size` draws from N(0, 1) in float32, in less time than `tf.random.stateless_normal` (docs/speed.md).
+    """Return `size` draws from N(0, 1) in float32, in less time than `tf.random.stateless_normal` (benchmarks).
 
     Box & Muller (1958): (r cos t, r sin t) with r = sqrt(-2 log u), u and t / (2 pi) uniform on 2^20 and 2^12 midpoints
     from the 32 bits of one integer. Moments below the 4096th of the angle are exact; |draws| stay below 5.4.
