@@ -26,7 +26,7 @@ from tfp_bfl.glm.sums import Sums, pack, unpack
 
 # The check of proportional hazards warns in this share of fits with proportional hazards, at most.
 _SIGNIFICANT = 0.05
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 
 
 _Three = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -200,7 +200,7 @@ def trend(sums: RiskSums) -> Trend:
 def centred(rows: Rows, centre: np.ndarray) -> Rows:
     """Return rows with the means of all clients [p] subtracted; what rounding leaves of a constant column is 0."""
     x = rows.design - centre
-    return rows._replace(design=np.where(np.abs(x) > _ROUNDING * np.abs(centre), x, 0.0))
+    return rows._replace(design=np.where(np.abs(x) > ROUNDING * np.abs(centre), x, 0.0))
 
 
 def proportionality(sums: Trend) -> np.ndarray:

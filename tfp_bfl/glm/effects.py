@@ -14,10 +14,10 @@ from tfp_bfl.glm.families import Family, Terms
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.glm.sums import Sums
 
-_MODE_STEPS = 50
-_TOLERANCE = 1e-20
+MODE_STEPS = 50
+TOLERANCE = 1e-20
 # Of the logarithm of a standard deviation, on the way: further ones leave float64.
-_MOST_LOG = 150.0
+MOST_LOG = 150.0
 
 
 class Layout(NamedTuple):
@@ -52,7 +52,7 @@ class Layout(NamedTuple):
 
     def log_stddev(self, parameters: np.ndarray) -> float:
         """Return log s; 0 for other families."""
-        return float(np.clip(parameters[-1], -_MOST_LOG, _MOST_LOG)) if self.has_dispersion else 0.0
+        return float(np.clip(parameters[-1], -MOST_LOG, MOST_LOG)) if self.has_dispersion else 0.0
 
 
 class Effect(NamedTuple):
@@ -93,7 +93,7 @@ def client_sums(rows: Rows, parameters: np.ndarray, family: Family, layout: Layo
     log_stddev = layout.log_stddev(parameters)
     terms = functools.partial(_terms, family, rows.outcome, log_stddev)
     mode, root = _mode(terms, fixed, z @ factor)
-    points, log_weights = _grid(len(layout.columns), nodes)
+    points, log_weights = grid(len(layout.columns), nodes)
     at = mode + points @ root.T
     of_each = terms(fixed + at @ (z @ factor).T)
     log_joint = np.sum(of_each.log_likelihood, 1) - 0.5 * np.sum(at**2, 1)
@@ -146,7 +146,7 @@ def _mode(terms: functools.partial[Terms], fixed: np.ndarray, z: np.ndarray) -> 
     """Return the mode of v [d], and a root of the inverse of the information there [d, d]."""
     v, best = np.zeros(z.shape[1]), -np.inf
     step = np.zeros_like(v)
-    for _ in range(_MODE_STEPS):
+    for _ in range(MODE_STEPS):
         t = terms(fixed + z @ v)
         value = float(np.sum(t.log_likelihood) - 0.5 * v @ v)
         if value < best - 1e-12 * abs(best):
@@ -157,7 +157,7 @@ def _mode(terms: functools.partial[Terms], fixed: np.ndarray, z: np.ndarray) -> 
         information = (z.T * t.weight) @ z + np.eye(len(v))
         step = np.linalg.solve(information, z.T @ t.score - v)
         v = v + step
-        if step @ information @ step < _TOLERANCE:
+        if step @ information @ step < TOLERANCE:
             break
     information = (z.T * terms(fixed + z @ v).weight) @ z + np.eye(len(v))
     lower = np.linalg.cholesky(information)
@@ -165,7 +165,7 @@ def _mode(terms: functools.partial[Terms], fixed: np.ndarray, z: np.ndarray) -> 
 
 
 @functools.cache
-def _grid(dimensions: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+def grid(dimensions: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes [Q, d] of N(0, I), and logarithms of their weights [Q]."""
     points, weights = special.roots_hermitenorm(nodes)
     logs = np.log(weights / np.sum(weights))

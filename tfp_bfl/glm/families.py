@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 Array = np.ndarray
-_LARGE = 700.0  # exp of more overflows
+LARGE = 700.0  # exp of more overflows
 
 
 class Terms(NamedTuple):
@@ -63,7 +63,7 @@ def _bernoulli(eta: Array, outcome: Array) -> Terms:
 
 
 def _poisson(eta: Array, outcome: Array) -> Terms:
-    rate = np.exp(np.minimum(eta, _LARGE))
+    rate = np.exp(np.minimum(eta, LARGE))
     return Terms(outcome * eta - rate - special.gammaln(outcome + 1), outcome - rate, rate)
 
 
@@ -97,7 +97,7 @@ FAMILIES = {
     "poisson": Family(
         "poisson",
         _poisson,
-        mean=lambda eta: np.exp(np.minimum(eta, _LARGE)),
+        mean=lambda eta: np.exp(np.minimum(eta, LARGE)),
         start=lambda outcome: np.log(outcome + 0.1),
         requirement="a count: 0, 1, 2, ...",
         is_valid=_is_count,

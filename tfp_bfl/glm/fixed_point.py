@@ -14,10 +14,10 @@ import numpy as np
 RESOLUTION = 2.0**-60
 MOST_CLIENTS = 2**15
 PARTS = 3
-_POINT, _PART = 60, 48
-_MODULUS = 1 << (_PART * PARTS)
+POINT, PART_BITS = 60, 48
+_MODULUS = 1 << (PART_BITS * PARTS)
 # Of one client: the sum of all clients then stays within half of the modulus.
-_BOUND = 2.0 ** (_PART * PARTS - 1 - _POINT) / (2 * MOST_CLIENTS)
+BOUND = 2.0 ** (PART_BITS * PARTS - 1 - POINT) / (2 * MOST_CLIENTS)
 
 
 def encode(values: np.ndarray) -> np.ndarray:
@@ -26,11 +26,11 @@ def encode(values: np.ndarray) -> np.ndarray:
     Args:
       values: [n]. Numbers beyond 2^67 in size, or not finite, count as 0.
     """
-    fits = np.abs(values) < _BOUND
+    fits = np.abs(values) < BOUND
     every = np.append(np.where(fits, values, 0.0), np.sum(~fits))
-    whole = [int(x) % _MODULUS for x in np.rint(np.ldexp(every, _POINT))]
-    mask = (1 << _PART) - 1
-    return np.array([[(q >> (_PART * i)) & mask for i in range(PARTS)] for q in whole], np.int64)
+    whole = [int(x) % _MODULUS for x in np.rint(np.ldexp(every, POINT))]
+    mask = (1 << PART_BITS) - 1
+    return np.array([[(q >> (PART_BITS * i)) & mask for i in range(PARTS)] for q in whole], np.int64)
 
 
 def decode(total: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ def decode(total: np.ndarray) -> np.ndarray:
     """
     numbers = []
     for parts in total.astype(np.uint64).tolist():
-        q = sum(part << (_PART * i) for i, part in enumerate(parts)) % _MODULUS
-        numbers.append((q - _MODULUS if q >= _MODULUS // 2 else q) / (1 << _POINT))
+        q = sum(part << (PART_BITS * i) for i, part in enumerate(parts)) % _MODULUS
+        numbers.append((q - _MODULUS if q >= _MODULUS // 2 else q) / (1 << POINT))
     *values, too_large = numbers
     return np.full(len(values), np.nan) if too_large else np.array(values, np.float64)
