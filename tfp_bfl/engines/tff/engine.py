@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.engines.tff.context import Runtime, local_workers
 from tfp_bfl.engines.tff.installation import require_tff
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.federated.process import BayesianProcess
 
 
@@ -40,13 +41,27 @@ class TffEngine:
 
 
 @contextlib.contextmanager
-def running(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[TffEngine]:
-    """Return the engine over a runtime, its context installed for this thread; over a worker of our own if
-    there is none.
+def installed(runtime: Optional[Runtime]) -> Iterator[Runtime]:
+    """Yield a runtime with its context installed for this thread; a worker of our own if there is none.
+
+    Raises:
+      InvalidArgument: the runtime is of another engine.
     """
     if runtime is None:
         with local_workers() as own:
-            yield TffEngine(process, own)
-    else:
-        with require_tff().framework.get_context_stack().install(runtime.context):
-            yield TffEngine(process, runtime)
+            yield own
+        return
+    if not isinstance(runtime, Runtime):
+        raise InvalidArgument(
+            f"runtime is {shown(runtime)}, but the engine tff needs workers of federated.local_workers or "
+            "federated.remote_workers."
+        )
+    with require_tff().framework.get_context_stack().install(runtime.context):
+        yield runtime
+
+
+@contextlib.contextmanager
+def running(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[TffEngine]:
+    """Yield the engine over a runtime, or over a worker of our own if there is none."""
+    with installed(runtime) as workers:
+        yield TffEngine(process, workers)

@@ -79,7 +79,7 @@ def trend(sums: RiskSums) -> tf.Tensor:
 
 
 def _has_event(rows: Rows) -> tf.Tensor:
-    return rows.outcome[:, 1] == 1
+    return tf.equal(rows.outcome[:, 1], 1.0)  # TFF traces graphs of TensorFlow 1, where == compares objects.
 
 
 def _moments(sums: RiskSums) -> Moments:
