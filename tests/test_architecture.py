@@ -41,8 +41,8 @@ MAY_IMPORT = {
     },
     "parties": {"contracts", "data", "federated"},
     "interop": {*PUBLIC, "contracts", "parties", "weights"},
-    "engines.ray": {"data", "federated"},
-    "engines.tff": {"contracts", "federated"},
+    "engines.ray": {"data", "federated", "glm"},
+    "engines.tff": {"contracts", "federated", "glm", "glm.graphs"},
     "engines": set(),
     "federated": {"contracts", "weights", "models", "layers", "posterior", "privacy", "data", "servers"},
     "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
@@ -64,6 +64,8 @@ MAY_IMPORT = {
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
+    # In TensorFlow, which linear models need for no other engine than tff.
+    "glm.graphs": {"glm"},
     "glm": {"data", "plots"},
     "posterior": set(),
     "privacy": set(),
@@ -97,12 +99,12 @@ FOR_EVERYONE = {"errors", "faces", "files", "labels", "logs", "named", "tensors"
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),
-    *("engines/tff/engine.py", "engines/tff/process.py"),
+    *("engines/tff/engine.py", "engines/tff/process.py", "engines/tff/linear_models.py"),
 )
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}
 CARRYING |= {"Module", "saved_model", "__version__", "variable_creator_scope", "TensorSpec", "constant", "fill"}
-CARRYING |= {"float32", "int32", "uint8", "zeros"}
+CARRYING |= {"float32", "float64", "int32", "uint8", "zeros"}
 MAX_LINES_OF_A_RECIPE = 40
 
 FILES = sorted(LIBRARY.rglob("*.py"))

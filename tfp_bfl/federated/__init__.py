@@ -26,7 +26,7 @@ from tfp_bfl.federated.threads import share_cores
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 
 if TYPE_CHECKING:
-    from tfp_bfl.engines.ray.cluster import RayRuntime, ray_runtime
+    from tfp_bfl.engines.ray.runtime import RayRuntime, ray_runtime
     from tfp_bfl.engines.tff.context import Runtime, local_workers, remote_workers
     from tfp_bfl.engines.tff.installation import require_tff
     from tfp_bfl.engines.tff.workers import Tls
@@ -46,11 +46,11 @@ _PARTIES = ("KEY_BYTES", "Party", "PartyEngine", "SealedEngine", "SealedParty", 
 export_later(
     __name__,
     {
-        "RayRuntime": "tfp_bfl.engines.ray.cluster",
+        "RayRuntime": "tfp_bfl.engines.ray.runtime",
         "Runtime": "tfp_bfl.engines.tff.context",
         "Tls": "tfp_bfl.engines.tff.workers",
         "local_workers": "tfp_bfl.engines.tff.context",
-        "ray_runtime": "tfp_bfl.engines.ray.cluster",
+        "ray_runtime": "tfp_bfl.engines.ray.runtime",
         "remote_workers": "tfp_bfl.engines.tff.context",
         "require_tff": "tfp_bfl.engines.tff.installation",
         **dict.fromkeys((*_PARTIES, "from_arrays", "simulate_parties", "to_arrays"), "tfp_bfl.parties"),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
-    from tfp_bfl.engines.ray.cluster import RayEngine, RayRuntime
+    from tfp_bfl.engines.ray.cluster import RayEngine
+    from tfp_bfl.engines.ray.runtime import RayRuntime
     from tfp_bfl.federated import BayesianProcess
 
 
 def check_installed() -> None:
     """Raise MissingDependency where Ray is not installed."""
-    from tfp_bfl.engines.ray.cluster import require_ray
+    from tfp_bfl.engines.ray.runtime import require_ray
 
     require_ray()
 
@@ -21,7 +22,15 @@ def check_installed() -> None:
 @contextlib.contextmanager
 def running(process: BayesianProcess, runtime: Optional[RayRuntime]) -> Iterator[RayEngine]:
     """Yield the engine of a process on a cluster: that of the runtime, or one that is started here and stopped."""
-    from tfp_bfl.engines.ray.cluster import RayEngine, ray_runtime
+    from tfp_bfl.engines.ray.cluster import RayEngine
+    from tfp_bfl.engines.ray.runtime import joined
 
-    with ray_runtime() if runtime is None else contextlib.nullcontext(runtime) as cluster:
+    with joined(runtime) as cluster:
         yield RayEngine(process.round, cluster)
+
+
+def linear_model(*args: Any) -> Any:
+    """Call `tfp_bfl.engines.ray.linear_models.linear_model`."""
+    from tfp_bfl.engines.ray import linear_models
+
+    return linear_models.linear_model(*args)

@@ -124,9 +124,7 @@ def _nan_unless_finite(information: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
     return tf.where(_is_finite(information), result, tf.constant(np.nan, tf.float64))
 
 
-def _scores(
-    rows: Rows, z: tf.Tensor, v: tf.Tensor, terms: Terms, layout: Layout, log_stddev: tf.Tensor
-) -> tf.Tensor:
+def _scores(rows: Rows, z: tf.Tensor, v: tf.Tensor, terms: Terms, layout: Layout, log_stddev: tf.Tensor) -> tf.Tensor:
     """Return the gradient of sum_i log p(y_i | v) by theta, for each node [Q, size]."""
     of_z = tf.matmul(terms.score, z)
     pairs = [of_z[:, a] * v[:, b] for a, b in layout.pairs]
