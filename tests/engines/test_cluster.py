@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests.algorithms.method import CLIENTS, begin
 from tests.algorithms.methods import METHODS
 from tests.algorithms.test_contract import ALIKE, TRIED
+from tests.engines.ray_stand_in import NEVER, Exceptions, stand_in
 from tfp_bfl import data, federated
 from tfp_bfl.engines.ray import cluster, tasks
 from tfp_bfl.errors import ComputationError, InvalidArgument, MissingDependency, WorkerError
@@ -19,70 +20,9 @@ TELLING = "conflation, flipout"
 OTHERS = [name for name in TRIED if name not in ALIKE and name != TELLING]
 
 
-class Exceptions:
-    class RayError(Exception):
-        pass
-
-    class RayTaskError(RayError):
-        def __init__(self, cause):
-            super().__init__(str(cause))
-            self.cause = cause
-
-
-NEVER = object()
-
-
-class Ref:
-    def __init__(self, result):
-        self.result = result
-
-
-class Ray:
-    """Tasks at once, in this process; a task that raises tells when its result is asked for."""
-
-    exceptions = Exceptions
-
-    def __init__(self):
-        self.machines = [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 2.0}, "NodeManagerAddress": "10.0.0.7"}]
-        self.answers, self.calls, self.lost = True, 0, {}
-
-    def put(self, value):
-        return value
-
-    def remote(self, function):
-        def call(*given):
-            self.calls += 1
-            if self.calls in self.lost:
-                return Ref(self.lost[self.calls])
-            try:
-                return Ref(function(*given))
-            except Exception as error:
-                return Ref(Exceptions.RayTaskError(error))
-
-        return types.SimpleNamespace(options=lambda **options: types.SimpleNamespace(remote=call))
-
-    def wait(self, refs, **options):
-        ready = refs if self.answers else []
-        return [ref for ref in ready if ref.result is not NEVER], []
-
-    def get(self, ref):
-        if isinstance(ref, np.ndarray):
-            return ref
-        if isinstance(ref.result, Exception):
-            raise ref.result
-        return ref.result
-
-    def nodes(self):
-        return self.machines
-
-
 @pytest.fixture
 def runtime(monkeypatch):
-    strategies = types.SimpleNamespace(NodeAffinitySchedulingStrategy=lambda **given: given)
-    ray = Ray()
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
-    return cluster.RayRuntime(ray, 2, 1, 0.0)
+    return stand_in(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -126,9 +126,8 @@ def _nan_unless_finite(information: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
 
 def _scores(rows: Rows, z: tf.Tensor, v: tf.Tensor, terms: Terms, layout: Layout, log_stddev: tf.Tensor) -> tf.Tensor:
     """Return the gradient of sum_i log p(y_i | v) by theta, for each node [Q, size]."""
-    of_z = tf.matmul(terms.score, z)
-    pairs = [of_z[:, a] * v[:, b] for a, b in layout.pairs]
-    parts = [tf.matmul(terms.score, rows.design), tf.stack(pairs, 1)]
+    of_z, of_v = _of_pairs(z, v, layout)
+    parts = [tf.matmul(terms.score, rows.design), tf.matmul(terms.score, of_z) * of_v]
     if layout.has_dispersion:
         parts.append((_squares(terms, log_stddev) - counts(rows, "gaussian")[0])[:, tf.newaxis])
     return tf.concat(parts, 1)
@@ -145,13 +144,11 @@ def _information(
     log_stddev: tf.Tensor,
 ) -> tf.Tensor:
     """Return the expectation over v of minus the second derivatives of sum_i log p(y_i | v) by theta [size, size]."""
-    pairs = layout.pairs
-    weights = lambda of_node: times(terms.weight, of_node, transposed=True)
-    of_pairs = lambda a, c, b, d: tf.reduce_sum(z[:, a] * z[:, c] * weights(shares * v[:, b] * v[:, d]))
-    mixed = [times(rows.design, z[:, a] * weights(shares * v[:, b]), transposed=True) for a, b in pairs]
-    between = tf.stack([tf.stack([of_pairs(a, c, b, d) for c, d in pairs]) for a, b in pairs])
-    across = tf.stack(mixed, 1)
-    fixed = squares(rows.design, weights(shares))
+    of_z, of_v = _of_pairs(z, v, layout)
+    shared = shares[:, tf.newaxis] * of_v
+    across = tf.matmul(rows.design, of_z * tf.matmul(terms.weight, shared, transpose_a=True), transpose_a=True)
+    between = tf.einsum("ia,ic,iac->ac", of_z, of_z, tf.einsum("qi,qa,qc->iac", terms.weight, shared, of_v))
+    fixed = squares(rows.design, times(terms.weight, shares, transposed=True))
     result = tf.concat([tf.concat([fixed, across], 1), tf.concat([tf.transpose(across), between], 1)], 0)
     if not layout.has_dispersion:
         return result
@@ -159,6 +156,12 @@ def _information(
     corner = 2 * tf.reduce_sum(shares * _squares(terms, log_stddev))
     below = tf.concat([last, corner[tf.newaxis]], 0)[tf.newaxis]
     return tf.concat([tf.concat([result, last[:, tf.newaxis]], 1), below], 0)
+
+
+def _of_pairs(z: tf.Tensor, v: tf.Tensor, layout: Layout) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return z_ia [n, pairs] and v_c [Q, pairs], whose products are the derivatives of the predictor by L."""
+    first, second = zip(*layout.pairs)
+    return tf.gather(z, first, axis=1), tf.gather(v, second, axis=1)
 
 
 def _squares(terms: Terms, log_stddev: tf.Tensor) -> tf.Tensor:
