@@ -109,6 +109,8 @@ def test_families(table, options, words):
         (["--outcome", "age", "--random", "(intercept)"], "give --client-column"),
         (["--outcome", "weight"], "There is no column 'weight'"),
         (["--outcome", "ill", "--predict", "new.csv"], "give --output"),
+        (["--outcome", "ill", "--engine", "compiled"], "compiles the rounds of a network, and a linear model has none"),
+        (["--outcome", "ill", "--engine", "rays"], "no engine of linear models 'rays': did you mean 'ray'?"),
     ],
 )
 def test_bad_input_is_one_sentence(table, options, message):
@@ -144,6 +146,20 @@ def test_predictions_for_known_and_new_clients(table, tmp_path, options, family)
     assert float(found[1]["linear predictor"]) == pytest.approx(predictor)
     low, mean, high = (float(found[1][name]) for name in ("95 % from", "mean", "to"))
     assert low < mean < high
+
+
+@pytest.mark.tff
+@pytest.mark.deep(after="tests/glm/test_graphs.py")
+@pytest.mark.parametrize("options", [["--random", "(intercept)"], ["--second-order"]])
+def test_an_engine_gives_the_posterior_of_this_process(table, tmp_path, options):
+    found = {}
+    for engine in ("local", "tff"):
+        given = ["--outcome", "ill", "--family", "bernoulli", "--client-column", "hospital", "--only", "age,sex"]
+        result = run(table, *given, *options, "--engine", engine, "--output", tmp_path / engine)
+        assert result.exit_code == 0, (result.output, result.exception)
+        found[engine] = json.loads((tmp_path / engine / "posterior.json").read_text())
+    for name in ("mean", "covariance"):
+        np.testing.assert_allclose(found["tff"][name], found["local"][name], rtol=1e-10)
 
 
 def test_the_names_of_families_are_those_of_the_library():
