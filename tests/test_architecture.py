@@ -64,8 +64,7 @@ MAY_IMPORT = {
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
-    # In TensorFlow, which linear models need for no other engine than tff.
-    "glm.graphs": {"glm"},
+    "glm.graphs": {"glm"},  # In TensorFlow, for the engine tff alone.
     "glm": {"data", "plots"},
     "posterior": set(),
     "privacy": set(),
