@@ -29,7 +29,7 @@ ROUNDS = (20, 60, 120)
 LONG = {**DEMO, "rounds": max(ROUNDS), "evaluate_every": 20}
 DIABETES = {"dataset": "diabetes", "model": "mlp", "clients": 4, "partition": "iid", "rounds": 20, "engine": "local"}
 SEEDS = (0, 1, 2)
-CONSTANT = "the training labels' mean and sd, for everybody"
+CONSTANT = "constant: mean and sd of the training labels"
 AVERAGING: dict[str, dict[str, Any]] = {
     "`fed_opt` (federated averaging)": {"algorithm": "fed_opt"},
     "with adam, rate 0.01": {"algorithm": "fed_opt", "server_optimizer": "adam"},
@@ -168,9 +168,9 @@ def scores(run: Results, *names: str) -> list[str]:
 def inferences(found: Results) -> str:
     head = ["inference", "accuracy", "NLL", "ECE", "epistemic fraction", "sd 5 / 50 / 95 %", "NLL, permuted"]
     words = {
-        "published": '`backprop` by Adam, `kl="client"`, prior N(0, 100), temperature 1, log-linear pool',
-        "demo": '`curvature`, `kl="total"`, prior by fan-in, temperature 0.01 (the default)',
-        "warmer": "the same at temperature 0.05",
+        "published": "`backprop`, Adam, N(0, 100), T = 1, log-linear pool",
+        "demo": "`curvature`, fan-in prior, T = 0.01 (the default)",
+        "warmer": "`curvature`, fan-in prior, T = 0.05",
     }
     names = ("accuracy", "test_nll", "ece", "epistemic_share")
     rows = [
@@ -182,7 +182,7 @@ def inferences(found: Results) -> str:
 
 def data_controls(found: Results) -> str:
     head = ["data", "accuracy", "NLL", "NLL, permuted", "ECE", "aleatoric", "epistemic", "sd 5 / 50 / 95 %"]
-    words = {"demo": "as they are", "shuffled": "shuffled labels", "few": "15 examples a client"}
+    words = {"demo": "true labels", "shuffled": "shuffled labels", "few": "15 examples per client"}
     names = ("accuracy", "test_nll", "permuted_test_nll", "ece", "aleatoric", "epistemic")
     return table(head, *([w, *scores(found[k], *names), spread(found[k])] for k, w in words.items()))
 
@@ -209,17 +209,20 @@ def averaging(found: Results) -> str:
 
 
 def promises(_: Results) -> str:
+    head = ["threshold", "target met", "samples", "coverage", "accuracy"]
+    words = ["Clopper-Pearson bound, `--confidence 0.9`", "without bound, `--confidence 0`"]
     with open(STUDY / "promise.csv", newline="") as file:
-        return table(*csv.reader(file))
+        _, *rows = csv.reader(file)
+    return table(head, *([w, *row[1:]] for w, row in zip(words, rows)))
 
 
 def unseen(_: Results) -> str:
     rows = [json.loads(line) for line in (STUDY.parent / "records.jsonl").read_text().splitlines()]
     keys = {
-        "coverage, unseen clients": "unseen_coverage",
-        "of the worst unseen client": "least_coverage",
-        "of the worst, adapted (below)": "adapted_least_coverage",
-        "accuracy, unseen clients": "accuracy",
+        "mean coverage": "unseen_coverage",
+        "worst client": "least_coverage",
+        "worst client, adapted threshold": "adapted_least_coverage",
+        "accuracy": "accuracy",
     }
 
     def shown(partition: str, key: str) -> str:
@@ -240,16 +243,16 @@ def regression(found: Results) -> str:
         for key, words in {"constant": CONSTANT, "linear": "least squares"}.items()
     ]
     words = {
-        "regression": "variational, temperature 1 (the default of regression), 20 rounds",
-        "regression, long": "the same, 60 rounds",
-        "regression, few": "the same, 20 rounds, 8 examples a client",
-        "regression, shuffled": "the same, 20 rounds, shuffled labels",
-        "regression, cold": "temperature 0.01 (the default of classification), 20 rounds",
+        "regression": "`variational`, T = 1 (the default), 20 rounds",
+        "regression, long": "`variational`, T = 1, 60 rounds",
+        "regression, few": "`variational`, T = 1, 20 rounds, 8 examples per client",
+        "regression, shuffled": "`variational`, T = 1, 20 rounds, shuffled labels",
+        "regression, cold": "`variational`, T = 0.01, 20 rounds",
     }
     for name, text in words.items():
         parts = [f"{mean(name, 'rmse'):.1f}", f"{mean(name, 'test_nll'):.2f}", f"{mean(name, 'coverage'):.1%}"]
         rows.append([text, *parts, f"{mean(name, 'interval_width'):.0f}"])
-    return table(["", "RMSE", "NLL", "90 % intervals hold", "their width"], *rows)
+    return table(["", "RMSE", "NLL", "coverage of 90 % intervals", "mean width"], *rows)
 
 
 def personal(found: Results) -> str:
