@@ -21,7 +21,7 @@ Lines = list[list[str]]
 PAGE = pathlib.Path(__file__).parent / "README.md"
 MARK = re.compile(r"<!-- table: (\w+) -->\n(.*?)<!-- /table -->", re.DOTALL)
 TITLES = {
-    **{"label_skew_2": "two classes a client", "dirichlet_0.5": "Dirichlet(0.5)", "iid": "IID"},
+    **{"label_skew_2": "two classes per client", "dirichlet_0.5": "Dirichlet(0.5)", "iid": "IID"},
     **{"dirichlet_0.1": "Dirichlet(0.1)", "digits-label_skew_2": "digits, two classes"},
     "cifar10-dirichlet_0.5": "CIFAR-10, Dirichlet(0.5)",
 }
@@ -81,8 +81,8 @@ def results(groups: Groups) -> Lines:
 
 
 def differences(groups: Groups) -> Lines:
-    """Return the default less each method, paired by seed."""
-    lines = [["data", "default less", "seeds", "accuracy", "NLL", "ECE"]]
+    """Return the default minus each method, paired by seed."""
+    lines = [["data", "default minus", "seeds", "accuracy", "NLL", "ECE"]]
     for where, title in TITLES.items():
         default = groups[where].get("default", {})
         for method in list(METHODS)[1:]:
@@ -130,7 +130,7 @@ SPREADS = {"averaged": "learned", "constant": "one number"}
 def sizes(done: dict[str, Record]) -> Lines:
     """Return the mean epistemic part by number of examples, labels and kind of image."""
     kinds = ("test", *KINDS)
-    lines = [["data", "examples a client", "labels", "standard deviations", "seeds", "accuracy", "NLL", *kinds]]
+    lines = [["data", "examples per client", "labels", "standard deviations", "seeds", "accuracy", "NLL", *kinds]]
     for ((data, examples, labels), rows), (which, text) in itertools.product(controls(done).items(), SPREADS.items()):
         cells = [mean_of(rows, which, column) for column in ("accuracy", "nll")]
         cells += [f"{np.mean([*of_seeds(rows, which, f'epistemic_{kind}').values()]):.4f}" for kind in kinds]
@@ -144,7 +144,7 @@ def detection(done: dict[str, Record]) -> Lines:
     largest = {data: max(key[1] for key in groups if key[0] == data) for data, _, _ in groups}
     recorded = [rows[which] for of_seed in groups.values() for rows in of_seed.values() for which in SPREADS]
     parts = [part for part in PARTS if any(f"error_auroc_{part}" in row for row in recorded)]
-    lines = [["data", "detected", "standard deviations", "seeds", *parts, "epistemic less entropy"]]
+    lines = [["data", "detected", "standard deviations", "seeds", *parts, "epistemic minus entropy"]]
     for data, what, (which, text) in itertools.product(largest, ("error", *KINDS), SPREADS.items()):
         rows = groups[data, largest[data], "true"]
         of = {part: of_seeds(rows, which, f"{what}_auroc_{part}") for part in parts}
