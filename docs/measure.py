@@ -274,7 +274,7 @@ def engines(_: Results) -> str:
             continue
         sent = uncounted.get(name, f"{one['bytes'] / 1000:.0f}")
         rows.append([words, f"{one['seconds']:.3g}", sent, where(one)])
-    return table(["", "seconds a round", "kB a round over sockets", "measured"], *rows)
+    return table(["", "seconds per round", "kB per round over sockets", "measured"], *rows)
 
 
 ENGINES = {
@@ -301,7 +301,7 @@ def masks(_: Results) -> str:
         seconds = [f"{1000 * one[key]:.3g}" for key in ("hide_seconds", "add_seconds", "read_seconds")]
         rows.append([text, f"{one['bytes'] / 1000:,.0f}", *seconds, f"{one['error']:.1e}", where(one)])
     names = ("ms to mask or encrypt", "ms to add three", "ms to read the sum", "largest error, in units", "measured")
-    return table(["", "kB a message", *names], *rows)
+    return table(["", "kB per message", *names], *rows)
 
 
 def factor(found: Results) -> str:

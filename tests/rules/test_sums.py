@@ -95,7 +95,7 @@ def test_without_the_units_the_same_bits_are_worth_little():
     assert np.max(np.abs(units / clear - 1)) < 1e-4 < 1 < np.max(np.abs(none / clear - 1))
 
 
-PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text()
+PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "secure_aggregation.md").read_text()
 OF_DISTANCES = re.search(r"\| 0.01 \| (\S+) \|\n\| 0.001 \| (\S+) \|\n\| 0.0001 \| (\S+) \|", PAGE)
 
 
