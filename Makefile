@@ -35,7 +35,7 @@ help:
 	@echo "make test-clusters  Ray over network namespaces (as root): its bits, lost machines, strangers, unseen data"
 	@echo "make wheel   a wheel in fresh environments on Python 3.9 to 3.11"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
-	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
+	@echo "make mutants whether the tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
 	@echo "make sbom    what is installed, with licences: build/sbom.json (CycloneDX) and build/NOTICE"
 	@echo "make notebooks  runs them, and saves them with what they show"
 	@echo "make measured  runs what the numbers and the picture of the documentation are of, and writes them"
@@ -79,7 +79,7 @@ test-fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) tests/fuzz
 
 mutants: $(INSTALLED)
-	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2
+	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2 --deep
 
 sbom: $(INSTALLED)
 	$(PYTHON) -m venv .venvs/sbom

@@ -1,6 +1,7 @@
-"""How many small faults of the arithmetic the fast tests notice.
+"""How many small faults of the arithmetic the tests notice.
 
     python -m tests.mutants.run --sample 200     (make mutants SAMPLE=200)
+    python -m tests.mutants.run --sample 200 --deep    # what these do not notice, by the deep tests of the same files
 
 Each mutant is a fork of this process, which has imported TensorFlow and nothing of the library; it takes the changed
 module from a file of its own (AutoGraph reads source from there) and runs the tests of `tests_of` until one fails.
@@ -27,13 +28,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from tests.mutants.mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
+FAST, DEEP = TIERS = ("not deep", "deep and not long")
+# CPU seconds of a mutant's deep tests, which stop at the first that fails.
+DEEP_SECONDS = 3600
+NO_TESTS = 5
 ACCEPTED = Path(__file__).with_name("accepted.txt")
 PACKAGES = ("rules", "contrib/kernel", "posterior", "training", "clients", "servers", "glm")
 WANTED = 0.9
@@ -47,12 +52,16 @@ ALSO = {
     "clients/local_langevin": ["tests/algorithms/test_local_langevin.py"],
     "clients/personal": ["tests/servers/test_personal.py"],
     "glm/effects": ["tests/glm/test_hierarchical.py"],
+    "glm/predictions": ["tests/app/test_glm.py"],
+    "glm/report": ["tests/app/test_glm.py"],
     "rules/aggregate": ["tests/rules/test_contract.py", "tests/rules/test_arguments.py"],
     "rules/gaussian": ["tests/servers/test_gaussian.py", "tests/servers/test_langevin.py"],
     "posterior/blocks": ["tests/posterior/test_low_rank.py", "tests/posterior/test_products.py"],
+    "posterior/linear_head": ["tests/algorithms/test_last_layer.py"],
     "posterior/online": ["tests/servers/test_online.py"],
     "posterior/products": ["tests/servers/test_product.py"],
     "posterior/swag_moments": ["tests/clients/test_swag.py"],
+    "servers/change": ["tests/algorithms/test_local_langevin.py"],
     "servers/curvatures": ["tests/algorithms/test_laplace.py"],
     "servers/laplace": ["tests/algorithms/test_laplace.py"],
     "servers/laplace_dual": ["tests/clients/test_laplace_sites.py"],
@@ -66,6 +75,7 @@ class Verdict(NamedTuple):
     is_killed: bool
     by: str
     seconds: float
+    tier: str = FAST
 
 
 def tests_of(path: str) -> list[str]:
@@ -90,7 +100,7 @@ def accepted() -> dict[str, str]:
     return dict(block.split("\n    ", 1) for block in blocks if block and not block.startswith("#"))
 
 
-def start(path: str, source: Optional[str], folder: Path, cpu_seconds: int) -> int:
+def start(path: str, source: Optional[str], folder: Path, cpu_seconds: int, tier: str = FAST) -> int:
     """Forks; the child runs the file's tests on `source` instead of what is there and ends with pytest's status."""
     folder.mkdir()
     pid = os.fork()
@@ -108,7 +118,7 @@ def start(path: str, source: Optional[str], folder: Path, cpu_seconds: int) -> i
             sys.meta_path.insert(0, _Finder(path, folder / Path(path).name))
         import pytest
 
-        options = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-o", "addopts=", "-m", "not deep"]
+        options = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-o", "addopts=", "-m", tier]
         status = int(pytest.main([*options, "--basetemp", str(folder / "temporary"), *tests_of(path)]))
         sys.stdout.flush()
     finally:
@@ -137,14 +147,16 @@ def wait(started: dict[int, object], folders: dict[int, Path]) -> tuple[int, Ver
     log = (folders[pid] / "log").read_text(errors="replace")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
     code = os.waitstatus_to_exitcode(status)
-    if code in (4, 5, 70):
+    if code == NO_TESTS:
+        return pid, Verdict(False, "no tests", usage.ru_utime + usage.ru_stime)
+    if code in (4, 70):
         raise SystemExit(f"The tests could not be run:\n{log}")
     by = failed[0] if failed else "its limit of time" if code < 0 else f"status {code}"
     return pid, Verdict(code != 0, by, usage.ru_utime + usage.ru_stime)
 
 
 def run(
-    chosen: list[tuple[str, ast.AST, Mutant]], jobs: int, cpu_seconds: int, table: Path
+    chosen: list[tuple[str, ast.AST, Mutant]], jobs: int, cpu_seconds: int, table: Path, tiers: Sequence[str]
 ) -> list[tuple[str, Mutant, Verdict]]:
     """Each set of tests on what is there first, for how long they take; not if `cpu_seconds` says it."""
     rows, started, folders, numbers, limits = [], {}, {}, itertools.count(), {}
@@ -161,22 +173,26 @@ def run(
                 raise SystemExit(f"The tests of {path} fail without a change: {verdict.by}")
             limits[tests] = 20 + int(4 * verdict.seconds)
             print(f"{path}: {verdict.seconds:.0f} CPU seconds", flush=True)
-        left = list(reversed(chosen))
+        left = [(row, tiers) for row in reversed(chosen)]
         while left or started:
             while left and len(started) < jobs:
-                path, tree, mutant = left.pop()
+                (path, tree, mutant), (tier, *_) = row = left.pop()
                 folder = Path(base, f"{next(numbers)}")
-                pid = start(path, mutant.source(tree), folder, limits[frozenset(tests_of(path))])
-                started[pid], folders[pid] = (path, mutant), folder
+                limit = limits[frozenset(tests_of(path))] if tier == FAST else DEEP_SECONDS
+                pid = start(path, mutant.source(tree), folder, limit, tier)
+                started[pid], folders[pid] = row, folder
             pid, verdict = wait(started, folders)
-            path, mutant = started.pop(pid)
-            rows.append((path, mutant, verdict))
+            (path, tree, mutant), (tier, *later) = started.pop(pid)
             word = "killed  " if verdict.is_killed else "survived"
             print(
-                f"{word} {path}:{mutant.line} {mutant.change} [{verdict.by}; {verdict.seconds:.0f} s]",
+                f"{word} {path}:{mutant.line} {mutant.change} [{tier}: {verdict.by}; {verdict.seconds:.0f} s]",
                 file=out,
                 flush=True,
             )
+            if later and not verdict.is_killed:
+                left.append(((path, tree, mutant), later))
+            else:
+                rows.append((path, mutant, verdict._replace(tier=tier)))
     return rows
 
 
@@ -187,6 +203,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--cpu-seconds", type=int, default=0, help="of a mutant; 0 for four times those of its tests")
+    parser.add_argument("--deep", action="store_true", help="run the deep tests on what the fast ones do not notice")
     parser.add_argument("--table", type=Path, default=ROOT / "build" / "mutants.txt")
     args = parser.parse_args()
     files = args.files or [
@@ -202,13 +219,15 @@ def main() -> int:
     gc.freeze()
     args.table.parent.mkdir(parents=True, exist_ok=True)
     begin = time.time()
-    rows = run(chosen, args.jobs, args.cpu_seconds, args.table)
+    rows = run(chosen, args.jobs, args.cpu_seconds, args.table, TIERS if args.deep else TIERS[:1])
     survivors = [(path, mutant) for path, mutant, verdict in rows if not verdict.is_killed]
     share = 1 - len(survivors) / max(len(rows), 1)
     for path, mutant in sorted(survivors, key=lambda row: (row[0], row[1].line)):
         print(f"survived: {path}:{mutant.line}\n{path}: {mutant.change}")
+    deep = sum(verdict.is_killed and verdict.tier == DEEP for _, _, verdict in rows)
     print(
-        f"{len(rows) - len(survivors)} of {len(rows)} mutants killed ({100 * share:.1f} %), of {len(everything)}, "
+        f"{len(rows) - len(survivors)} of {len(rows)} mutants killed ({100 * share:.1f} %), "
+        f"{deep} of these by deep tests alone, of {len(everything)}, "
         f"{len(everything) - len(asked)} of them accepted; {time.time() - begin:.0f} s: {args.table}"
     )
     return int(share < WANTED)
