@@ -25,7 +25,6 @@ EXCEPTIONS = {
 # Page -> commands of earlier pages that it continues from.
 BEFORE = {
     "serving.md": [
-        "run --output my_run",
         "run --dataset patients.csv --label diagnosis --client-column hospital --drop patient_id --model mlp "
         "--output hospitals_run",
     ],
