@@ -8,23 +8,11 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import noise
+from tfp_bfl.layers.base import Keras2Layer, OfEitherKeras
 
 
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
-class MCDropout(tf.keras.layers.Layer):
-    """Dropout that stays on at prediction (Gal & Ghahramani 2016): its masks are draws from a posterior.
-
-    y = x z / (1 - rate),   z ~ Bernoulli(1 - rate) for each unit of each example
-
-    One mask for the whole batch in `sampling("shared")`; off in `sampling("mean")`.
-
-    Args:
-      rate: share of units that are dropped, at least 0 and below 1.
-      at_prediction: False for ordinary dropout, in training alone, with masks that are drawn as here.
-
-    Raises:
-      InvalidArgument: the rate is outside that.
-    """
+class Dropout(OfEitherKeras):
+    """The layer without Keras."""
 
     def __init__(self, rate: float = 0.2, at_prediction: bool = True, **kwargs: object):
         super().__init__(**kwargs)
@@ -48,3 +36,20 @@ class MCDropout(tf.keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rate": self.rate, "at_prediction": self.at_prediction}
+
+
+@tf.keras.utils.register_keras_serializable("tfp_bfl")
+class MCDropout(Dropout, Keras2Layer):
+    """Dropout that stays on at prediction (Gal & Ghahramani 2016): its masks are draws from a posterior.
+
+    y = x z / (1 - rate),   z ~ Bernoulli(1 - rate) for each unit of each example
+
+    One mask for the whole batch in `sampling("shared")`; off in `sampling("mean")`.
+
+    Args:
+      rate: share of units that are dropped, at least 0 and below 1.
+      at_prediction: False for ordinary dropout, in training alone, with masks that are drawn as here.
+
+    Raises:
+      InvalidArgument: the rate is outside that.
+    """

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_range, shown
+from tfp_bfl.layers.base import Keras2Layer
 from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
 from tfp_bfl.layers.variational_weight import Between, VariationalWeight
 
@@ -20,7 +21,7 @@ from tfp_bfl.layers.variational_weight import Between, VariationalWeight
 FAN_IN = "fan_in"
 
 
-class _Flipout(GaussianLayer):
+class Flipout(GaussianLayer):
     """The base of both layers: variables with floors and their priors."""
 
     def __init__(
@@ -61,16 +62,16 @@ class _Flipout(GaussianLayer):
         if self._bias_varies:
             self.bias, self.bias_log_stddev = self._variational("bias", [self.units], "zeros")
         elif self.use_bias:
-            self.bias = self.add_weight("bias", [self.units], initializer="zeros")
+            self.bias = self._add_variable("bias", [self.units], "zeros")
 
     def _variational(self, name: str, shape: list[int], initializer: Any) -> tuple[tf.Variable, tf.Variable]:
-        mean = self.add_weight(f"{name}_mean", shape, initializer=initializer)
-        log_stddev = self.add_weight(
+        mean = self._add_variable(f"{name}_mean", shape, initializer)
+        log_stddev = self._add_variable(
             f"{name}_log_stddev",
             shape,
-            initializer=tf.keras.initializers.Constant(math.log(self.initial_stddev)),
-            constraint=Between(math.log(self.min_stddev)),
-            experimental_autocast=False,  # Rounded to bfloat16, log s would make s wrong by percents.
+            self._keras.initializers.Constant(math.log(self.initial_stddev)),
+            Between(math.log(self.min_stddev)),
+            autocast=False,  # Rounded to bfloat16, log s would make s wrong by percents.
         )
         return mean, log_stddev
 
@@ -96,7 +97,7 @@ class _Flipout(GaussianLayer):
 
 
 @tf.keras.utils.register_keras_serializable("tfp_bfl")
-class DenseFlipout(Dense, _Flipout):
+class DenseFlipout(Dense, Flipout, Keras2Layer):
     """A dense layer with a mean-field Gaussian kernel, perturbed by Flipout: [B, ..., D] -> [B, ..., units].
 
     Args:
@@ -116,7 +117,7 @@ class DenseFlipout(Dense, _Flipout):
 
 
 @tf.keras.utils.register_keras_serializable("tfp_bfl")
-class Conv2DFlipout(Convolution, _Flipout):
+class Conv2DFlipout(Convolution, Flipout, Keras2Layer):
     """A 2-D convolution with a mean-field Gaussian kernel, perturbed by Flipout: [B, H, W, D] -> [B, H', W', filters].
 
     Args:

@@ -16,11 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.layers import noise
+from tfp_bfl.layers.base import OfEitherKeras
 from tfp_bfl.layers.variational_weight import VariationalWeight
 
 
-class GaussianLayer(tf.keras.layers.Layer):
-    """The common part. A subclass adds its weights and their KL, and is `Dense` or `Convolution` too.
+class GaussianLayer(OfEitherKeras):
+    """The common part. A subclass adds its weights and their KL, and is `Dense` or `Convolution` and a Keras layer too.
 
     Args:
       units, activation, use_bias, kernel_initializer: as in `tf.keras.layers.Dense`.
@@ -40,11 +41,11 @@ class GaussianLayer(tf.keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self.units = units
-        self.activation = tf.keras.activations.get(activation)
+        self.activation = self._keras.activations.get(activation)
         self.use_bias = use_bias
         self.kl_weight = kl_weight
         self.noise_dtype = noise_dtype
-        self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = self._keras.initializers.get(kernel_initializer)
 
     def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
         raise NotImplementedError
@@ -71,7 +72,7 @@ class GaussianLayer(tf.keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         self._add_weights(self._kernel_shape(tf.TensorShape(input_shape)))
-        self.add_loss(lambda: self.kl_weight * self.kl_divergence())
+        self._add_kl()
         super().build(input_shape)
 
     @property
@@ -134,11 +135,11 @@ class GaussianLayer(tf.keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "activation": tf.keras.activations.serialize(self.activation),
+            "activation": self._keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
             "kl_weight": self.kl_weight,
             "noise_dtype": self.noise_dtype,
-            "kernel_initializer": tf.keras.initializers.serialize(self.kernel_initializer),
+            "kernel_initializer": self._keras.initializers.serialize(self.kernel_initializer),
         }
 
 

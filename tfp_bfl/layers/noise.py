@@ -82,7 +82,10 @@ def current_seed() -> tf.Tensor | None:
 
 def drawn(mean: tf.Variable) -> tf.Tensor | None:
     """Return the perturbation that the innermost `sampling` block holds ready for the weight of this mean."""
-    return _scopes.stack[-1].perturbations.get(mean.ref()) if _scopes.stack else None
+    if not _scopes.stack or not _scopes.stack[-1].perturbations:
+        return None
+    variable = mean if hasattr(mean, "ref") else mean.value  # of a variable of Keras 3
+    return _scopes.stack[-1].perturbations.get(variable.ref())
 
 
 def standard_normal(size: Any, seed: tf.Tensor) -> tf.Tensor:

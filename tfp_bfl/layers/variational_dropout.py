@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.layers import noise
+from tfp_bfl.layers.base import Keras2Layer
 from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
 from tfp_bfl.layers.variational_weight import Between, Parametrization, VariationalWeight
 
@@ -66,7 +67,7 @@ def checked_range(parametrization: str, logit_range: tuple[float, float] | None)
     return low, high
 
 
-class _VariationalDropout(GaussianLayer):
+class VariationalDropout(GaussianLayer):
     """The base of both layers: logits, their range, the KL, and local reparametrisation."""
 
     def __init__(
@@ -100,16 +101,16 @@ class _VariationalDropout(GaussianLayer):
             )
 
     def _add_weights(self, kernel_shape: list[int]) -> None:
-        self.kernel_mean = self.add_weight("kernel_mean", kernel_shape, initializer=self.kernel_initializer)
-        self.kernel_logits = self.add_weight(
+        self.kernel_mean = self._add_variable("kernel_mean", kernel_shape, self.kernel_initializer)
+        self.kernel_logits = self._add_variable(
             f"kernel_{self.parametrization}",
             kernel_shape,
-            initializer=tf.keras.initializers.Constant(self.initial_logit),
-            constraint=Between(*self.logit_range),
-            experimental_autocast=False,  # Rounded to bfloat16, logits would make s wrong by percents.
+            self._keras.initializers.Constant(self.initial_logit),
+            Between(*self.logit_range),
+            autocast=False,  # Rounded to bfloat16, logits would make s wrong by percents.
         )
         if self.use_bias:
-            self.bias = self.add_weight("bias", [self.units], initializer="zeros")
+            self.bias = self._add_variable("bias", [self.units], "zeros")
 
     def assign_logits(self, values: Any) -> None:
         """Set the kernel's logits, of the kernel's shape.
@@ -156,7 +157,7 @@ class _VariationalDropout(GaussianLayer):
 
 
 @tf.keras.utils.register_keras_serializable("tfp_bfl")
-class DenseVariationalDropout(Dense, _VariationalDropout):
+class DenseVariationalDropout(Dense, VariationalDropout, Keras2Layer):
     """A dense layer with variational dropout of its kernel's weights: [B, ..., D] -> [B, ..., units].
 
     y = x mean + bias + sqrt(x^2 s^2 + 1e-10) eps,   KL = sum_k 0.5 log(1 + mean_k^2 / s_k^2)
@@ -184,7 +185,7 @@ class DenseVariationalDropout(Dense, _VariationalDropout):
 
 
 @tf.keras.utils.register_keras_serializable("tfp_bfl")
-class Conv2DVariationalDropout(Convolution, _VariationalDropout):
+class Conv2DVariationalDropout(Convolution, VariationalDropout, Keras2Layer):
     """A 2-D convolution with variational dropout of its kernel's weights: [B, H, W, D] -> [B, H', W', filters].
 
     y = conv(x, mean) + bias + sqrt(conv(x^2, s^2) + 1e-10) eps,   eps like y

@@ -46,14 +46,14 @@ def conv_net(
     check_count(width, "width")
     options["variational_layers"] = variational_layers
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
-    images = tf.keras.Input(shape)
+    images = blocks.keras.Input(shape)
     with blocks.precision():
         x = images
         for _ in range(3):
             x = blocks.convolution(x, width, 3)
-            x = tf.keras.layers.MaxPooling2D()(x)
-        x = tf.keras.layers.Flatten()(x)
-        x = blocks.dense(x, 4 * width, tf.keras.layers.LeakyReLU(0.1))
-        x = blocks.dense(x, 2 * width, tf.keras.layers.LeakyReLU(0.1))
+            x = blocks.keras.layers.MaxPooling2D()(x)
+        x = blocks.keras.layers.Flatten()(x)
+        x = blocks.dense(x, 4 * width, blocks.keras.layers.LeakyReLU(0.1))
+        x = blocks.dense(x, 2 * width, blocks.keras.layers.LeakyReLU(0.1))
         logits = blocks.logits(x, num_classes)
-    return tf.keras.Model(images, logits, name=f"conv_net_{kind}")
+    return blocks.keras.Model(images, logits, name=f"conv_net_{kind}")

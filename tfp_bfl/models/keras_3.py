@@ -8,11 +8,14 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.layers.base import check_keras_3
 from tfp_bfl.models.keras_3_layer import Keras3Layer
 from tfp_bfl.weights import weight_sampling
 from tfp_bfl.weights.model_checks import draws_noise
 
 _VARIABLES = "_tfp_bfl_keras_3_variables"
+# The attributes in which layers of this library hold their variables.
+_OF_VARIATIONAL = ("kernel_mean", "kernel_log_stddev", "kernel_logits", "bias", "bias_log_stddev")
 
 
 def is_keras_3(model: Any) -> bool:
@@ -44,9 +47,10 @@ def from_keras_3(model: Any) -> tf.keras.Model:
         scores = bfl.evaluation.evaluate(bfl.models.from_keras_3(network), features, labels)
 
     Functions that accept a model function or a model to train call it themselves. Each layer of Keras 3 computes with
-    variables of the new model, by `keras.StatelessScope`. Two layers become their equals of Keras 2: `Dense` without
-    activation or with softmax, which ends a model, and `BatchNormalization`, whose statistics are pooled. In training,
-    Keras 2 divides the variance of a batch of images by N - 1 where Keras 3 divides by N.
+    variables of the new model, by `keras.StatelessScope`. Three become their equals of Keras 2: `Dense` without
+    activation or with softmax, which ends a model; `BatchNormalization`, whose statistics are pooled; and the layers of
+    `tfp_bfl.layers.keras_3`. In training, Keras 2 divides the variance of a batch of images by N - 1 where Keras 3
+    divides by N.
 
     Args:
       model: functional, or Sequential with an input shape, on the TensorFlow backend of Keras 3. It is not changed.
@@ -56,16 +60,11 @@ def from_keras_3(model: Any) -> tf.keras.Model:
 
     Raises:
       InvalidArgument: no model of Keras 3, or a subclassed one, or a layer draws noise (such as dropout), has a
-        regularizer or a loss, or Keras 3 computes by another backend.
+        regularizer or a loss, or has a layer of this library inside; or Keras 3 computes by another backend.
     """
     if not is_keras_3(model):
         raise InvalidArgument(f"{shown(model)} is no model of Keras 3: build one with keras.Sequential or keras.Model.")
-    backend = sys.modules["keras"].config.backend()
-    if backend != "tensorflow":
-        raise InvalidArgument(
-            f"Keras 3 computes by {backend}, but must compute by TensorFlow: set the environment variable "
-            "KERAS_BACKEND=tensorflow before the program imports keras."
-        )
+    check_keras_3(sys.modules["keras"])
     for layer in model._flatten_layers(include_self=False):
         _check(layer)
     twins = _Twins()
@@ -115,11 +114,33 @@ def _check(layer: Any) -> None:
     if draws_noise(layer):
         raise InvalidArgument(
             f"The layer {layer.name!r} ({kind}) of Keras 3 draws noise that the run's seed does not reach: set its "
-            "dropout to 0, or build the model of Keras 2 layers (tf.keras after import tfp_bfl) with "
-            "tfp_bfl.layers.MCDropout."
+            "dropout to 0, or use tfp_bfl.layers.keras_3.MCDropout."
         )
-    if layer.losses or getattr(layer, "activity_regularizer", None) is not None:
+    attributes = [x if isinstance(x, (list, tuple)) else [x] for x in vars(layer).values()]
+    of_keras_2 = [x for each in attributes for x in each if isinstance(x, tf.keras.layers.Layer)]
+    if of_keras_2:
+        raise InvalidArgument(
+            f"The layer {layer.name!r} ({kind}) holds {of_keras_2[0].name!r}, a layer of Keras 2, whose weights Keras "
+            "3 does not see: use layers of Keras 3; tfp_bfl.layers.keras_3 has those of this library."
+        )
+    if _graph(layer) is not None:  # Its layers are checked one by one.
+        return
+    _check_outermost(layer)
+    losses = [] if hasattr(layer, "keras_2") else layer.losses
+    if losses or getattr(layer, "activity_regularizer", None) is not None:
         raise _losses(layer)
+
+
+def _check_outermost(operation: Any) -> None:
+    """Check that a layer that Keras 3 computes as a whole has none of this library inside."""
+    parts = operation._flatten_layers() if hasattr(operation, "_flatten_layers") else []
+    for part in parts:
+        if hasattr(part, "keras_2") and (part is not operation or "keras_2" not in vars(type(part))):
+            raise InvalidArgument(
+                f"The layer {part.name!r} ({type(part).__name__}) of tfp_bfl.layers.keras_3 is subclassed or inside "
+                f"{operation.name!r}, which Keras 3 computes as a whole (a custom layer, a model with masks, or one "
+                "called with training=): call it in the functional model itself."
+            )
 
 
 def _losses(layer: Any) -> InvalidArgument:
@@ -187,7 +208,21 @@ class _Twins:
         if type(operation) is keras.layers.BatchNormalization and not getattr(operation, "renorm", False):
             held = ("gamma", "beta", "moving_mean", "moving_variance")
             return self._built(_normalization(operation, self._name), operation, held)
+        if "keras_2" in vars(type(operation)):
+            return self._of_this_library(operation)
         return self._layer(operation)
+
+    def _of_this_library(self, operation: Any) -> Callable[..., Any]:
+        config = {**operation.get_config(), **_common(operation, self._name)}
+        activation = getattr(operation, "activation", None)
+        if activation is not None:
+            config |= {"kernel_initializer": "zeros", "activation": _ends().get(activation)}
+        linear = self._built(operation.keras_2(**config), operation, _OF_VARIATIONAL)
+        if activation is None or activation in _ends():
+            return linear
+        keras: Any = sys.modules["keras"]
+        after = self._layer(keras.layers.Activation(activation, dtype=operation.dtype_policy))
+        return lambda *args, **kwargs: after(linear(*args, **kwargs))
 
     def _unfolded(self, model: Any, graph: Any) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -201,6 +236,7 @@ class _Twins:
         return run
 
     def _layer(self, operation: Any) -> Callable[..., Any]:
+        _check_outermost(operation)
         layer = Keras3Layer(operation, name=self._name(operation.name))
         self.variables.update(zip(map(id, layer.sources), layer.held))
         return layer.apply
@@ -231,10 +267,15 @@ def _common(layer: Any, name: Callable[[str], str]) -> dict[str, Any]:
     return {"name": name(layer.name), "dtype": layer.dtype_policy.name, "trainable": layer.trainable}
 
 
+def _ends() -> dict[Any, str]:
+    """Return the activations of Keras 3 that may end a model."""
+    keras: Any = sys.modules["keras"]
+    return {keras.activations.linear: "linear", keras.activations.softmax: "softmax"}
+
+
 def _dense(layer: Any, name: Callable[[str], str]) -> Optional[tf.keras.layers.Layer]:
     """Return the Keras 2 layer of a dense layer that may end a model; None for another."""
-    keras: Any = sys.modules["keras"]
-    ends = {keras.activations.linear: "linear", keras.activations.softmax: "softmax"}
+    ends = _ends()
     if layer.activation not in ends or getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None:
         return None
     return tf.keras.layers.Dense(

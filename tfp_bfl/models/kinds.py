@@ -6,22 +6,15 @@ A builder writes its architecture once, with `Blocks.convolution` and `Blocks.de
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.layers import (
-    Conv2DFlipout,
-    Conv2DVariationalDropout,
-    DenseFlipout,
-    DenseVariationalDropout,
-    MCDropout,
-)
+from tfp_bfl import layers
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 KINDS = {
     "deterministic": "point weights",
@@ -29,20 +22,21 @@ KINDS = {
     "flipout": "Gaussian weights in each convolution and dense layer",
     "variational_dropout": "Gaussian weights with a hierarchical prior, by which noise may grow",
 }
+# Names of layers, of this library and of Keras.
 VARIATIONAL = {
-    "flipout": {"conv2d": Conv2DFlipout, "dense": DenseFlipout},
-    "variational_dropout": {"conv2d": Conv2DVariationalDropout, "dense": DenseVariationalDropout},
+    "flipout": {"conv2d": "Conv2DFlipout", "dense": "DenseFlipout"},
+    "variational_dropout": {"conv2d": "Conv2DVariationalDropout", "dense": "DenseVariationalDropout"},
 }
-_POINT = {"conv2d": tf.keras.layers.Conv2D, "dense": tf.keras.layers.Dense}
+_POINT = {"conv2d": "Conv2D", "dense": "Dense"}
 PRECISIONS = {
     "float32": "all in float32",
     "bfloat16_noise": "the perturbations of examples in bfloat16, all else in float32",
     "bfloat16": "activations in bfloat16 (Keras' mixed_bfloat16); weights, batch statistics and logits in float32",
 }
 # Of He et al. 2015, and U(-1 / sqrt(n), 1 / sqrt(n)) for n inputs of a unit, PyTorch's default.
-INITIALIZERS = {
-    "he_normal": tf.keras.initializers.HeNormal,
-    "uniform": functools.partial(tf.keras.initializers.VarianceScaling, 1 / 3, "fan_in", "uniform"),
+INITIALIZERS: dict[str, Callable[[Any, int], Any]] = {
+    "he_normal": lambda of, seed: of.HeNormal(seed=seed),
+    "uniform": lambda of, seed: of.VarianceScaling(1 / 3, "fan_in", "uniform", seed=seed),
 }
 NORMALIZATIONS = {"batch": "batch statistics", "group": "groups of channels", "none": "no normalization"}
 
@@ -64,6 +58,10 @@ class Blocks:
       output_dropout: kind mc_dropout drops logits too, as Fischer et al. 2024 have it.
       precision: "float32", "bfloat16_noise" or "bfloat16"; what the latter two gain: docs/speed.md.
       seed: of the initial weights.
+      keras: 2, or 3 for a model of Keras 3 (`layers.keras_3`).
+
+    Attributes:
+      keras: that Keras.
     """
 
     def __init__(
@@ -84,7 +82,12 @@ class Blocks:
         output_dropout: bool = False,
         precision: str = "float32",
         seed: int = 0,
+        keras: int = 2,
     ):
+        if keras not in (2, 3):
+            raise InvalidArgument(f"keras is {shown(keras)}, but must be 2 or 3.")
+        self._layers: Any = layers if keras == 2 else layers.keras_3
+        self.keras: Any = tf.keras if keras == 2 else layers.keras_3.keras
         lookup(KINDS, kind, "kind of model")
         lookup(NORMALIZATIONS, normalization, "normalization")
         lookup(PRECISIONS, precision, "precision")
@@ -122,12 +125,13 @@ class Blocks:
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
         """Return layers made in this block compute in the builder's precision."""
-        before = tf.keras.mixed_precision.global_policy()
-        tf.keras.mixed_precision.set_global_policy(self._policy)
+        policies = self.keras.mixed_precision
+        before = policies.global_policy()
+        policies.set_global_policy(self._policy)
         try:
             yield
         finally:
-            tf.keras.mixed_precision.set_global_policy(before)
+            policies.set_global_policy(before)
 
     def convolution(
         self,
@@ -153,15 +157,15 @@ class Blocks:
         )(x)
         x = self._normalize(x)
         if add is None:
-            return self._dropout(tf.keras.layers.ReLU()(x))
-        return tf.keras.layers.ReLU()(tf.keras.layers.Add()([self._dropout(x), add]))
+            return self._dropout(self.keras.layers.ReLU()(x))
+        return self.keras.layers.ReLU()(self.keras.layers.Add()([self._dropout(x), add]))
 
     def dense(self, x: Any, units: int, activation: Any = None) -> Any:
         """Dense layer; dropout after it if the kind has it and it is not the output (which has no activation).
 
         `activation` is one of Keras' by name, or a layer.
         """
-        if isinstance(activation, tf.keras.layers.Layer):
+        if isinstance(activation, self.keras.layers.Layer):
             return self._dropout(activation(self.dense(x, units)))
         x = self._layer("dense", units, activation=activation)(x)
         return self._dropout(x) if activation else x
@@ -176,27 +180,27 @@ class Blocks:
         x = self._dropout(x) if self._output_dropout else x
         for name in self._chosen:
             lookup(dict.fromkeys(["all", *self._names]), name, "layer for variational_layers")
-        return x if self._policy == "float32" else tf.keras.layers.Activation("linear", dtype="float32")(x)
+        return x if self._policy == "float32" else self.keras.layers.Activation("linear", dtype="float32")(x)
 
     def _dropout(self, x: Any) -> Any:
-        return MCDropout(self._dropout_rate)(x) if self._kind == "mc_dropout" else x
+        return self._layers.MCDropout(self._dropout_rate)(x) if self._kind == "mc_dropout" else x
 
-    def _layer(self, what: str, units: int, **options: Any) -> tf.keras.layers.Layer:
+    def _layer(self, what: str, units: int, **options: Any) -> Any:
         number = sum(name.startswith(what) for name in self._names)
         self._names.append(f"{what}_{number}" if number else what)
         variational = self._kind in VARIATIONAL and bool({"all", self._names[-1]} & set(self._chosen))
         initializer = INITIALIZERS[self._variational_initializer if variational else "he_normal"]
-        options["kernel_initializer"] = initializer(seed=next(self._seeds) % (2**31))
+        options["kernel_initializer"] = initializer(self.keras.initializers, next(self._seeds) % (2**31))
         if variational:
-            return VARIATIONAL[self._kind][what](units, **options, **self._options)
-        return _POINT[what](units, **options)
+            return getattr(self._layers, VARIATIONAL[self._kind][what])(units, **options, **self._options)
+        return getattr(self.keras.layers, _POINT[what])(units, **options)
 
     def _normalize(self, x: Any) -> Any:
         if self._normalization == "batch":
-            return tf.keras.layers.BatchNormalization(momentum=0.9)(x)
+            return self.keras.layers.BatchNormalization(momentum=0.9)(x)
         if self._normalization == "group":
             groups = max(g for g in range(1, 9) if x.shape[-1] % g == 0)
-            return tf.keras.layers.GroupNormalization(groups)(x)
+            return self.keras.layers.GroupNormalization(groups)(x)
         return x
 
 

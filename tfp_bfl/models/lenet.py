@@ -34,7 +34,8 @@ def lenet(
       dropout_rate: for kind "mc_dropout".
       normalization: "none", "batch" or "group", after each convolution.
       **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, variational_layers,
-        variational_initializer, parametrization, logit_range, kl_weight, precision, seed.
+        variational_initializer, parametrization, logit_range, kl_weight, precision, seed; keras=3 for a
+        `keras.Model` of Keras 3.
 
     Returns:
       A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].
@@ -49,14 +50,14 @@ def lenet(
     """
     shape = check_image_shape("lenet", input_shape, num_classes, smallest=8)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
-    images = tf.keras.Input(shape)
+    images = blocks.keras.Input(shape)
     with blocks.precision():
         x = blocks.convolution(images, 6, 5)
-        x = tf.keras.layers.MaxPooling2D()(x)
+        x = blocks.keras.layers.MaxPooling2D()(x)
         x = blocks.convolution(x, 16, 5, padding="valid" if min(shape[:2]) >= 16 else "same")
-        x = tf.keras.layers.MaxPooling2D()(x)
-        x = tf.keras.layers.Flatten()(x)
+        x = blocks.keras.layers.MaxPooling2D()(x)
+        x = blocks.keras.layers.Flatten()(x)
         x = blocks.dense(x, 120, "relu")
         x = blocks.dense(x, 84, "relu")
         logits = blocks.logits(x, num_classes)
-    return tf.keras.Model(images, logits, name=f"lenet_{kind}")
+    return blocks.keras.Model(images, logits, name=f"lenet_{kind}")

@@ -42,10 +42,10 @@ def mlp(
     """
     check_classes(num_classes)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
-    inputs = tf.keras.Input(tuple(input_shape))
+    inputs = blocks.keras.Input(tuple(input_shape))
     with blocks.precision():
-        x = tf.keras.layers.Flatten()(inputs)
+        x = blocks.keras.layers.Flatten()(inputs)
         for units in hidden:
             x = blocks.dense(x, units, activation)
         logits = blocks.logits(x, num_classes)
-    return tf.keras.Model(inputs, logits, name=f"mlp_{kind}")
+    return blocks.keras.Model(inputs, logits, name=f"mlp_{kind}")

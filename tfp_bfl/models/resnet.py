@@ -37,23 +37,24 @@ def resnet20(
     """
     shape = check_image_shape("resnet20", input_shape, num_classes, smallest=8)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
-    images = tf.keras.Input(shape)
+    images = blocks.keras.Input(shape)
     with blocks.precision():
         x = blocks.convolution(images, 16, 3)
         for filters in (16, 32, 64):
             for block in range(3):
                 strides = 2 if block == 0 and filters > 16 else 1
-                shortcut = x if strides == 1 else _shrink(x)
+                shortcut = x if strides == 1 else _shrink(blocks.keras, x)
                 x = blocks.convolution(x, filters, 3, strides=strides)
                 x = blocks.convolution(x, filters, 3, add=shortcut)
-        x = tf.keras.layers.GlobalAveragePooling2D()(x)
+        x = blocks.keras.layers.GlobalAveragePooling2D()(x)
         logits = blocks.logits(x, num_classes)
-    return tf.keras.Model(images, logits, name=f"resnet20_{kind}")
+    return blocks.keras.Model(images, logits, name=f"resnet20_{kind}")
 
 
-def _shrink(x: Any) -> Any:
+def _shrink(keras: Any, x: Any) -> Any:
     """Return [B, H, W, D] -> [B, H / 2, W / 2, 2 D]: every second pixel, zeros for the new channels."""
     new = x.shape[-1] // 2
     # The mean of one pixel: half the time of slicing with strides, forth and back.
-    x = tf.keras.layers.AveragePooling2D(pool_size=1, strides=2)(x)
-    return tf.pad(x, [[0, 0], [0, 0], [0, 0], [new, new]])
+    x = keras.layers.AveragePooling2D(pool_size=1, strides=2)(x)
+    pad = tf.pad if keras is tf.keras else keras.ops.pad
+    return pad(x, [[0, 0], [0, 0], [0, 0], [new, new]])
