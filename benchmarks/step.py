@@ -1,7 +1,8 @@
-"""Measure one client's training step beside PyTorch, or the library's inferences beside each other: ratios.
+"""Measure one client's training step beside PyTorch, or the library's inferences or Keras 3 beside each other: ratios.
 
     python benchmarks/step.py
     python benchmarks/step.py --beside inferences
+    python benchmarks/step.py --beside keras
 
 Makes the peers' virtual environment under benchmarks/.peers on first use (`pip install torch==2.13.0` takes a CPU build
 where the index has one). Each side is a process; they compute a block of steps in turn: 10 LeNet blocks of 40 steps, 7
@@ -38,10 +39,12 @@ SIDES = {
             *("curvature-flipout", "flipout"),
         )
     ),
+    "keras": ("ours flipout", "ours flipout --keras 3"),
 }
 NOTES = {
     "torch": "`torch` is PyTorch 2.13 with Flipout by hand, `--library` bayesian-torch 0.5.",
     "inferences": "`default` is the default of `variational`.",
+    "keras": "`--keras 3` is the same model of Keras 3; it requires Python 3.12 or 3.13.",
 }
 BLOCKS = {"lenet": (40, 10), "resnet20": (4, 7)}  # steps of a block, blocks
 

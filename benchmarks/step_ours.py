@@ -18,7 +18,8 @@ import tfp_bfl as bfl
 @click.option("--model", type=click.Choice(["lenet", "resnet20"]), default="lenet")
 @click.option("--side", "name", type=click.Choice(list(SIDES)), required=True)
 @click.option("--threads", type=int, default=1)
-def main(data, model, name, threads):
+@click.option("--keras", type=int, default=2, help="2, or 3 for a model of Keras 3.")
+def main(data, model, name, threads, keras):
     side = SIDES[name]
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -26,7 +27,8 @@ def main(data, model, name, threads):
     features, labels = tf.constant(arrays["features"]), tf.constant(arrays["labels"], tf.int32)
 
     def model_fn():
-        return bfl.models.MODELS[model](kind=side.kind, input_shape=features.shape[1:], precision=side.precision)
+        options = {"precision": side.precision, "keras": keras}
+        return bfl.models.MODELS[model](kind=side.kind, input_shape=features.shape[1:], **options)
 
     examples = bfl.data.ClientExamples(tf.zeros_like(labels), features, labels)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))

@@ -11,7 +11,10 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 # The quoted messages: the first cell of a row, all of it in backticks.
 MESSAGES = re.findall(r"^\| `([^`|]+)` \|", PAGE, re.M)
 # Of other programs.
-FOREIGN = ("WARNING: All log messages before absl::InitializeLog()", "local_workers(max_concurrent_calls=1)")
+FOREIGN = (
+    *("WARNING: All log messages before absl::InitializeLog()", "local_workers(max_concurrent_calls=1)"),
+    "Only instances of keras.Layer can be added to a Sequential model",
+)
 
 
 def literals():

@@ -174,9 +174,20 @@ def test_a_layer_of_keras_2_on_an_input_of_keras_3_is_one_sentence(name):
 
 
 @needs_keras_3
+def test_the_names_are_those_for_keras_2():
+    assert {*bfl.layers.keras_3.__all__} == {*bfl.layers.__all__} - {"as_floats", "sampling", "without_autograph"}
+
+
+@needs_keras_3
 def test_bad_options_are_refused_as_in_keras_2():
     with pytest.raises(InvalidArgument, match="prior_stddev > 0"):
         bfl.layers.keras_3.DenseFlipout(3, prior_stddev=-1.0)
+
+
+@pytest.mark.skipif(int(keras.__version__.partition(".")[0]) > 2, reason="here is Keras 3")
+def test_python_without_keras_3_is_one_sentence():
+    with pytest.raises(MissingDependency, match=r"needs Keras 3, but the package keras is 2\."):
+        bfl.layers.keras_3.DenseFlipout(3)
 
 
 @pytest.mark.parametrize(

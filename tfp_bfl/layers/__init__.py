@@ -4,14 +4,17 @@ They are ordinary Keras layers: KL through `add_loss`, `fit`, `save`, `summary`.
 These are layers of Keras 2; `keras_3` has the same layers for models of Keras 3.
 """
 
-from tfp_bfl.faces import Later
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tfp_bfl.layers.dropout import MCDropout
 from tfp_bfl.layers.flipout import Conv2DFlipout, DenseFlipout
 from tfp_bfl.layers.inputs import as_floats
 from tfp_bfl.layers.noise import sampling, without_autograph
 from tfp_bfl.layers.variational_dropout import Conv2DVariationalDropout, DenseVariationalDropout
 
-keras_3 = Later("tfp_bfl.layers.keras_3")
+if TYPE_CHECKING:
+    from tfp_bfl.layers import keras_3 as keras_3
 
 __all__ = [
     "Conv2DFlipout",
@@ -23,3 +26,10 @@ __all__ = [
     "sampling",
     "without_autograph",
 ]
+
+if not TYPE_CHECKING:  # Type checkers refuse names that are not there.
+
+    def __getattr__(name: str) -> Any:
+        if name == "keras_3":  # Imports Keras 3, where it is installed.
+            return importlib.import_module("tfp_bfl.layers.keras_3")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
