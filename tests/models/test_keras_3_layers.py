@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SMALL = {
-    "mlp": {"input_shape": (4,)},
+    "mlp": {"input_shape": (4,), "hidden": (5,)},
     "lenet": {"input_shape": (8, 8, 2)},
     "conv_net": {"input_shape": (8, 8, 2), "width": 4, "variational_initializer": "uniform"},
     "resnet20": {"input_shape": (8, 8, 2)},
@@ -82,6 +82,7 @@ def same_runs(algorithm, model_fns, features, rounds=2, **options):
     return results[0]
 
 
+@pytest.mark.deep(after="tests/models/test_keras_3_layers.py")
 def test_rounds_of_a_model_with_every_layer(tmp_path):
     """The states of Keras 2 after two rounds; exports and the model of Keras 3 predict what the result does."""
     result = same_runs(bfl.algorithms.variational, [lambda: network(keras), lambda: network(tf.keras)], PIXELS)
@@ -102,9 +103,14 @@ def test_rounds_of_a_model_with_every_layer(tmp_path):
         np.testing.assert_allclose(called(target, features, mode), called(result.model, features, mode), atol=1e-6)
 
 
-@pytest.mark.deep(after="tests/models/test_keras_3_layers.py")
 @pytest.mark.parametrize(
-    ("name", "kind"), [("lenet", "flipout"), ("resnet20", "flipout"), ("mlp", "mc_dropout"), ("mlp", "flipout")]
+    ("name", "kind"),
+    [
+        ("mlp", "flipout"),
+        pytest.param("mlp", "mc_dropout", marks=pytest.mark.deep(after="tests/models/test_keras_3_layers.py")),
+        pytest.param("lenet", "flipout", marks=pytest.mark.deep(after="tests/models/test_keras_3_layers.py")),
+        pytest.param("resnet20", "flipout", marks=pytest.mark.deep(after="tests/models/test_keras_3_layers.py")),
+    ],
 )
 def test_rounds_of_builders(name, kind):
     algorithm = bfl.algorithms.fed_opt if kind == "mc_dropout" else bfl.algorithms.variational
