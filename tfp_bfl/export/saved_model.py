@@ -60,7 +60,8 @@ def save(
         predict_rows({column: [B]}, num_samples, seed) -> as predict
 
     It accepts the columns of the table as they are, text as strings and numbers as float32: "" and NaN are empty cells.
-    An unknown category counts as rare. `images` of the other functions are the encoded columns then.
+    An unknown category counts as rare, and as an empty cell where training had no rare ones. `images` of the other
+    functions are the encoded columns then.
 
     Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, int32 or int64, which are scaled inside; other
     numbers, and numbers that are not finite, are refused.

@@ -45,21 +45,22 @@ def fit(
         posterior: N(b*, (information + diag(1 / s^2))^-1) at its maximum b*
 
     Each message brings every client the coefficients, and the server the sums of log likelihood, gradient [p] and
-    information [p, p]. These are sums over rows, so that the result equals that of all rows in one place up to
-    rounding, however the rows lie. The Gaussian family needs one message, the others five to ten. Links are the
-    canonical ones: identity, logit and log; for "cox" the partial likelihood with Efron's ties (`tfp_bfl.glm.cox`),
+    information [p, p], for p coefficients. These are sums over rows, so that the result equals that of all rows in one
+    place up to rounding, however the rows lie. The Gaussian family needs one message, the others five to ten. Links are
+    the canonical ones: identity, logit and log; for "cox" the partial likelihood with Efron's ties (`tfp_bfl.glm.cox`),
     which has no intercept.
 
     Args:
-      clients: `data.Clients`, in the units of its table, or a list of (features [n, p], outcome [n]) of each client.
-        For "cox" the outcome is (time, event) [n, 2], with an event of 1, or 0 for a censored row.
+      clients: `data.Clients`, in the units of its table, or a list of (features [n, d], outcome [n]) of each client.
+        There are p = d + 1 coefficients with the intercept; p = d for "cox". For "cox" the outcome is (time, event)
+        [n, 2], with an event of 1, or 0 for a censored row.
       family: "gaussian", "bernoulli", "poisson" or "cox".
-      prior_stddev: s of the Gaussian prior on each coefficient; None for a flat prior.
+      prior_stddev: s of the Gaussian prior on each coefficient, with the intercept; None for a flat prior.
       intercept_stddev: s of the intercept; None for `prior_stddev`, infinity for a flat prior.
       dispersion: the variance of a Gaussian outcome; None to estimate it by the maximum of the marginal likelihood,
         RSS / (N - p) under a flat prior.
       exposure: "poisson" only: of each client's rows [n]; its logarithm is added to the linear predictor.
-      names: of the p features.
+      names: of the d features.
       stratified: "cox" only: each client has a baseline hazard of its own; then no event times leave a client.
       second_order: replace maximum and curvature by mean and covariance to second order (`expansion.expand`), which
         takes 2 p + 1 more messages: for few events, where the posterior is moderately skewed. Where it is more skewed
@@ -72,7 +73,7 @@ def fit(
         start and stop them here.
 
     Returns:
-      The posterior, with mean [p + 1] and covariance [p + 1, p + 1], the intercept first.
+      The posterior, with mean [p] and covariance [p, p], the intercept first.
 
     Raises:
       InvalidArgument: bad input; coefficients that the rows do not determine (collinear columns); or a likelihood
