@@ -54,9 +54,10 @@ class Side:
 
     def __init__(self, stack: contextlib.ExitStack, side: str, *options: str):
         name, *flags = shlex.split(side)
-        program = [interpreter("torch"), str(HERE / "peers" / "torch_step.py")]
         if name == "ours":
             program, flags = [sys.executable, str(HERE / "step_ours.py")], ["--side", *flags]
+        else:
+            program = [interpreter("torch"), str(HERE / "peers" / "torch_step.py")]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         self._process = stack.enter_context(
             subprocess.Popen(

@@ -28,7 +28,8 @@ def main(data, model, name, threads, keras):
 
     def model_fn():
         options = {"precision": side.precision, "keras": keras}
-        return bfl.models.MODELS[model](kind=side.kind, input_shape=features.shape[1:], **options)
+        network = bfl.models.MODELS[model](kind=side.kind, input_shape=features.shape[1:], **options)
+        return network if keras == 2 else bfl.models.from_keras_3(network)
 
     examples = bfl.data.ClientExamples(tf.zeros_like(labels), features, labels)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))

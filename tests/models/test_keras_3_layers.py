@@ -54,6 +54,17 @@ def test_builders(name, kind):
         np.testing.assert_allclose(called(model, features, mode), outputs, rtol=0, atol=1e-4)  # BatchNorm of Keras 3
 
 
+@pytest.mark.parametrize("name", ["mlp", "resnet20"])
+def test_weights_are_those_of_the_model_of_keras_2(name):
+    """Those of Keras 3 would be sorted wrongly: their layers do not say which weights are variational."""
+    model = build(name, "flipout", keras=3)
+    for call in (bfl.models.get_weights, bfl.models.layout):
+        with pytest.raises(InvalidArgument, match=r"is a model of Keras 3: give bfl\.models\.from_keras_3"):
+            call(model)
+    weights = bfl.models.get_weights(bfl.models.from_keras_3(model))
+    tf.nest.map_structure(np.testing.assert_array_equal, weights, bfl.models.get_weights(build(name, "flipout")))
+
+
 def test_the_number_of_keras_is_checked():
     with pytest.raises(InvalidArgument, match="keras is 4, but must be 2 or 3"):
         build("mlp", "flipout", keras=4)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
-from tfp_bfl.models.keras_3 import check_keras_2, copy_to_keras_3, from_keras_3
+from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
@@ -18,6 +18,7 @@ from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.weights import *  # noqa: F403
 from tfp_bfl.weights import __all__ as _of_weights
+from tfp_bfl.weights.keras_3 import check_keras_2
 
 MODELS: dict[str, Callable[..., tf.keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)

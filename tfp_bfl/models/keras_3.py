@@ -11,31 +11,12 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers.base import check_keras_3
 from tfp_bfl.models.keras_3_layer import Keras3Layer
 from tfp_bfl.weights import weight_sampling
+from tfp_bfl.weights.keras_3 import is_keras_3
 from tfp_bfl.weights.model_checks import draws_noise
 
 _VARIABLES = "_tfp_bfl_keras_3_variables"
 # The attributes in which layers of this library hold their variables.
 _OF_VARIATIONAL = ("kernel_mean", "kernel_log_stddev", "kernel_logits", "bias", "bias_log_stddev")
-
-
-def is_keras_3(model: Any) -> bool:
-    """Return whether this is a model of Keras 3; False where Keras 3 has not been imported."""
-    keras: Any = sys.modules.get("keras")
-    version = str(getattr(keras, "__version__", "0")).partition(".")[0]
-    return version.isdigit() and int(version) >= 3 and isinstance(model, keras.Model)
-
-
-def check_keras_2(model: Any) -> None:
-    """Check that this is no model of Keras 3.
-
-    Raises:
-      InvalidArgument: it is one.
-    """
-    if is_keras_3(model):
-        raise InvalidArgument(
-            f"The model {model.name!r} is a model of Keras 3: give bfl.models.from_keras_3(model), or what simulate "
-            "returned for it."
-        )
 
 
 def from_keras_3(model: Any) -> tf.keras.Model:

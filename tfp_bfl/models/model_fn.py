@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.models.keras_3 import from_keras_3, is_keras_3
+from tfp_bfl.models.keras_3 import from_keras_3
+from tfp_bfl.weights.keras_3 import is_keras_3
 
 _CONVERTS = "_tfp_bfl_converts_keras_3"
 

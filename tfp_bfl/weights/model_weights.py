@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.variational_weight import VariationalWeight
 from tfp_bfl.posterior import MeanField, marginals
+from tfp_bfl.weights.keras_3 import check_keras_2
 
 
 class ModelWeights(NamedTuple):
@@ -41,8 +42,9 @@ def layout(model: tf.keras.Model) -> Layout:
     """Sort a model's variables.
 
     Raises:
-      InvalidArgument: the model has a state that no rule can pool (neither trained nor BatchNorm's).
+      InvalidArgument: it is a model of Keras 3, or has a state that no rule can pool (neither trained nor BatchNorm's).
     """
+    check_keras_2(model)
     layers = [layer for layer in model._flatten_layers(include_self=False) if layer.built]
     variational = [weight for layer in layers for weight in getattr(layer, "variational_weights", [])]
     normalizations = [layer for layer in layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
