@@ -35,6 +35,7 @@ STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     # Named, so that the command looks for no other dataset.
     "kernel_posterior": (
         ("", ("--table", "server_steps", "--table", "popularity_of_writers", "--characters", "mnist_writers")),
+        ("", ("--table", "rate_trials", "--table", "chosen_rates")),
     ),
     "limits": WHOLE,
     "metavd": WHOLE,
