@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 INPUTS ?= 10000
 FUZZ_INPUTS ?= 600
 SAMPLE ?= 200
-# pytest's own compiled tests are kept even where Python is told to keep none: 13 CPU seconds of each worker.
+# Keeps the tests that pytest has compiled, under PYTHONDONTWRITEBYTECODE too: 13 CPU seconds of each worker.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What `make test` does before the tests.

@@ -11,7 +11,7 @@ ON_WORKERS = [block for block in BLOCKS if 'engine="tff"' in block[0]]
 
 
 def printed(blocks, capsys):
-    """What programs print, one after another."""
+    """Return what programs print, one after another."""
     names, outputs = {}, []
     for program, _ in blocks:
         exec(program, names)

@@ -87,7 +87,10 @@ def test_answers_without_whole_arrays_or_a_number_are_left_out(tmp_path):
     text = "\n".join(logged)
     assert "client b is left out: num_examples is -1" in text
     assert all(f"client {name} is left out: it must hold whole arrays" in text for name in "cd")
-    answers = [answer("b", 4.0)]
+    controller.min_clients, answers = 2, [answer("a", 4.0, num_examples=10)]
+    controller._round(server)
+    assert server.round == 1 and logged[-1] == "A round needs 2 answers, but this one has 1: it is left out."
+    controller.min_clients, answers = 1, [answer("b", 4.0)]
     controller._round(server)
     assert server.round == 1 and "No client has a valid answer in round 2" in logged[-1]
 

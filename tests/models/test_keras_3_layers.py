@@ -56,7 +56,7 @@ def test_builders(name, kind):
 
 @pytest.mark.parametrize("name", ["mlp", "resnet20"])
 def test_weights_are_those_of_the_model_of_keras_2(name):
-    """Those of Keras 3 would be sorted wrongly: their layers do not say which weights are variational."""
+    """Refuse those of Keras 3, whose layers do not say which weights are variational."""
     model = build(name, "flipout", keras=3)
     for call in (bfl.models.get_weights, bfl.models.layout):
         with pytest.raises(InvalidArgument, match=r"is a model of Keras 3: give bfl\.models\.from_keras_3"):

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 
 
@@ -35,6 +35,28 @@ def function_of(value: str, wanted: str) -> Callable[..., Any]:
     functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
     function: Callable[..., Any] = lookup(functions, name, "function", f"in {path_name(file)}")
     return function
+
+
+def made_by(function: Callable[..., Any], option: str, kinds: tuple[type, ...], wanted: str) -> Any:
+    """Return what a user's function without arguments makes.
+
+    Args:
+      function: of the user.
+      option: what it makes, such as "rule".
+      kinds: types of which it must be.
+      wanted: these types, for the message.
+
+    Raises:
+      InvalidArgument: the function fails, needs arguments, or returns something else.
+    """
+    what = f"The {option} function {getattr(function, '__name__', shown(function))!r}"
+    try:
+        made = function()
+    except Exception as error:
+        raise InvalidArgument(f"{what} fails: {failure(error)}; it is called without arguments.") from error
+    if not isinstance(made, kinds):
+        raise InvalidArgument(f"{what} returns {shown(made)}, but must return {wanted}.")
+    return made
 
 
 def failure(error: Exception) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
+from tfp_bfl.errors import Error, MissingDependency
 from tfp_bfl.files.arrays import write_arrays
-from tfp_bfl.files.code import failure, function_of
+from tfp_bfl.files.code import function_of, made_by
 from tfp_bfl.interop.flare import SERVER
 from tfp_bfl.interop.server import Answer, Server
 
@@ -61,12 +61,12 @@ class BayesianRecipe(Recipe):
 class BayesianController(ModelController):
     """FLARE controller that runs the rounds of a `Server` that are left of `num_rounds`.
 
-    A round without a valid answer counts as run, and leaves the server as it is.
+    A round of fewer than `min_clients` answers, or without a valid one, counts as run and leaves the server as it is.
 
     Args:
       server: FILE.py:FUNCTION, of a file of the job.
       num_rounds: number of rounds in all.
-      min_clients: number of answers with which a round ends once `timeout` is over.
+      min_clients: smallest number of answers of a round.
       timeout: seconds that a round waits for its clients; 0 to wait for all of them.
     """
 
@@ -94,8 +94,10 @@ class BayesianController(ModelController):
             start_round=0,
             total_rounds=self.num_rounds,
         )
-        least = self.min_clients if self.timeout else None
-        results = self.send_model_and_wait(data=model, min_responses=least, timeout=self.timeout)
+        results = self.send_model_and_wait(data=model, timeout=self.timeout)
+        if len(results) < self.min_clients:
+            self.warning(f"A round needs {self.min_clients} answers, but this one has {len(results)}: it is left out.")
+            return
         try:
             metrics = server.next(self._answers(results))
         except Error as error:
@@ -123,12 +125,5 @@ def made(server: str) -> Server:
     Raises:
       InvalidArgument: there is no such file or function, it fails, or it returns no `Server`.
     """
-    function = function_of(server, SERVER)
-    what = f"The server function {getattr(function, '__name__', shown(function))!r}"
-    try:
-        made = function()
-    except Exception as error:
-        raise InvalidArgument(f"{what} fails: {failure(error)}; it is called without arguments.") from error
-    if not isinstance(made, Server):
-        raise InvalidArgument(f"{what} returns {shown(made)}, but must return an interop.Server.")
+    made: Server = made_by(function_of(server, SERVER), "server", (Server,), "an interop.Server")
     return made

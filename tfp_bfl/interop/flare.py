@@ -38,10 +38,11 @@ def flare_recipe(
         returns an `interop.Server`, whose folder is an absolute path.
       train_script: the program of the clients, which uses `nvflare.client`; it is sent to them.
       num_rounds: number of rounds in all.
-      min_clients: number of clients without which the job does not start, and of answers with which a round ends once
-        `timeout` is over.
+      min_clients: number of clients without which the job does not start, and smallest number of answers of a round. A
+        round of fewer leaves the server as it is, and counts as run.
       train_args: arguments of the program.
-      timeout: seconds that a round waits for its clients; 0 to wait for all of them.
+      timeout: seconds that a round waits for its clients; then the answers that are there are pooled. 0 to wait for all
+        clients.
       name: of the job.
 
     Returns:

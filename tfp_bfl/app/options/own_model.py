@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 from tfp_bfl import data
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.files.code import failure, function_of
+from tfp_bfl.files.code import failure, function_of, made_by
 
 # What stands for a function that was given in Python, of which a record can say no more.
 GIVEN = "given"
@@ -122,14 +122,7 @@ def rule_of(given: Any, value: Optional[str]) -> Any:
     if isinstance(given, known):
         return given
     function = given if given is not None else load(str(value), "rule")
-    what = f"The rule function {getattr(function, '__name__', shown(function))!r}"
-    try:
-        rule = function()
-    except Exception as error:
-        raise InvalidArgument(f"{what} fails: {failure(error)}; it is called without arguments.") from error
-    if not isinstance(rule, known):
-        raise InvalidArgument(f"{what} returns {shown(rule)}, but must return a rules.Rule or a rules.GatherRule.")
-    return rule
+    return made_by(function, "rule", known, "a rules.Rule or a rules.GatherRule")
 
 
 def process_of(function: Callable[..., Any], model_fn: Any, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
