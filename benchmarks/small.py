@@ -2,9 +2,9 @@
 
     python benchmarks/small.py [--repeats 5]
 
-Prints, for each federation and side, the milliseconds of a round of both engines, medians of repeats that
-take turns, their ratio, and the seconds of the first round, which compiles. Clients have batches of 32 examples,
-one each where they have equally many.
+Prints, for each federation and side, the milliseconds of a round of both engines (the mean of a run, as one call
+may compute several rounds; medians of repeats that take turns), their ratio, and the seconds of the first round,
+which compiles. Clients have batches of 32 examples, one each where they have equally many.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main(repeats: int) -> None:
             for _ in range(repeats):
                 for engine in ENGINES:
                     # The first round of a call begins with its checks.
-                    taken[engine] += seconds(process, clients, engine, federation.rounds + 1)[1:]
+                    taken[engine].append(statistics.mean(seconds(process, clients, engine, federation.rounds + 1)[1:]))
             local, compiled = (1000 * statistics.median(taken[engine]) for engine in ENGINES)
             starts = " / ".join(f"{x:.1f}" for x in first)
             click.echo(f"| {name} | {side} | {local:.2f} | {compiled:.2f} | {compiled / local:.2f} | {starts} |")

@@ -81,6 +81,73 @@ def test_what_xla_can_not_compile_is_refused(name):
         process.compiled.next(begin(process), CLIENTS.examples_by_part(range(3), 1))
 
 
+def test_rounds_computed_ahead_are_those_computed_one_by_one():
+    """Of 5 rounds, calls compute 1, 2 and 4; a state of another object makes the engine start again."""
+    process = bfl.algorithms.variational(mlp("flipout"), batch_size=16)
+    process.compiled.expect(CLIENTS.sizes)
+    datasets = CLIENTS.examples_by_part(range(3), 2)
+    one_by_one, in_a_row = begin(process), begin(process)
+    for _ in range(5):
+        one_by_one = process.compiled.next(tf.nest.map_structure(np.copy, one_by_one), datasets).state
+    assert process.compiled._in_a_row == 1
+    for _ in range(5):
+        in_a_row = process.compiled.next(in_a_row, datasets).state
+    assert process.compiled._in_a_row == 4
+    assert_same(in_a_row, one_by_one, rtol=0, atol=0)
+
+
+def test_a_run_is_resumed_to_the_bit(tmp_path):
+    process = bfl.algorithms.variational(mlp("flipout"), batch_size=16)
+    whole = run(process, 5)
+    for rounds in (2, 5):
+        resumed = run(process, rounds, checkpoint_dir=tmp_path)
+    assert_same(resumed.state, whole.state, rtol=0, atol=0)
+
+
+def test_rounds_computed_ahead_are_discarded_for_other_clients():
+    """Other clients, of the same sizes, in the third round: ten rows of their own instead of what was ready."""
+    process = DRAWLESS["fed_opt"](mlp("deterministic"))
+    source = bfl.data.load("breast_cancer")
+    clients = bfl.data.Clients(source, np.split(np.arange(40), 4))
+    wanted = found = begin(process)
+    for chosen in ([0, 1], [0, 1], [2, 3], [0, 1]):
+        found = process.compiled.next(found, clients.examples_by_part(chosen, 2)).state
+        wanted = process.local.next(wanted, clients.shards(chosen, 2)).state
+    assert_same(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def large(monkeypatch):
+    monkeypatch.setattr("tfp_bfl.federated.compiled.MOST_ALONE", 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        DRAWLESS["fed_opt"],
+        pytest.param(DRAWLESS["scaffold"], marks=deep),
+        pytest.param(functools.partial(bfl.algorithms.partitioned_vi, batch_size=32), marks=deep),
+    ],
+)
+def test_cores_share_the_clients_of_a_large_round(make, monkeypatch):
+    """Each core has variables of its own: the sum is that of one core, to its rounding."""
+    process, again = (make(mlp("deterministic" if make in DRAWLESS.values() else "flipout")) for _ in range(2))
+    alone = run(process, 3)
+    large(monkeypatch)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(3))
+    shared = run(again, 3)
+    (lanes,) = again.compiled._lanes.values()
+    assert again.compiled.concurrent_calls == 3 and len(lanes._lanes) == 3
+    assert_same(shared.state, alone.state, rtol=1e-4, atol=1e-6)
+    assert [row["num_examples"] for row in shared.rounds] == [row["num_examples"] for row in alone.rounds]
+
+
+def test_one_client_on_several_cores(monkeypatch):
+    large(monkeypatch)
+    process = DRAWLESS["fed_opt"](mlp("deterministic"))
+    found, wanted = (run(process, 2, engine, cohort_size=1) for engine in ("compiled", "local"))
+    assert_same(found.state, wanted.state, rtol=1e-4, atol=1e-6)
+
+
 def means(state):
     return [np.asarray(x, np.float64) for x in (*tf.nest.flatten(state.weights.posterior.mean), *state.weights.point)]
 

@@ -255,6 +255,13 @@ def test_a_prior_determines_what_the_rows_do_not():
     assert np.all(np.isfinite(separated.mean)) and np.all(np.isfinite(collinear.stddev))
 
 
+def test_steps_that_do_not_converge_under_a_prior_are_no_separation(monkeypatch):
+    """With a prior the maximum exists, so that the sentence names the steps and no column."""
+    monkeypatch.setattr("tfp_bfl.glm.newton.MOST_MESSAGES", 1)
+    with pytest.raises(ValueError, match=r"^Newton's steps did not converge in 2 messages: rescale the columns\.$"):
+        glm.fit([GOOD], "bernoulli", prior_stddev=2.5)
+
+
 def test_few_events_are_warned_of():
     features, outcome = rows("bernoulli", count=60)
     few = glm.fit([(features, outcome)], "bernoulli")

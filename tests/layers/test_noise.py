@@ -8,6 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfp_bfl.layers import DenseFlipout, noise, sampling
+from tfp_bfl.tensors import traced_for_xla
 
 from .helpers import convolution, dense
 
@@ -19,9 +20,16 @@ def normals(size, seed=SEED):
     return noise.standard_normal(size, tf.constant(seed)).numpy()
 
 
-@pytest.fixture(scope="module")
-def draws():
-    return normals(NUMBER).astype(np.float64)
+@tf.function(autograph=False, jit_compile=True)
+def by_xla(seed):
+    with traced_for_xla():
+        return noise.standard_normal(NUMBER, seed), noise.random_signs(NUMBER // 8, 8, seed, tf.float32)
+
+
+@pytest.fixture(scope="module", params=["TensorFlow", "XLA"])
+def draws(request):
+    values = normals(NUMBER) if request.param == "TensorFlow" else by_xla(SEED)[0].numpy()
+    return values.astype(np.float64)
 
 
 def assert_zero_mean(values, variance, bound=5.0):
@@ -85,6 +93,24 @@ def test_another_seed_other_draws(draws, other):
     others = normals(NUMBER, other)
     assert np.mean(others == draws) < 1e-3
     assert_zero_mean(others * draws, 1)
+
+
+def test_the_directions_of_xla_are_those_of_the_c_library():
+    """All 4,096 of them; the bound of the error is that of the polynomials and the rounding of the angle."""
+    place = np.arange(-2048, 2048) + 0.5
+    with traced_for_xla():
+        found = noise._direction(tf.constant(place, tf.float32))
+    for values, wanted in zip(found, (np.cos(np.pi * place / 2048), np.sin(np.pi * place / 2048))):
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=2e-7)
+
+
+@pytest.mark.statistical
+def test_the_signs_of_xla_are_balanced():
+    """2^20 signs, and neighbours: 5 standard errors, 6e-7 each."""
+    signs = by_xla(SEED)[1].numpy().reshape(-1)
+    assert set(np.unique(signs)) == {-1, 1}
+    assert_zero_mean(signs, 1)
+    assert_zero_mean(signs[1:] * signs[:-1], 1)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 1001])

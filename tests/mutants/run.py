@@ -49,8 +49,10 @@ SLOW_TO_IMPORT += ("matplotlib.pyplot", "hypothesis", "KDEpy", "pytest", "pydant
 # Tests elsewhere than beside the file, and what tests it first.
 ALSO = {
     "clients/displacement": ["tests/algorithms/test_drift.py"],
+    "clients/gradient": ["tests/algorithms/test_langevin.py"],
     "clients/local_langevin": ["tests/algorithms/test_local_langevin.py"],
     "clients/personal": ["tests/servers/test_personal.py"],
+    "clients/swag": ["tests/federated/test_fl_swag.py"],
     "glm/effects": ["tests/glm/test_hierarchical.py"],
     "glm/predictions": ["tests/app/test_glm.py"],
     "glm/report": ["tests/app/test_glm.py"],
@@ -62,9 +64,10 @@ ALSO = {
     "posterior/products": ["tests/servers/test_product.py"],
     "posterior/swag_moments": ["tests/clients/test_swag.py"],
     "servers/change": ["tests/algorithms/test_local_langevin.py"],
-    "servers/curvatures": ["tests/algorithms/test_laplace.py"],
+    "servers/curvatures": ["tests/algorithms/test_laplace.py", "tests/algorithms/test_last_layer.py"],
     "servers/laplace": ["tests/algorithms/test_laplace.py"],
     "servers/laplace_dual": ["tests/clients/test_laplace_sites.py"],
+    "training/trainer": ["tests/federated/test_compiled.py"],
     "training/mode": ["tests/training/test_mode.py", "tests/algorithms/test_langevin.py"],
 }
 # Packages that the tests of another package cover as well.

@@ -36,7 +36,7 @@ def low_ranks(state):
 @every_part
 def test_it_begins_without_clients_with_types_for_any_number(over):
     step = step_of(over)
-    assert isinstance(step, servers.ServerStep)
+    assert isinstance(step, servers.ServerStep) and step.name == "online_product"
     shapes = SHAPES[-over:]
     with tf.Graph().as_default():
         state = step.initialize(tf.nest.map_structure(tf.constant, weights()))

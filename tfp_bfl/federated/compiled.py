@@ -3,36 +3,49 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, Callable
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import PADDED, Metrics, ServerState
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import ComputationError, InvalidArgument
-from tfp_bfl.federated.local import Output, as_arrays, check_once, reason
+from tfp_bfl.federated.local import Output, as_arrays, check_once, client_of, reason, with_variables
 from tfp_bfl.federated.loops import check_shapes, stacked, sum_of_rows
-from tfp_bfl.federated.round import Round, check_secret
+from tfp_bfl.federated.round import Broadcast, Contribution, Round, check_secret, types_of
+from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import traced_for_xla
+
+Groups = tuple[ClientExamples, ...]
 
 # Each size is one more loop to compile.
 MOST_SIZES = 8
+# Weights times rows: a round of more arithmetic is shared among the cores, one of less is computed with the next ones.
+MOST_ALONE = 10_000_000
+# Rounds that one call computes, and numbers of their states and metrics together.
+MOST_AHEAD, MOST_NUMBERS = 16, 4_000_000
 # What XLA says of operations that it can't compile.
 _OBSTACLE = re.compile(r"No registered '\w+'|must be a compile-time constant")
 
 
 class CompiledEngine:
-    """Runs each round as one function that XLA compiled, in which clients are a loop.
+    """Runs each round as functions that XLA compiled, in which clients are a loop.
 
     Clients of several sizes are filled up to the largest one of all (`expect`) where the work allows that
     (`ClientWork.shapes`), and are a loop for each size elsewhere. A round of other shapes than before compiles anew.
     Batches and noise are other draws of the same distributions than those of other engines; assertions in a client's
     work are not checked.
 
+    A small round (`MOST_ALONE`) is one function on one core. As most of its time passes outside of this function, one
+    call computes several rounds: the following ones are ready if the run continues from their state over the same
+    clients, and are discarded otherwise. The clients of a larger round are shared among the cores.
+
     Attributes:
-      concurrent_calls: 1.
+      concurrent_calls: number of cores that share the clients of a round.
       by_examples: it takes the clients' `ClientExamples` for datasets.
     """
 
@@ -44,9 +57,12 @@ class CompiledEngine:
         self._pads = shapes == PADDED
         self._most = 0  # Rows to which clients are padded; 0 for none.
         self._given: Any = None
-        self._groups: tuple[ClientExamples, ...] = ()
-        self._compiled: dict[bool, Callable[..., Any]] = {}
-        self.concurrent_calls = 1
+        self._parts: list[Groups] = []
+        self._alone: dict[bool, Callable[..., Any]] = {}
+        self._lanes: dict[bool, _Lanes] = {}
+        self._ready: list[Output] = []
+        self._in_a_row = 1
+        self.concurrent_calls = len(os.sched_getaffinity(0))
 
     def initialize(self) -> ServerState:
         """Return the state before the first round."""
@@ -76,30 +92,59 @@ class CompiledEngine:
           InvalidArgument: a client is there twice; a private process without a secret seed; an operation that XLA has
             not.
         """
+        if self._ready and self._given is datasets and self._ready[-1].state is state:
+            self._ready.pop()
+            if self._ready:
+                return self._ready[-1]
+            self._in_a_row = min(2 * self._in_a_row, MOST_AHEAD)
+        else:
+            self._in_a_row = 1
         check_secret(state)
-        if self._given is not datasets:
-            self._groups = self._grouped([client for part in datasets for client in part])
-            self._given = datasets
-        padded = self._most > 0
-        if padded not in self._compiled:
-            self._compiled[padded] = _compile(self._round, padded)
-        state = tf.nest.map_structure(tf.convert_to_tensor, state)
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, state)
         try:
-            output = Output(*as_arrays(self._compiled[padded](state, self._groups)))
+            is_small = self._take(state, datasets)
+            self._ready = self._several(tensors) if is_small else [self._shared(tensors)]
         except tf.errors.OpError as error:
             if obstacle := _OBSTACLE.search(error.message):
                 raise InvalidArgument(
                     f"XLA can't compile a round of this process ({obstacle[0]}): use the engine local."
                 ) from error
             raise ComputationError(f"A computation failed: {reason(error.message)}") from error
-        check_once(output.metrics["clients"]["client"])
-        return output
+        check_once(self._ready[-1].metrics["clients"]["client"])
+        return self._ready[-1]
 
     def replace_dead_workers(self) -> int:
         """0: there are none."""
         return 0
 
-    def _grouped(self, clients: Sequence[ClientExamples]) -> tuple[ClientExamples, ...]:
+    def _take(self, state: ServerState, datasets: Sequence[Sequence[ClientExamples]]) -> bool:
+        """Prepare the clients' examples, and return whether their round is a small one."""
+        numbers = sum(np.size(x) for x in tf.nest.flatten(state.weights))
+        is_small = numbers * sum(len(client.labels) for part in datasets for client in part) <= MOST_ALONE
+        if self._given is not datasets:
+            parts = [[client for part in datasets for client in part]] if is_small else datasets
+            self._parts = [self._grouped(part) for part in parts]
+            self._given = datasets
+        return is_small
+
+    def _several(self, state: ServerState) -> list[Output]:
+        """Return the outputs of the next rounds, the first one last."""
+        padded = self._most > 0
+        if padded not in self._alone:
+            self._alone[padded] = _rounds(self._round, padded)
+        states, metrics = as_arrays(self._alone[padded](state, self._parts[0], tf.constant(self._in_a_row)))
+        number = min(self._in_a_row, len(states.round))
+        pick = lambda i: tf.nest.map_structure(lambda x: x[i, ...], (states, metrics))
+        return [Output(*pick(i)) for i in reversed(range(number))]
+
+    def _shared(self, state: ServerState) -> Output:
+        """Return the output of the next round, to whose sum each core contributes that of a part of the clients."""
+        padded = self._most > 0
+        if padded not in self._lanes:
+            self._lanes[padded] = _Lanes(self._round, padded)
+        return Output(*as_arrays(self._lanes[padded].next(state, self._parts)))
+
+    def _grouped(self, clients: Sequence[ClientExamples]) -> Groups:
         """Return the clients of each loop."""
         if self._most:
             return (stacked(clients, self._most),)
@@ -109,15 +154,75 @@ class CompiledEngine:
         return tuple(stacked(of[size]) for size in sorted(of))
 
 
-def _compile(round: Round, padded: bool) -> Callable[..., Any]:
-    """Return the function (state, groups of clients) -> (state, metrics), with variables of its own."""
+class _Lanes:
+    """The clients' work on each core, with variables of its own, and the end of the round."""
+
+    def __init__(self, round: Round, padded: bool):
+        self._round, self._padded = round, padded
+        self._lanes = [client_of(round)]
+        self._work: dict[Any, list[Callable[..., Contribution]]] = {}
+        self._broadcast = tf.function(round.broadcast, autograph=False)
+        # Not by XLA, which sorts all weights for a median of them.
+        end = lambda state, sums: round.conclude(state, functools.reduce(round.add, sums))
+        self._conclude = tf.function(end, autograph=False)
+
+    def next(self, state: ServerState, parts: Sequence[Groups]) -> tuple[ServerState, Metrics]:
+        """Return the round after the state's."""
+        sent = self._broadcast(state)
+        works = [self._work_on(i, sent, groups) for i, groups in enumerate(parts)]
+        sums = [start(functools.partial(work, sent, groups)) for work, groups in zip(works, parts)]
+        return self._conclude(state, tuple(each.result() for each in sums))
+
+    def _work_on(self, lane: int, sent: Broadcast, groups: Groups) -> Callable[..., Contribution]:
+        """Return the work of a lane on clients of these shapes; lanes share one graph where they can."""
+        works = self._work.setdefault(tuple(tuple(x.shape) for x in tf.nest.flatten((sent, groups))), [])
+        while len(self._lanes) <= lane:
+            self._lanes.append(client_of(self._round))
+        while len(works) <= lane:
+            contribute, variables = self._lanes[len(works)]
+            copied = with_variables(works[0], self._lanes[0][1], variables) if works else None
+            works.append(copied or self._traced(contribute, sent, groups))
+        return works[lane]
+
+    def _traced(self, contribute: Any, sent: Broadcast, groups: Groups) -> Any:
+        @tf.function(autograph=False, jit_compile=True)
+        def work(sent: Broadcast, groups: Groups) -> Contribution:
+            with traced_for_xla(padded=self._padded):
+                return _summed(self._round, contribute, sent, groups)
+
+        return work.get_concrete_function(sent, groups)
+
+
+def _summed(round: Round, contribute: Any, sent: Broadcast, groups: Groups) -> Contribution:
+    return functools.reduce(round.add, [sum_of_rows(round, contribute, sent, group) for group in groups])
+
+
+def _rounds(round: Round, padded: bool) -> Callable[..., Any]:
+    """Return the function (state, groups of clients, number) -> the states and metrics of so many rounds, stacked.
+
+    It has variables of its own. Of a state that grows it computes one round, and of large ones fewer.
+    """
     contribute = round.build_client()
 
+    def a_round(state: ServerState, groups: Groups) -> tuple[ServerState, Metrics]:
+        return round.conclude(state, _summed(round, contribute, round.broadcast(state), groups))
+
     @tf.function(autograph=False, jit_compile=True)
-    def run(state: ServerState, groups: tuple[ClientExamples, ...]) -> tuple[ServerState, Metrics]:
+    def run(state: ServerState, groups: Groups, number: tf.Tensor) -> tuple[ServerState, Metrics]:
         with traced_for_xla(padded=padded):
-            sent = round.broadcast(state)
-            totals = [sum_of_rows(round, contribute, sent, group) for group in groups]
-            return round.conclude(state, functools.reduce(round.add, totals))
+            spec = types_of(a_round, state, groups)
+            leaves = tf.nest.flatten(spec)
+            if any(x.shape != y.shape for x, y in zip(leaves, tf.nest.flatten(state))):
+                return tf.nest.map_structure(lambda x: x[tf.newaxis], a_round(state, groups))
+            most = min(MOST_AHEAD, max(1, MOST_NUMBERS // sum(x.shape.num_elements() for x in leaves)))
+            outputs = [tf.TensorArray(x.dtype, most, element_shape=x.shape) for x in leaves]
+
+            def body(i: tf.Tensor, state: ServerState, outputs: Any) -> Any:
+                new = a_round(state, groups)
+                return i + 1, new[0], [each.write(i, x) for each, x in zip(outputs, tf.nest.flatten(new))]
+
+            more = lambda i, *_: i < tf.minimum(number, most)
+            _, _, outputs = tf.while_loop(more, body, (tf.constant(0), state, outputs), parallel_iterations=1)
+            return tf.nest.pack_sequence_as(spec, [each.stack() for each in outputs])
 
     return run

@@ -109,23 +109,23 @@ def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
 def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
     """Return a lane with variables of its own, and the graph of the first one if that is all that it needs."""
     contribute, variables = client_of(round)
-    if first and (work := _with_variables(first, variables)):
+    if first and (work := with_variables(first.work, first.variables, variables)):
         return _Lane(work, variables)
     sent = types_of(round.broadcast, types_of(round.initialize))
     work = tf.function(summed(contribute, round.add, round.element_spec), autograph=False)
     return _Lane(work.get_concrete_function(sent, tf.data.DatasetSpec(round.element_spec)), variables)
 
 
-def _with_variables(lane: _Lane, variables: list[tf.Variable]) -> Any:
-    """Return the lane's work on other variables; None where these are not all that it writes to."""
-    if len(variables) != len(lane.variables):
+def with_variables(work: Any, own: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> Any:
+    """Return a concrete function on other variables than its own; None where these are not all that it writes to."""
+    if len(others) != len(own):
         return None
-    others = {id(own.handle): other.handle for own, other in zip(lane.variables, variables)}
-    work: Any = copy.copy(lane.work)
-    if any(x.dtype == tf.resource and id(x) not in others for x in work.captured_inputs):
+    handles = {id(mine.handle): other.handle for mine, other in zip(own, others)}
+    copied = copy.copy(work)
+    if any(x.dtype == tf.resource and id(x) not in handles for x in copied.captured_inputs):
         return None
-    work.set_external_captures([others.get(id(x), x) for x in work.captured_inputs])
-    return work
+    copied.set_external_captures([handles.get(id(x), x) for x in copied.captured_inputs])
+    return copied
 
 
 def check_once(clients: np.ndarray) -> None:

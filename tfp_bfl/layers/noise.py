@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.tensors import is_traced_for_xla
 
 # AutoGraph reads the code of all that a traced function calls, for loops over tensors: a third of the tracing, for
 # nothing where there are none.
@@ -20,6 +21,9 @@ without_autograph = tf.autograph.experimental.do_not_convert
 MODES = ("flipout", "shared", "mean")
 # By which nothing else is folded.
 _FIRST_CALL = 2**29 + 3
+# Coefficients of sin(y) / y and of cos(y) in y^2, the highest power first.
+_ODD = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(5, -1, -1)]
+_EVEN = [(-1.0) ** k / math.factorial(2 * k) for k in range(6, -1, -1)]
 # Numbers of operations without another seed, from 1 on, across threads.
 _operations = itertools.count(1)
 
@@ -94,18 +98,38 @@ def standard_normal(size: Any, seed: tf.Tensor) -> tf.Tensor:
     Box & Muller (1958): (r cos t, r sin t) with r = sqrt(-2 log u), u and t / (2 pi) uniform on 2^20 and 2^12 midpoints
     from the 32 bits of one integer. Moments below the 4096th of the angle are exact; |draws| stay below 5.4.
     """
-    bits = tf.random.stateless_uniform([(size + 1) // 2], seed, None, None, tf.int32)
+    bits = _random_bits([(size + 1) // 2], seed)
     low = tf.cast(tf.bitwise.bitwise_and(bits, 0xFFFFF), tf.float32)
     high = tf.cast(tf.bitwise.right_shift(bits, 20), tf.float32)  # keeps the sign: in [-2048, 2048)
     radius = tf.sqrt(-2.0 * tf.math.log((low + 0.5) * 2.0**-20))
-    angle = (high + 0.5) * (math.pi / 2048)
-    return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], 0)[:size]
+    cosine, sine = _direction(high + 0.5)
+    return tf.concat([radius * cosine, radius * sine], 0)[:size]
+
+
+def _direction(place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return cos(t) and sin(t), t = pi place / 2048, of places in (-2048, 2048) other than 0.
+
+    XLA on a CPU calls the C library for each cosine and sine. Taylor polynomials about |t| = pi / 2 have an error of at
+    most 6e-8 and take a fraction of the time.
+    """
+    if not is_traced_for_xla():
+        angle = place * (math.pi / 2048)
+        return tf.cos(angle), tf.sin(angle)
+    shifted = (tf.abs(place) - 1024) * (math.pi / 2048)
+    odd, even = (tf.math.polyval(terms, tf.square(shifted)) for terms in (_ODD, _EVEN))
+    return -shifted * odd, tf.sign(place) * even
+
+
+def _random_bits(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
+    """Return independent int32 of 32 random bits each; XLA computes ThreeFry in less than half the time of Philox."""
+    algorithm = "threefry" if is_traced_for_xla() else "auto_select"
+    return tf.random.stateless_uniform(shape, seed, None, None, tf.int32, algorithm)
 
 
 def random_signs(rows: Any, width: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Independent +1 and -1 with probability 1 / 2 each: [rows, width rounded up to a multiple of 4]."""
     columns = -(-width // 4)
-    bits = tf.random.stateless_uniform([rows, columns], seed, None, None, tf.int32)
+    bits = _random_bits([rows, columns], seed)
     four = tf.reshape(tf.bitcast(bits, tf.int8), [rows, 4 * columns])
     # The sign bit of each byte, spread over it, gives 0 or -1; with the lowest bit set, 1 or -1.
     return tf.cast(tf.bitwise.bitwise_or(tf.bitwise.right_shift(four, 7), 1), dtype)
