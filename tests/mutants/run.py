@@ -62,13 +62,15 @@ ALSO = {
     "posterior/linear_head": ["tests/algorithms/test_last_layer.py"],
     "posterior/online": ["tests/servers/test_online.py"],
     "posterior/products": ["tests/servers/test_product.py"],
+    "posterior/sites": ["tests/algorithms/test_drift.py"],
     "posterior/swag_moments": ["tests/clients/test_swag.py"],
     "servers/change": ["tests/algorithms/test_local_langevin.py"],
     "servers/curvatures": ["tests/algorithms/test_laplace.py", "tests/algorithms/test_last_layer.py"],
     "servers/laplace": ["tests/algorithms/test_laplace.py"],
     "servers/laplace_dual": ["tests/clients/test_laplace_sites.py"],
-    "training/trainer": ["tests/federated/test_compiled.py"],
+    "training/batches": ["tests/federated/test_compiled.py"],
     "training/mode": ["tests/training/test_mode.py", "tests/algorithms/test_langevin.py"],
+    "training/trainer": ["tests/federated/test_compiled.py"],
 }
 # Packages that the tests of another package cover as well.
 ALSO_BY = {"training": ("clients",)}

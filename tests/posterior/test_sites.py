@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, Site, check_damping, damping_of, natural, times
-from tfp_bfl.posterior.sites import flatten
+from tfp_bfl.posterior.sites import flatten, unflatten
 
 POSTERIOR = MeanField(
     (tf.constant([[1.0, -2.0], [0.5, 3.0]]), tf.constant([4.0])),
@@ -44,3 +44,11 @@ def test_damping_is_one_over_the_clients_unless_it_is_said():
             check_damping(damping)
     for damping in (None, 1, 0.01):
         check_damping(damping)
+
+
+def test_unflatten_is_the_inverse_of_flatten():
+    like = {"a": tf.zeros([2, 3]), "b": (tf.zeros([4]),)}
+    vectors = tf.reshape(tf.range(20.0), [2, 10])
+    found = unflatten(vectors, like)
+    assert found["a"].shape == (2, 2, 3) and found["b"][0].shape == (2, 4)
+    np.testing.assert_array_equal(flatten(tf.nest.map_structure(lambda x: x[1], found)), vectors[1])

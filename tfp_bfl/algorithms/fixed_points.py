@@ -52,9 +52,12 @@ def notices_of(
       optimizer: of the clients; None for the default.
       inference: one of `clients.INFERENCES`; None for the default.
     """
-    gaussian = bool(models.layout(models.as_model_fn(model_fn)()).variational)
-    name, known = rules.whole_model(rule).name, inference or DEFAULT_INFERENCE
-    warning = fixed_point_warning(name, optimizer or DEFAULT_OPTIMIZER, known if gaussian else None)
+    name, optimizer = rules.whole_model(rule).name, optimizer or DEFAULT_OPTIMIZER
+    of_gaussian = fixed_point_warning(name, optimizer, inference or DEFAULT_INFERENCE)
+    of_point = fixed_point_warning(name, optimizer)
+    # To build a model takes up to a second.
+    is_same = of_gaussian == of_point
+    warning = of_point if is_same or not models.layout(models.as_model_fn(model_fn)()).variational else of_gaussian
     return (warning,) if warning else ()
 
 

@@ -15,19 +15,15 @@ from tfp_bfl.contracts import PADDED, Metrics, ServerState
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import ComputationError, InvalidArgument
 from tfp_bfl.federated.local import Output, as_arrays, check_once, client_of, reason, with_variables
-from tfp_bfl.federated.loops import check_shapes, stacked, sum_of_rows
-from tfp_bfl.federated.round import Broadcast, Contribution, Round, check_secret, types_of
+from tfp_bfl.federated.loops import MOST_AHEAD, Groups, check_shapes, rounds_in_a_row, stacked, sum_of_groups
+from tfp_bfl.federated.round import Broadcast, Contribution, Round, check_secret
 from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import traced_for_xla
-
-Groups = tuple[ClientExamples, ...]
 
 # Each size is one more loop to compile.
 MOST_SIZES = 8
 # Weights times rows: a round of more arithmetic is shared among the cores, one of less is computed with the next ones.
 MOST_ALONE = 10_000_000
-# Rounds that one call computes, and numbers of their states and metrics together.
-MOST_AHEAD, MOST_NUMBERS = 16, 4_000_000
 # What XLA says of operations that it can't compile.
 _OBSTACLE = re.compile(r"No registered '\w+'|must be a compile-time constant")
 
@@ -131,7 +127,7 @@ class CompiledEngine:
         """Return the outputs of the next rounds, the first one last."""
         padded = self._most > 0
         if padded not in self._alone:
-            self._alone[padded] = _rounds(self._round, padded)
+            self._alone[padded] = _rounds_alone(self._round, padded)
         states, metrics = as_arrays(self._alone[padded](state, self._parts[0], tf.constant(self._in_a_row)))
         number = min(self._in_a_row, len(states.round))
         pick = lambda i: tf.nest.map_structure(lambda x: x[i, ...], (states, metrics))
@@ -188,41 +184,18 @@ class _Lanes:
         @tf.function(autograph=False, jit_compile=True)
         def work(sent: Broadcast, groups: Groups) -> Contribution:
             with traced_for_xla(padded=self._padded):
-                return _summed(self._round, contribute, sent, groups)
+                return sum_of_groups(self._round, contribute, sent, groups)
 
         return work.get_concrete_function(sent, groups)
 
 
-def _summed(round: Round, contribute: Any, sent: Broadcast, groups: Groups) -> Contribution:
-    return functools.reduce(round.add, [sum_of_rows(round, contribute, sent, group) for group in groups])
-
-
-def _rounds(round: Round, padded: bool) -> Callable[..., Any]:
-    """Return the function (state, groups of clients, number) -> the states and metrics of so many rounds, stacked.
-
-    It has variables of its own. Of a state that grows it computes one round, and of large ones fewer.
-    """
+def _rounds_alone(round: Round, padded: bool) -> Callable[..., Any]:
+    """Return the function (state, groups of clients, number) of `rounds_in_a_row`, with variables of its own."""
     contribute = round.build_client()
-
-    def a_round(state: ServerState, groups: Groups) -> tuple[ServerState, Metrics]:
-        return round.conclude(state, _summed(round, contribute, round.broadcast(state), groups))
 
     @tf.function(autograph=False, jit_compile=True)
     def run(state: ServerState, groups: Groups, number: tf.Tensor) -> tuple[ServerState, Metrics]:
         with traced_for_xla(padded=padded):
-            spec = types_of(a_round, state, groups)
-            leaves = tf.nest.flatten(spec)
-            if any(x.shape != y.shape for x, y in zip(leaves, tf.nest.flatten(state))):
-                return tf.nest.map_structure(lambda x: x[tf.newaxis], a_round(state, groups))
-            most = min(MOST_AHEAD, max(1, MOST_NUMBERS // sum(x.shape.num_elements() for x in leaves)))
-            outputs = [tf.TensorArray(x.dtype, most, element_shape=x.shape) for x in leaves]
-
-            def body(i: tf.Tensor, state: ServerState, outputs: Any) -> Any:
-                new = a_round(state, groups)
-                return i + 1, new[0], [each.write(i, x) for each, x in zip(outputs, tf.nest.flatten(new))]
-
-            more = lambda i, *_: i < tf.minimum(number, most)
-            _, _, outputs = tf.while_loop(more, body, (tf.constant(0), state, outputs), parallel_iterations=1)
-            return tf.nest.pack_sequence_as(spec, [each.stack() for each in outputs])
+            return rounds_in_a_row(round, contribute, state, groups, number)
 
     return run

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import DYNAMIC
+from tfp_bfl.contracts import DYNAMIC, Metrics, ServerState
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, summed_spec, types_of
 
 Work = Callable[[tf.Tensor], Contribution]
+# The clients of each size, leaves [K, n, ...].
+Groups = tuple[ClientExamples, ...]
+# Rounds that one call computes, and the numbers that their states and metrics may have together.
+MOST_AHEAD, _MOST_NUMBERS = 16, 4_000_000
 
 
 def check_shapes(shapes: str) -> None:
@@ -54,6 +59,40 @@ def sum_of_rows(round: Round, contribute: Contribute, sent: Broadcast, rows: Cli
     """Return the sum of what clients of one size contribute, of their examples with leaves [K, n, ...]."""
     row = lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), rows)
     return sum_over(round, lambda k: contribute(sent, row(k)), tf.range(rows.labels.shape[0]))
+
+
+def sum_of_groups(round: Round, contribute: Contribute, sent: Broadcast, groups: Groups) -> Contribution:
+    """Return the sum of what clients of several sizes contribute."""
+    return functools.reduce(round.add, [sum_of_rows(round, contribute, sent, group) for group in groups])
+
+
+def rounds_in_a_row(
+    round: Round, contribute: Contribute, state: ServerState, groups: Groups, number: tf.Tensor
+) -> tuple[ServerState, Metrics]:
+    """Return the states and metrics of several rounds over the same clients, stacked, in a loop of fixed shapes.
+
+    Args:
+      round: of which the clients' work is `contribute`.
+      state: before the first round.
+      groups: the clients.
+      number: of rounds []; at most `MOST_AHEAD`, fewer where a state is large and 1 where it grows. The other entries
+        of the stacks have no meaning.
+    """
+    of_one = lambda state: round.conclude(state, sum_of_groups(round, contribute, round.broadcast(state), groups))
+    spec = types_of(of_one, state)
+    leaves = tf.nest.flatten(spec)
+    if any(x.shape != y.shape for x, y in zip(leaves, tf.nest.flatten(state))):
+        return tf.nest.map_structure(lambda x: x[tf.newaxis], of_one(state))
+    most = min(MOST_AHEAD, max(1, _MOST_NUMBERS // sum(x.shape.num_elements() for x in leaves)))
+    outputs = [tf.TensorArray(x.dtype, most, element_shape=x.shape) for x in leaves]
+
+    def body(i: tf.Tensor, state: ServerState, outputs: Any) -> Any:
+        new = of_one(state)
+        return i + 1, new[0], [each.write(i, x) for each, x in zip(outputs, tf.nest.flatten(new))]
+
+    more = lambda i, *_: i < tf.minimum(number, most)
+    _, _, outputs = tf.while_loop(more, body, (tf.constant(0), state, outputs), parallel_iterations=1)
+    return tf.nest.pack_sequence_as(spec, [each.stack() for each in outputs])
 
 
 def _unrolled(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:

@@ -74,8 +74,9 @@ class BayesianProcess:
         weigh: Optional[Weigh] = None,
         privacy: Optional[Privacy] = None,
         notices: Sequence[str] = (),
+        model: Optional[tf.keras.Model] = None,
     ):
-        model = model_fn()
+        model = model or model_fn()
         self.round = round
         self.model_fn = model_fn
         self.server_step = server_step
@@ -276,7 +277,7 @@ def build_process(
         limits=limits,
     )
     return BayesianProcess(
-        model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh, privacy, notices
+        model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh, privacy, notices, model
     )
 
 

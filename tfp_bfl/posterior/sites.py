@@ -61,14 +61,8 @@ def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:
     if bool(tf.reduce_any(precision <= 0)):
         raise InvalidArgument("The site is no factor of the posterior: its precision is not below the posterior's.")
     shift = before * tf.cast(flatten(posterior.mean), tf.float64) + power * tf.cast(site.shift, tf.float64)
-    shaped = lambda flat: _like(posterior.mean, tf.cast(flat, tf.float32))
+    shaped = lambda flat: unflatten(tf.cast(flat, tf.float32), posterior.mean)
     return MeanField(shaped(shift / precision), shaped(1 / precision))
-
-
-def _like(structure: TensorTree, flat: tf.Tensor) -> Any:
-    leaves = tf.nest.flatten(structure)
-    parts = tf.split(flat, [int(tf.size(x)) for x in leaves])
-    return tf.nest.pack_sequence_as(structure, [tf.reshape(part, x.shape) for part, x in zip(parts, leaves)])
 
 
 def check_damping(damping: Optional[float]) -> None:

@@ -45,13 +45,15 @@ def model_fn(
         options["output_dropout"] = True
     if config.variational_layers is not None:
         options["variational_layers"] = config.variational_layers.split(",")
-    return lambda: bfl.models.MODELS[config.model](
-        input_shape=source.element_shape,
-        num_classes=source.num_outputs,
-        parametrization=config.parametrization,
-        precision=config.precision,
-        **common,
-        **options,
+    return bfl.models.as_model_fn(
+        lambda: bfl.models.MODELS[config.model](
+            input_shape=source.element_shape,
+            num_classes=source.num_outputs,
+            parametrization=config.parametrization,
+            precision=config.precision,
+            **common,
+            **options,
+        )
     )
 
 
