@@ -81,8 +81,9 @@ def test_what_xla_can_not_compile_is_refused(name):
         process.compiled.next(begin(process), CLIENTS.examples_by_part(range(3), 1))
 
 
-def test_rounds_computed_ahead_are_those_computed_one_by_one():
+def test_rounds_computed_ahead_are_those_computed_one_by_one(monkeypatch):
     """Of 5 rounds, calls compute 1, 2 and 4; a state of another object makes the engine start again."""
+    monkeypatch.setattr("tfp_bfl.federated.compiled.MOST_SECONDS", np.inf)
     process = bfl.algorithms.variational(mlp("flipout"), batch_size=16)
     process.compiled.expect(CLIENTS.sizes)
     datasets = CLIENTS.examples_by_part(range(3), 2)
@@ -96,6 +97,15 @@ def test_rounds_computed_ahead_are_those_computed_one_by_one():
     assert_same(in_a_row, one_by_one, rtol=0, atol=0)
 
 
+@deep
+def test_long_calls_compute_no_more_rounds_than_before(monkeypatch):
+    monkeypatch.setattr("tfp_bfl.federated.compiled.MOST_SECONDS", 0)
+    process = DRAWLESS["fed_opt"](mlp("deterministic"))
+    run(process, 4)
+    assert process.compiled._in_a_row == 1
+
+
+@deep
 def test_a_run_is_resumed_to_the_bit(tmp_path):
     process = bfl.algorithms.variational(mlp("flipout"), batch_size=16)
     whole = run(process, 5)
@@ -104,6 +114,7 @@ def test_a_run_is_resumed_to_the_bit(tmp_path):
     assert_same(resumed.state, whole.state, rtol=0, atol=0)
 
 
+@deep
 def test_rounds_computed_ahead_are_discarded_for_other_clients():
     """Other clients, of the same sizes, in the third round: ten rows of their own instead of what was ready."""
     process = DRAWLESS["fed_opt"](mlp("deterministic"))
@@ -120,12 +131,13 @@ def large(monkeypatch):
     monkeypatch.setattr("tfp_bfl.federated.compiled.MOST_ALONE", 0)
 
 
+@deep
 @pytest.mark.parametrize(
     "make",
     [
         DRAWLESS["fed_opt"],
-        pytest.param(DRAWLESS["scaffold"], marks=deep),
-        pytest.param(functools.partial(bfl.algorithms.partitioned_vi, batch_size=32), marks=deep),
+        DRAWLESS["scaffold"],
+        functools.partial(bfl.algorithms.partitioned_vi, batch_size=32),
     ],
 )
 def test_cores_share_the_clients_of_a_large_round(make, monkeypatch):
@@ -141,6 +153,7 @@ def test_cores_share_the_clients_of_a_large_round(make, monkeypatch):
     assert [row["num_examples"] for row in shared.rounds] == [row["num_examples"] for row in alone.rounds]
 
 
+@deep
 def test_one_client_on_several_cores(monkeypatch):
     large(monkeypatch)
     process = DRAWLESS["fed_opt"](mlp("deterministic"))

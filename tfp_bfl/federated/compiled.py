@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -24,6 +25,8 @@ from tfp_bfl.tensors import traced_for_xla
 MOST_SIZES = 8
 # Weights times rows: a round of more arithmetic is shared among the cores, one of less is computed with the next ones.
 MOST_ALONE = 10_000_000
+# Calls longer than this compute no more rounds than before: they may be for nothing.
+MOST_SECONDS = 0.1
 # What XLA says of operations that it can't compile.
 _OBSTACLE = re.compile(r"No registered '\w+'|must be a compile-time constant")
 
@@ -38,7 +41,8 @@ class CompiledEngine:
 
     A small round (`MOST_ALONE`) is one function on one core. As most of its time passes outside of this function, one
     call computes several rounds: the following ones are ready if the run continues from their state over the same
-    clients, and are discarded otherwise. The clients of a larger round are shared among the cores.
+    clients, and are discarded otherwise. How many there are changes no result. The clients of a larger round are shared
+    among the cores.
 
     Attributes:
       concurrent_calls: number of cores that share the clients of a round.
@@ -57,7 +61,7 @@ class CompiledEngine:
         self._alone: dict[bool, Callable[..., Any]] = {}
         self._lanes: dict[bool, _Lanes] = {}
         self._ready: list[Output] = []
-        self._in_a_row = 1
+        self._in_a_row, self._seconds = 1, 0.0
         self.concurrent_calls = len(os.sched_getaffinity(0))
 
     def initialize(self) -> ServerState:
@@ -92,7 +96,8 @@ class CompiledEngine:
             self._ready.pop()
             if self._ready:
                 return self._ready[-1]
-            self._in_a_row = min(2 * self._in_a_row, MOST_AHEAD)
+            if self._seconds <= MOST_SECONDS:
+                self._in_a_row = min(2 * self._in_a_row, MOST_AHEAD)
         else:
             self._in_a_row = 1
         check_secret(state)
@@ -128,7 +133,9 @@ class CompiledEngine:
         padded = self._most > 0
         if padded not in self._alone:
             self._alone[padded] = _rounds_alone(self._round, padded)
+        started = time.perf_counter()
         states, metrics = as_arrays(self._alone[padded](state, self._parts[0], tf.constant(self._in_a_row)))
+        self._seconds = time.perf_counter() - started
         number = min(self._in_a_row, len(states.round))
         pick = lambda i: tf.nest.map_structure(lambda x: x[i, ...], (states, metrics))
         return [Output(*pick(i)) for i in reversed(range(number))]

@@ -314,7 +314,7 @@ def ranked(bench: Bench) -> Ranked:
     cells = lambda m: [Cell(f"{column[m]:.2f}" if m in column else DASH) for column in columns.values()]
     table = Table("Average ranks", ["Method", *columns], [(method, cells(method)) for method in methods])
     if len(bench.settings) < 2:
-        reasons = ["There are no ranks: average ranks need two settings or more, and the benchmark has one."]
+        reasons = [ranks.NO_RANKS]
     return Ranked(table, figures, reasons)
 
 

@@ -21,6 +21,7 @@ _WIDTH, _ROW, _TOP, _NAMES = 360, 20, 46, 136
 # A lane of groups, and all lanes.
 _LANE, _MOST_LANES = 9.0, 72.0
 _LETTERS = 17
+NO_RANKS = "There are no ranks: average ranks need two settings or more, and the benchmark has one."
 
 
 class Ranking(NamedTuple):

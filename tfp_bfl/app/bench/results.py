@@ -67,8 +67,8 @@ def _markdown(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> str:
         f"# Benchmark\n\n{header(bench)} Reference: {_plain(shorten(bench.reference))}.\n\n{notes}\n",
         "## Ranks\n",
     ]
-    for key in (key for key in bench.score_keys() if score_of(key).sign):
-        parts.append(_ranks(bench, key))
+    ranked = [key for key in bench.score_keys() if score_of(key).sign]
+    parts += [_ranks(bench, key) for key in ranked] if len(bench.settings) > 1 else [f"{ranks.NO_RANKS}\n"]
     for setting in bench.settings:
         parts.append(f"## {_plain(shorten(setting))}\n")
         tables = [scores(bench, setting), differences(bench, setting), costs(bench, setting)]
