@@ -13,6 +13,9 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import ModelWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import LowRank, MeanField
+from tfp_bfl.training.curvature import curvature
+from tfp_bfl.training.likelihoods import CATEGORICAL
+from tfp_bfl.weights import FlatWeights
 
 SEED = (1, 2)
 DEEP = pytest.mark.deep(after="tests/clients/test_swag.py")
@@ -319,3 +322,18 @@ def test_swag_weights_are_the_last_of_the_point_weights():
     point = models.layout(model).point
     assert [id(v) for v in swag_weights(model)] == [id(v) for v in point]
     assert [id(v) for v in swag_weights(model, last_layer=True)] == [id(v) for v in point[-2:]]
+
+
+def test_curvature_widens_the_diagonal_by_what_the_data_leave_open():
+    """By 1 / (H + 1 / t^2) with t^2 the mean square of a tensor's weights; mean and deviations stay."""
+    data = table(12)
+    narrow, wide = (run(mlp(), data, curvature=known).weights.posterior for known in (False, True))
+    assert_same(wide._replace(diagonal=narrow.diagonal), narrow)
+    model = mlp()()
+    weights = FlatWeights(model)
+    weights.load(get_weights(model)._replace(point=narrow.mean))
+    known = curvature(model, weights, CATEGORICAL, data, tf.constant(SEED), OPTIONS["batch_size"])
+    for h, mean, before, after in zip(weights.unflatten(known), narrow.mean, narrow.diagonal, wide.diagonal):
+        square = np.mean(np.square(mean))
+        assert np.all(h >= 0) and np.max(h) > 0.1
+        np.testing.assert_allclose(after - before, 1 / (h + 1 / square), rtol=1e-4)
