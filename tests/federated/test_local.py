@@ -52,6 +52,18 @@ def test_clients_are_weighed_and_their_order_or_shards_do_not_matter():
         assert output.metrics["clients"]["weight"].tolist() == UNEQUAL.sizes.tolist()
 
 
+def test_rows_in_memory_give_what_their_dataset_gives():
+    """Clients of several sizes who keep something, on one core and on two: the same bits."""
+    process = counting()
+    state = process.with_clients(process.local.initialize(), range(4))
+    for most in (1, 2):
+        found, wanted = (
+            process.local.next(state, give(range(4), most)) for give in (UNEQUAL.rows_by_part, UNEQUAL.shards)
+        )
+        for a, b in zip(tf.nest.flatten((found.state, found.metrics)), tf.nest.flatten((wanted.state, wanted.metrics))):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_simulate_takes_the_seed_of_the_process_or_its_own():
     process = toys.process(seed=3)
     assert run(process).state.seed == 3

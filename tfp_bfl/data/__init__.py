@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
 from tfp_bfl.data.cells import EMPTY
 from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
-from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
+from tfp_bfl.data.clients import ClientData, ClientExamples, ClientRows, Clients
 from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.hierarchical import pachinko
@@ -44,6 +44,7 @@ __all__ = [
     "ClientData",
     "ClientExamples",
     "ClientFiles",
+    "ClientRows",
     "Clients",
     "Column",
     "EncodedRows",

@@ -50,6 +50,18 @@ def _slices(*spec: tf.TensorSpec) -> Any:
     return rows.get_concrete_function(bound, bound, *spec)
 
 
+class ClientRows(NamedTuple):
+    """Hold the examples of several clients in memory.
+
+    Fields:
+      examples: of all of them, one client after another, leaves [N, ...].
+      ends: the number of rows up to the end of each client, int64 [K].
+    """
+
+    examples: ClientExamples
+    ends: np.ndarray
+
+
 class ClientData(abc.ABC):
     """Clients with examples that can be read here, one after another, and their datasets.
 
@@ -106,8 +118,7 @@ class ClientData(abc.ABC):
             raise InvalidArgument("A dataset needs at least one client.")
         # Slices of one array: the datasets of any clients have one type, and a small graph however many there are.
         spec = self.element_spec
-        examples = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))))
-        ends = np.cumsum(self.sizes[list(chosen)])
+        examples, ends = self.rows(*chosen)
         starts = np.concatenate([[0], ends[:-1]])
         # The operation instead of `map`: its function would be made anew for every dataset and stay for ever.
         variant = tf.raw_ops.MapDataset(
@@ -119,6 +130,13 @@ class ClientData(abc.ABC):
             preserve_cardinality=True,
         )
         return tf.data.experimental.from_variant(variant, spec)
+
+    def rows(self, *chosen: int) -> ClientRows:
+        """Return the examples of the chosen clients, one client after another."""
+        import tensorflow as tf
+
+        examples = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))))
+        return ClientRows(examples, np.cumsum(self.sizes[list(chosen)]))
 
     def shares(self, chosen: Iterable[int], most: int) -> list[list[int]]:
         """Split the chosen clients into at most `most` parts with about the same number of examples.
@@ -141,6 +159,10 @@ class ClientData(abc.ABC):
     def examples_by_part(self, chosen: Iterable[int], most: int) -> list[list[ClientExamples]]:
         """Return the examples of the clients of each of the `shares`."""
         return [[self.examples(k) for k in part] for part in self.shares(chosen, most)]
+
+    def rows_by_part(self, chosen: Iterable[int], most: int) -> list[ClientRows]:
+        """Return the rows of the clients of each of the `shares`."""
+        return [self.rows(*part) for part in self.shares(chosen, most)]
 
     def shards(self, chosen: Iterable[int], most: int) -> list[tf.data.Dataset]:
         """Return the datasets of `shares`."""

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.data import ClientData, ClientFiles, Parties, answering, cohort, each_drawn
+from tfp_bfl.data import ClientData, ClientFiles, Clients, Parties, answering, cohort, each_drawn
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, is_within
@@ -126,6 +126,8 @@ class Attempts:
                     "The engine compiled takes clients with examples in this process: use simulate_parties for sites."
                 )
             engine.expect(clients.sizes)  # type: ignore[attr-defined]
+        # Clients in files are read one after another.
+        self._by_rows = getattr(engine, "by_rows", False) and isinstance(clients, Clients)
         self._process = process
         self._engine = engine
         self._clients = clients
@@ -310,5 +312,7 @@ class Attempts:
             give = clients.references if self._by_reference else clients.shards
             if self._by_examples:
                 give = clients.examples_by_part
+            elif self._by_rows:
+                give = clients.rows_by_part
             self._shards = key, give(key, self._engine.concurrent_calls)
         return self._shards[1]

@@ -20,6 +20,7 @@ class Engine(Protocol):
       by_reference: whether it takes a `data.Reference` for each dataset; False where there is no such attribute.
       by_examples: whether it takes a list of `ClientExamples` for each dataset, and has `expect(sizes)`, which is
         called with the sizes of all clients before the first round; False likewise.
+      by_rows: whether it takes `data.ClientRows` for datasets of clients in memory; False likewise.
     """
 
     concurrent_calls: int

@@ -7,14 +7,24 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import Metrics, ServerState
+from tfp_bfl.data import ClientRows
 from tfp_bfl.errors import ComputationError, InvalidArgument
-from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, check_secret, summed, types_of
+from tfp_bfl.federated.round import (
+    Broadcast,
+    Contribute,
+    Contribution,
+    Round,
+    check_secret,
+    summed,
+    summed_rows,
+    types_of,
+)
 from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import TensorTree
 
@@ -36,7 +46,10 @@ class LocalEngine:
 
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.
+      by_rows: it takes the `ClientRows` of clients for datasets, too.
     """
+
+    by_rows = True
 
     def __init__(self, round: Round):
         self._round = round
@@ -50,7 +63,7 @@ class LocalEngine:
         """Return the state before the first round."""
         return as_arrays(self._round.initialize())
 
-    def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset]) -> Output:
+    def next(self, state: ServerState, datasets: Sequence[Union[tf.data.Dataset, ClientRows]]) -> Output:
         """Return the round after the state's, over all clients of the datasets.
 
         Raises:
@@ -75,23 +88,33 @@ class LocalEngine:
     def _contributions(self, sent: Broadcast, datasets: Sequence[Any]) -> list[Contribution]:
         """Yield the contributions of the datasets' clients, in a fixed order, each the sum of several."""
         number = min(len(datasets), self.concurrent_calls)
+        of_rows = isinstance(datasets[0], ClientRows)
         while len(self._lanes) < number:
-            self._lanes.append(_lane(self._round, self._lanes[0] if self._lanes else None))
+            self._lanes.append(_Lane(*client_of(self._round), {}))
+        for lane in self._lanes[:number]:
+            if of_rows not in lane.works:
+                lane.works[of_rows] = _work(self._round, lane, self._lanes[0], of_rows)
         parts = [
-            start(functools.partial(self._sum, lane.work, sent, datasets[i::number]))
+            start(functools.partial(self._sum, lane.works[of_rows], sent, datasets[i::number]))
             for i, lane in enumerate(self._lanes[:number])
         ]
         return [part.result() for part in parts]
 
-    def _sum(self, work: Any, sent: Broadcast, datasets: Sequence[tf.data.Dataset]) -> Contribution:
-        return functools.reduce(self._add, [work(sent, dataset) for dataset in datasets])
+    def _sum(self, work: Any, sent: Broadcast, datasets: Sequence[Any]) -> Contribution:
+        given = (x if isinstance(x, ClientRows) else (x,) for x in datasets)
+        return functools.reduce(self._add, [work(sent, *dataset) for dataset in given])
 
 
 class _Lane(NamedTuple):
-    """The clients' work over a dataset, and the variables that hold one client at a time."""
+    """The work of a client, the variables that hold one client at a time, and its sums over clients.
 
-    work: Callable[[Broadcast, tf.data.Dataset], Contribution]
+    Fields:
+      works: whether of `ClientRows`, or of a dataset -> the sum, traced when it is first asked for.
+    """
+
+    contribute: Contribute
     variables: list[tf.Variable]
+    works: dict[bool, Callable[..., Contribution]]
 
 
 def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
@@ -106,14 +129,16 @@ def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
         return round.build_client(), variables
 
 
-def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
-    """Return a lane with variables of its own, and the graph of the first one if that is all that it needs."""
-    contribute, variables = client_of(round)
-    if first and (work := with_variables(first.work, first.variables, variables)):
-        return _Lane(work, variables)
-    sent = types_of(round.broadcast, types_of(round.initialize))
-    work = tf.function(summed(contribute, round.add, round.element_spec), autograph=False)
-    return _Lane(work.get_concrete_function(sent, tf.data.DatasetSpec(round.element_spec)), variables)
+def _work(round: Round, lane: _Lane, first: _Lane, of_rows: bool) -> Callable[..., Contribution]:
+    """Return the sum of a lane: the graph of the first one, on variables of its own, if that is all that it needs."""
+    if of_rows in first.works:
+        copied = with_variables(first.works[of_rows], first.variables, lane.variables)
+        if copied:
+            return copied
+    spec, sent = round.element_spec, types_of(round.broadcast, types_of(round.initialize))
+    given = (spec, tf.TensorSpec([None], tf.int64)) if of_rows else (tf.data.DatasetSpec(spec),)
+    work = tf.function((summed_rows if of_rows else summed)(lane.contribute, round.add, spec), autograph=False)
+    return work.get_concrete_function(sent, *given)
 
 
 def with_variables(work: Any, own: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> Any:

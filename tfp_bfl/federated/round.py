@@ -262,8 +262,7 @@ def summed(
     """
 
     def over(sent: Broadcast, dataset: tf.data.Dataset) -> Contribution:
-        once = tf.function(lambda examples: contribute(sent, examples), input_signature=[spec], autograph=False)
-        specs = summed_spec(types_of(once), add)
+        once, specs = _once(contribute, add, spec, sent)
 
         @tf.function(autograph=False)
         def loop() -> Contribution:
@@ -281,6 +280,35 @@ def summed(
         return loop()
 
     return over
+
+
+def summed_rows(
+    contribute: Contribute, add: Callable[[Contribution, Contribution], Contribution], spec: ClientExamples
+) -> Callable[..., Any]:
+    """Return the function of a broadcast, examples and ends (`data.ClientRows`) that adds up as `summed` does.
+
+    The iterator of a dataset takes 4 ms at every call, and a fraction of a millisecond for each client.
+    """
+
+    def over(sent: Broadcast, examples: ClientExamples, ends: tf.Tensor) -> Contribution:
+        once, specs = _once(contribute, add, spec, sent)
+        starts = tf.concat([[0], ends[:-1]], 0)
+
+        def a_client(k: tf.Tensor, total: Contribution) -> Any:
+            rows = tf.nest.map_structure(lambda x: x[starts[k] : ends[k]], examples)
+            return k + 1, add(total, once(rows))
+
+        shapes = tf.TensorShape([]), tf.nest.map_structure(lambda x: x.shape, specs)
+        more = lambda k, total: k < tf.size(ends)
+        return tf.while_loop(more, a_client, (tf.constant(0), zeros(specs)), shapes, parallel_iterations=1)[1]
+
+    return over
+
+
+def _once(contribute: Contribute, add: Any, spec: ClientExamples, sent: Broadcast) -> tuple[Any, Contribution]:
+    """Return the work of a client, traced once, and the type of a sum over any number of clients."""
+    once = tf.function(lambda examples: contribute(sent, examples), input_signature=[spec], autograph=False)
+    return once, summed_spec(types_of(once), add)
 
 
 def summed_spec(one: Summed, add: Callable[[Summed, Summed], Summed]) -> Summed:
