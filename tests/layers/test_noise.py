@@ -95,6 +95,20 @@ def test_another_seed_other_draws(draws, other):
     assert_zero_mean(others * draws, 1)
 
 
+@pytest.mark.parametrize(
+    ("key", "counter", "words"),
+    [
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_threefry_has_the_known_answers(key, counter, words):
+    """Those of its authors' library, Random123."""
+    key, *counter = (np.array(x, np.uint32).view(np.int32) for x in (key, counter[:1], counter[1:]))
+    assert [int(x[0]) & 0xFFFFFFFF for x in noise.threefry(key, *counter)] == list(words)
+
+
 def test_the_directions_of_xla_are_those_of_the_c_library():
     """All 4,096 of them; the bound of the error is that of the polynomials and the rounding of the angle."""
     place = np.arange(-2048, 2048) + 0.5

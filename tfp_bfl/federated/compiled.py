@@ -164,10 +164,10 @@ class _Lanes:
         self._round, self._padded = round, padded
         self._lanes = [client_of(round)]
         self._work: dict[Any, list[Callable[..., Contribution]]] = {}
-        self._broadcast = tf.function(round.broadcast, autograph=False)
+        self._broadcast = tf.function(round.broadcast, autograph=False, reduce_retracing=True)
         # Not by XLA, which sorts all weights for a median of them.
         end = lambda state, sums: round.conclude(state, functools.reduce(round.add, sums))
-        self._conclude = tf.function(end, autograph=False)
+        self._conclude = tf.function(end, autograph=False, reduce_retracing=True)
 
     def next(self, state: ServerState, parts: Sequence[Groups]) -> tuple[ServerState, Metrics]:
         """Return the round after the state's."""

@@ -24,6 +24,9 @@ _FIRST_CALL = 2**29 + 3
 # Coefficients of sin(y) / y and of cos(y) in y^2, the highest power first.
 _ODD = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(5, -1, -1)]
 _EVEN = [(-1.0) ** k / math.factorial(2 * k) for k in range(6, -1, -1)]
+# Of Threefry, by turns.
+_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
 # Numbers of operations without another seed, from 1 on, across threads.
 _operations = itertools.count(1)
 
@@ -121,9 +124,39 @@ def _direction(place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _random_bits(shape: Sequence[Any], seed: tf.Tensor) -> tf.Tensor:
-    """Return independent int32 of 32 random bits each; XLA computes ThreeFry in less than half the time of Philox."""
-    algorithm = "threefry" if is_traced_for_xla() else "auto_select"
-    return tf.random.stateless_uniform(shape, seed, None, None, tf.int32, algorithm)
+    """Return independent int32 of 32 random bits each; by XLA in a fifth of the time of TensorFlow's generators."""
+    if not is_traced_for_xla():
+        return tf.random.stateless_uniform(shape, seed, None, None, tf.int32)
+    size = math.prod(shape)
+    counters = tf.range((size + 1) // 2)
+    words = threefry(seed, counters, tf.zeros_like(counters))
+    return tf.reshape(tf.reshape(tf.stack(words), [-1])[:size], shape)
+
+
+def threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return two words of random bits for each counter of two words: Threefry-2x32 of 20 rounds.
+
+    XLA makes one vectorised loop of it, and none of TensorFlow's generators.
+
+    Args:
+      key: int32 [2].
+      first, second: words of the counters, int32 [N].
+
+    Returns:
+      Two int32 [N].
+
+    Source: Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3, table 2.
+    """
+    key, first, second = (tf.bitcast(x, tf.uint32) for x in (key, first, second))
+    keys = key[0], key[1], key[0] ^ key[1] ^ _PARITY
+    first, second = first + keys[0], second + keys[1]
+    for i in range(5):
+        for left in _ROTATIONS[i % 2]:
+            first += second
+            second = first ^ (tf.bitwise.left_shift(second, left) | tf.bitwise.right_shift(second, 32 - left))
+        first += keys[(i + 1) % 3]
+        second += keys[(i + 2) % 3] + (i + 1)
+    return tf.bitcast(first, tf.int32), tf.bitcast(second, tf.int32)
 
 
 def random_signs(rows: Any, width: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
