@@ -103,7 +103,7 @@ ENGINES = (
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}
 CARRYING |= {"Module", "saved_model", "__version__", "variable_creator_scope", "TensorSpec", "constant", "fill"}
-CARRYING |= {"float32", "float64", "int32", "uint8", "zeros"}
+CARRYING |= {"float32", "float64", "int32", "int64", "uint8", "zeros"}
 MAX_LINES_OF_A_RECIPE = 40
 
 FILES = sorted(LIBRARY.rglob("*.py"))
