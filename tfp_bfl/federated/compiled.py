@@ -123,7 +123,9 @@ class CompiledEngine:
         numbers = sum(np.size(x) for x in tf.nest.flatten(state.weights))
         is_small = numbers * sum(len(client.labels) for part in datasets for client in part) <= MOST_ALONE
         if self._given is not datasets:
-            parts = [[client for part in datasets for client in part]] if is_small else datasets
+            # In their order, so that a sum on one core is the same on every machine.
+            everyone = [client for part in datasets for client in part]
+            parts = [sorted(everyone, key=lambda client: np.max(client.client, initial=-1))] if is_small else datasets
             self._parts = [self._grouped(part) for part in parts]
             self._given = datasets
         return is_small
