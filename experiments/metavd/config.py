@@ -66,6 +66,10 @@ RATED = {
         (f"{family}+constant_rate", {"variances": "constant_variances", "initial_rate": INITIAL_RATE}),
     )
 }
+# The median rate at which Reptile's learned noise ends: from there the level of a constant noise is the same.
+LEARNED_RATE = 0.69
+SAME_LEVEL = f"reptile+constant_rate_{LEARNED_RATE:g}"
+RATED[SAME_LEVEL] = {**RATED["reptile+constant_rate"], "initial_rate": LEARNED_RATE}
 # The authors' whole program at our width: without noise at test, which the scores without noise are.
 AS_PUBLISHED = {
     "reptile+metavd_as_published": {
@@ -102,6 +106,7 @@ _PAIRS = tuple(f"{family}{part}" for family in FAMILIES for part in ("", "+metav
 _ASIDE = (*RATED_PRUNED, *AS_PUBLISHED)
 PLAN = (
     *({"size": f"{name}_rates", "seeds": (0, 1), "methods": _PAIRS} for name in ("fashion_mnist", "cifar10")),
+    {"size": "fashion_mnist_rates", "seeds": (0, 1, 2, 3, 4), "methods": (SAME_LEVEL,)},
     {"size": "fashion_mnist_rates", "seeds": (0, 1), "methods": _ASIDE},
     *({"size": f"{name}_rates", "seeds": (2, 3, 4), "methods": _PAIRS} for name in ("fashion_mnist", "cifar10")),
     {"size": "cifar10_rates", "seeds": (0, 1), "methods": _ASIDE},

@@ -170,8 +170,9 @@ def effects(rows: list[Row]) -> list[list[str]]:
         family, _, part = name.partition("+")
         compared = [(family, methods.get(family, []), "")] if part else []
         if part == "metavd_rate":
-            other = f"{family}+constant_rate"
-            compared.append((other, methods.get(other, []), ""))
+            compared += [
+                (other, methods[other], "") for other in methods if other.startswith(f"{family}+constant_rate")
+            ]
         compared += [(f"{noise} noise", same, f", {noise}") for noise in ("none", "another")]
         for (other, theirs, suffix), who, when in itertools.product(compared, ("known", "unseen"), ("before", "after")):
             pairs = [
