@@ -325,7 +325,7 @@ def test_swag_weights_are_the_last_of_the_point_weights():
 
 
 def test_curvature_widens_the_diagonal_by_what_the_data_leave_open():
-    """By 1 / (H + 1 / t^2) with t^2 the mean square of a tensor's weights; mean and deviations stay."""
+    """Widen by 1 / (H + 1 / t^2), t^2 the mean square of a tensor's weights; mean and deviations stay."""
     data = table(12)
     narrow, wide = (run(mlp(), data, curvature=known).weights.posterior for known in (False, True))
     assert_same(wide._replace(diagonal=narrow.diagonal), narrow)

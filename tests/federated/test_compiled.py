@@ -82,7 +82,7 @@ def test_what_xla_can_not_compile_is_refused(name):
 
 
 def test_rounds_computed_ahead_are_those_computed_one_by_one(monkeypatch):
-    """Of 5 rounds, calls compute 1, 2 and 4; a state of another object makes the engine start again."""
+    """Run 5 rounds in calls that compute 1, 2 and 4; a state of another object makes the engine start again."""
     monkeypatch.setattr("tfp_bfl.federated.compiled.MOST_SECONDS", np.inf)
     process = bfl.algorithms.variational(mlp("flipout"), batch_size=16)
     process.compiled.expect(CLIENTS.sizes)
@@ -116,7 +116,7 @@ def test_a_run_is_resumed_to_the_bit(tmp_path):
 
 @deep
 def test_rounds_computed_ahead_are_discarded_for_other_clients():
-    """Other clients, of the same sizes, in the third round: ten rows of their own instead of what was ready."""
+    """Give other clients of the same sizes in the third round: their rows count, and what was ready does not."""
     process = DRAWLESS["fed_opt"](mlp("deterministic"))
     source = bfl.data.load("breast_cancer")
     clients = bfl.data.Clients(source, np.split(np.arange(40), 4))
@@ -141,7 +141,7 @@ def large(monkeypatch):
     ],
 )
 def test_cores_share_the_clients_of_a_large_round(make, monkeypatch):
-    """Each core has variables of its own: the sum is that of one core, to its rounding."""
+    """Compare the sum of cores, each with variables of its own, with that of one core, to its rounding."""
     process, again = (make(mlp("deterministic" if make in DRAWLESS.values() else "flipout")) for _ in range(2))
     alone = run(process, 3)
     large(monkeypatch)

@@ -53,7 +53,7 @@ def test_clients_are_weighed_and_their_order_or_shards_do_not_matter():
 
 
 def test_rows_in_memory_give_what_their_dataset_gives():
-    """Clients of several sizes who keep something, on one core and on two: the same bits."""
+    """Compare the bits for clients of several sizes who keep something, on one core and on two."""
     process = counting()
     state = process.with_clients(process.local.initialize(), range(4))
     for most in (1, 2):

@@ -256,7 +256,7 @@ def test_a_prior_determines_what_the_rows_do_not():
 
 
 def test_steps_that_do_not_converge_under_a_prior_are_no_separation(monkeypatch):
-    """With a prior the maximum exists, so that the sentence names the steps and no column."""
+    """Name the steps and no column, as the maximum exists with a prior."""
     monkeypatch.setattr("tfp_bfl.glm.newton.MOST_MESSAGES", 1)
     with pytest.raises(ValueError, match=r"^Newton's steps did not converge in 2 messages: rescale the columns\.$"):
         glm.fit([GOOD], "bernoulli", prior_stddev=2.5)

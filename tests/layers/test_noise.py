@@ -104,13 +104,13 @@ def test_another_seed_other_draws(draws, other):
     ],
 )
 def test_threefry_has_the_known_answers(key, counter, words):
-    """Those of its authors' library, Random123."""
+    """Compare with the known answers of its authors' library, Random123."""
     key, *counter = (np.array(x, np.uint32).view(np.int32) for x in (key, counter[:1], counter[1:]))
     assert [int(x[0]) & 0xFFFFFFFF for x in noise.threefry(key, *counter)] == list(words)
 
 
 def test_the_directions_of_xla_are_those_of_the_c_library():
-    """All 4,096 of them; the bound of the error is that of the polynomials and the rounding of the angle."""
+    """Compare all 4,096; the bound of the error is that of the polynomials and the rounding of the angle."""
     place = np.arange(-2048, 2048) + 0.5
     with traced_for_xla():
         found = noise._direction(tf.constant(place, tf.float32))
@@ -120,7 +120,7 @@ def test_the_directions_of_xla_are_those_of_the_c_library():
 
 @pytest.mark.statistical
 def test_the_signs_of_xla_are_balanced():
-    """2^20 signs, and neighbours: 5 standard errors, 6e-7 each."""
+    """Bound the means of 2^20 signs and of products of neighbours by 5 standard errors, 6e-7 each."""
     signs = by_xla(SEED)[1].numpy().reshape(-1)
     assert set(np.unique(signs)) == {-1, 1}
     assert_zero_mean(signs, 1)

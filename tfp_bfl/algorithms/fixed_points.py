@@ -55,7 +55,7 @@ def notices_of(
     name, optimizer = rules.whole_model(rule).name, optimizer or DEFAULT_OPTIMIZER
     of_gaussian = fixed_point_warning(name, optimizer, inference or DEFAULT_INFERENCE)
     of_point = fixed_point_warning(name, optimizer)
-    # To build a model takes up to a second.
+    # To build a model takes some tenths of a second.
     is_same = of_gaussian == of_point
     warning = of_point if is_same or not models.layout(models.as_model_fn(model_fn)()).variational else of_gaussian
     return (warning,) if warning else ()
