@@ -16,7 +16,7 @@ from importlib import metadata
 import click
 import numpy as np
 from sides import SIDES
-from work import DATASETS, make_clients, make_process, simulate
+from work import DATASETS, make_clients, make_process, read_clients, simulate
 
 import tfp_bfl as bfl
 
@@ -41,7 +41,8 @@ at_least_one = click.IntRange(min=1)
 @click.option("--workers", type=at_least_one, default=1, show_default=True, help="Processes that share the clients.")
 @click.option("--cohort", type=at_least_one, help="Number of clients in a round; default: all.")
 @click.option("--unequal", is_flag=True, help="Give clients different sizes with the mean --examples.")
-def main(model, name, num_clients, examples, batch_size, rounds, workers, cohort, unequal):
+@click.option("--data", metavar="FILE.npz", help="Clients as the peers read them, in place of the prepared dataset.")
+def main(model, name, num_clients, examples, batch_size, rounds, workers, cohort, unequal, data):
     side = SIDES[name]
     engine = side.engine
     if engine == "local" and workers > 1:
@@ -49,9 +50,11 @@ def main(model, name, num_clients, examples, batch_size, rounds, workers, cohort
     if engine == "local":
         bfl.federated.share_cores(cohort or num_clients)
     try:
-        clients = make_clients(model, num_clients, examples, unequal)
-    except bfl.errors.InvalidArgument as error:
+        clients = read_clients(data, model) if data else make_clients(model, num_clients, examples, unequal)
+    except ValueError as error:  # of this library too
         raise click.UsageError(str(error)) from None
+    if len(clients.sizes) != num_clients:
+        raise click.UsageError(f"{data} holds {len(clients.sizes)} clients: give --clients {len(clients.sizes)}.")
     process = make_process(model, side, clients, batch_size)
     result, seen, worker_mb = simulate(process, clients, rounds, engine, workers, cohort_size=cohort)
     cpu = seen.cpu_of_a_round()
@@ -64,12 +67,12 @@ def main(model, name, num_clients, examples, batch_size, rounds, workers, cohort
         "model": model,
         **side._asdict(),
         "clients": num_clients,
-        "examples": examples,
+        "examples": round(float(clients.sizes.mean())),
         "batch_size": batch_size,
         "rounds": rounds,
         "workers": workers,
         "cohort": cohort,
-        "unequal": unequal,
+        "unequal": len(set(clients.sizes)) > 1,
         "steps": steps,
         "ms_per_step": round(1000 * typical / steps, 3),
         "cpu_ms_per_step": cpu and round(1000 * cpu / steps, 3),

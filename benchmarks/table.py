@@ -111,8 +111,9 @@ def command(side: str, setting: Setting, data: pathlib.Path) -> list[str]:
     flags += ["--model", setting.model, "--rounds", str(setting.rounds)]
     if setting.cohort:
         flags += ["--cohort", str(setting.cohort)]
+    flags += ["--data", str(data)]
     if name != "ours":
-        return [interpreter(name), str(HERE / "peers" / f"{name}_round.py"), "--data", str(data), *flags]
+        return [interpreter(name), str(HERE / "peers" / f"{name}_round.py"), *flags]
     flags = ["--side", *flags, "--clients", str(setting.clients), "--examples", str(setting.examples)]
     return [sys.executable, str(HERE / "round.py"), *flags, *(["--unequal"] if setting.unequal else [])]
 

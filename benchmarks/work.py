@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from peers import arguments
 from peers.arguments import Clock, peak_mb
 from sides import Side
 
@@ -24,6 +25,18 @@ def make_clients(model: str, num_clients: int, examples: int, unequal: bool = Fa
     unit = 32 if unequal else 1
     ends = unit * np.round(shares[:-1] / shares[-1] * len(rows) / unit).astype(int)
     return bfl.data.Clients(source, np.split(rows, ends))
+
+
+def read_clients(path: str, model: str) -> bfl.data.Clients:
+    """Return the clients in a file that the peers read too, so that no side spends memory on another dataset.
+
+    Raises:
+      ValueError: the file is absent, or does not hold clients that the model can learn from.
+    """
+    held = arguments.read(path, model)
+    names = tuple(map(str, range(arguments.NUM_CLASSES)))
+    source = bfl.data.Source(DATASETS[model], "train", held.features, held.labels, names)
+    return bfl.data.Clients(source, np.split(np.arange(len(held.labels)), np.cumsum(held.sizes)[:-1]))
 
 
 def make_process(model: str, side: Side, clients: bfl.data.Clients, batch_size: int = 32):

@@ -7,6 +7,7 @@ import pathlib
 import re
 import sys
 
+import numpy as np
 import pytest
 
 import tfp_bfl as bfl
@@ -137,3 +138,23 @@ def test_no_call_leaves_the_inference_to_a_default():
                 calls += 1
                 assert any(keyword.arg is None for keyword in node.keywords), f"{path.name}:{node.lineno}"
     assert calls >= 8
+
+
+def test_every_side_of_the_table_reads_the_same_clients(modules, tmp_path, monkeypatch):
+    table, work = modules["table"], modules["work"]
+    rows = np.arange(240 * 784)
+    source = bfl.data.Source("made up", "train", rows.reshape(240, 28, 28, 1) % 251, rows[:240] % 10)
+    monkeypatch.setattr(bfl.data, "load", lambda name, split: source)
+    setting = table.Setting("lenet", 3, 80, 2, 1, ("ours default", "pfl"), unequal=True)
+    path = table.save_clients(str(tmp_path), setting)
+    monkeypatch.setattr(table, "interpreter", lambda peer: peer)
+    for side in setting.sides:
+        arguments = table.command(side, setting, path)
+        assert arguments[arguments.index("--data") + 1] == str(path)
+    ours, peers = work.read_clients(str(path), "lenet"), modules["peers.arguments"].read(str(path), "lenet")
+    assert list(ours.sizes) == list(peers.sizes) and len(set(peers.sizes)) > 1
+    for client in range(3):
+        features, labels = peers.examples(client)
+        mine = ours.examples(client)
+        np.testing.assert_array_equal(mine.features / np.float32(255), features)
+        np.testing.assert_array_equal(mine.labels, labels)
