@@ -1,6 +1,7 @@
 """Cells: what is done once, what is tried again, and what is left when the program ends."""
 
 import json
+import logging
 import os
 import pathlib
 import signal
@@ -21,6 +22,7 @@ def write(folder, options):
         raise ValueError("it is odd")
     folder.mkdir(parents=True)
     (folder / "pid").write_text(str(os.getpid()))
+    (folder / "level").write_text(str(logging.getLogger("tensorflow").getEffectiveLevel()))
     (folder / "summary.json").write_text(json.dumps({"options": dict(options), "score": options["number"]}))
 
 
@@ -48,6 +50,8 @@ def test_each_is_run_once_and_reported(tmp_path, capsys, jobs):
     assert {line[4:] for line in lines} == {"cell 2: score 2", "cell 3: score 3"}
     pids = {(tmp_path / f"cell {i}" / "pid").read_text() for i in (2, 3)}
     assert (str(os.getpid()) in pids) == (jobs == 1)
+    if jobs > 1:  # As the command line does in its own process: TensorFlow's advice on tracing is not for its users.
+        assert {(tmp_path / f"cell {i}" / "level").read_text() for i in (2, 3)} == {str(logging.ERROR)}
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.deep(after="tests/app/test_cells.py"))])

@@ -193,6 +193,7 @@ def _begin(parent: int, threads: int) -> None:
     # Of Ctrl-C in a terminal the parent hears as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     use_threads(threads)
 
 
@@ -208,7 +209,7 @@ def forget_models() -> None:
 
 
 def use_threads(number: Optional[int]) -> None:
-    """Report TensorFlow how many threads an operation has, and to run one operation at a time; None: its own choice."""
+    """Set the threads of a TensorFlow operation, with one operation at a time; None leaves TensorFlow's own choice."""
     if number:
         import tensorflow as tf
 
