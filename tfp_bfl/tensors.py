@@ -22,7 +22,7 @@ _for_xla: contextvars.ContextVar[tuple[bool, bool]] = contextvars.ContextVar("fo
 
 @contextlib.contextmanager
 def traced_for_xla(xla: bool = True, padded: bool = False) -> Iterator[None]:
-    """Report functions that are traced inside the block that XLA compiles them, or does not.
+    """Mark the functions that are traced inside the block as compiled by XLA, or not.
 
     XLA must know all shapes beforehand, and has no kernels for some operations. A loop over scalars costs its
     arithmetic alone there, where TensorFlow takes some 10 us for each turn.

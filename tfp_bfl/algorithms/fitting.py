@@ -79,7 +79,7 @@ def check_extra(
     weighting: str,
     robust: Optional[str],
 ) -> None:
-    """Raise InvalidArgument where statistics beside the weights are sent and not taken, or are not pooled so."""
+    """Raise InvalidArgument unless the step takes the extra statistics that clients send and the rule pools them."""
     if step.extra != (work.extra is not None):
         raise InvalidArgument(
             f"The server step {step.name!r} needs statistics beside the weights, and these clients send none: use it "

@@ -20,7 +20,7 @@ def meta_learning(
     server_optimizer: Optional[ServerOptimizer] = None,
     **options: object,
 ) -> federated.BayesianProcess:
-    """Return weights from which a step on a client's data leads far, pooled by any rule.
+    """Build a process that trains weights to be adapted by one step on a client's data, pooled by any rule.
 
     "maml" is MAML, "first_order_maml" its first order, "hessian_free_maml" PerFedAvg. "plain" is FedAvg, and Reptile
     with a server optimizer such as SGD of momentum 0.9: these differ by the server's step, and by adaptation at test.

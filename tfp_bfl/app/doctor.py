@@ -24,7 +24,7 @@ class _Failed(Exception):
 
 
 def examine(console: Console) -> bool:
-    """Run every check, prints a line for each, and return whether all passed."""
+    """Run every check, print a line for each, and return whether all passed."""
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("Python", platform.python_version),
         ("packages", _packages),

@@ -21,7 +21,7 @@ DECAY, STABILIZER = 0.99, 1e-5
 
 
 def sgld_step(weights: Any, gradient: Any, step_size: Any, seed: tf.Tensor) -> Any:
-    """Return one step of stochastic-gradient Langevin dynamics (SGLD).
+    """Compute one step of stochastic-gradient Langevin dynamics (SGLD).
 
     w' = w + (step_size / 2) gradient + sqrt(step_size) e,   e ~ N(0, I)
 
@@ -52,7 +52,7 @@ def psgld_step(
     decay: float = DECAY,
     stabilizer: float = STABILIZER,
 ) -> tuple[Any, Any]:
-    """Return one step of SGLD with RMSprop's preconditioner (pSGLD), with noise from the first step on.
+    """Compute one step of SGLD with RMSprop's preconditioner (pSGLD), with noise from the first step on.
 
     v' = decay v + (1 - decay) mean_gradient^2,   P = 1 / (stabilizer + sqrt(v'))
     w' = w + (step_size / 2) P gradient + sqrt(step_size P) e,   e ~ N(0, I)

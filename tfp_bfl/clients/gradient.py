@@ -216,7 +216,7 @@ def _coding(settings: ClientSettings, size: int) -> Coding:
 def draw_batch(
     is_present: tf.Tensor, number: tf.Tensor, batch_size: Union[int, float, None], seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """n rows drawn without replacement from those with `is_present` [N], and N_i / n for each, 0 for rows beyond n.
+    """Draw n rows without replacement from those with `is_present` [N]; return them and N_i / n for each, 0 beyond n.
 
     By a sort of random keys; where XLA compiles it by Floyd's algorithm, which takes n draws and not N: the rows that
     are there must then be the first. Shapes depend on N and `batch_size` alone, so that examples may be padded with

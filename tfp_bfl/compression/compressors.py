@@ -103,7 +103,7 @@ def quantiser(levels: int) -> Compressor:
 
 
 def sparsifier(share: float) -> Compressor:
-    """Keep each value with the same probability, and enlarges what it keeps: C(x)_j = x_j / share, or 0.
+    """Keep each value with the same probability, and scale up the kept ones: C(x)_j = x_j / share, or 0.
 
     omega = 1 / share - 1, exactly: E (C(x)_j - x_j)^2 = omega x_j^2
 
@@ -180,7 +180,7 @@ def _sparse(name: str, share: float, compress: Callable[..., Any], omega: Callab
 
 
 def none() -> Compressor:
-    """Return c(x) = x, omega = 0: 32 bits a value."""
+    """Return the identity as a compressor: C(x) = x, omega = 0, 32 bits a value."""
 
     def decode(code: bytes, size: int) -> np.ndarray:
         if len(code) != 4 * size:

@@ -27,7 +27,7 @@ PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a p
 
 
 def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | None = None) -> Any:
-    """Return the prepared TFDS builder of an image classification dataset; download and prepares it if need be.
+    """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be.
 
     Raises:
       InvalidArgument: as `tfp_bfl.data.load` says.
@@ -140,7 +140,7 @@ def _check_features(builder: Any, name: str) -> None:
 
 
 def _prepare(builder: Any, name: str) -> None:
-    """Download and prepares; a failure leaves no half folder behind."""
+    """Download and prepare the dataset; a failure leaves no half folder behind."""
     import tensorflow_datasets as tfds
 
     root = pathlib.Path(builder.data_dir_root)

@@ -84,7 +84,7 @@ def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) ->
 
 
 def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:
-    """Return the number of clients a round, which is K for None, and draws none.
+    """Return the number of clients a round, which is K for None, without a draw.
 
     Raises:
       InvalidArgument: one is below 1, or `cohort_size` is above `num_clients`.

@@ -129,7 +129,7 @@ def _kinds() -> str:
 
 
 def _read_image(file: BinaryIO, suffix: str, shape: tuple[int, int, int]) -> np.ndarray:
-    """Pixels, uint8 [height, width, channels]."""
+    """Return the pixels, uint8 [height, width, channels]."""
     from PIL import Image, ImageOps
 
     if suffix not in FORMATS:
@@ -199,12 +199,12 @@ def _orientation(image: Any) -> int:
 
 
 def _upright(image: Any, orientation: int) -> tuple[int, int]:
-    """Height and width as the image is shown."""
+    """Return height and width as the image is shown."""
     return (image.width, image.height) if orientation in _TURNED else (image.height, image.width)
 
 
 def _has_gray_palette(image: Any) -> bool:
-    """GIF has palettes only; that of a gray image may stand for one channel."""
+    """Return whether all colours of a palette are gray: GIF has palettes only, and a gray one is one channel."""
     palette = np.array(image.getpalette() or [0, 1, 2]).reshape(-1, 3)
     return image.mode == "P" and bool((palette == palette[:, :1]).all())
 
@@ -247,7 +247,7 @@ class _Reluctant(io.BufferedIOBase):
 
 
 def _read_archive(file: BinaryIO, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels, uint8 or float32 [N, height, width, channels], and whether each image has values out of [0, 1], [N]."""
+    """Return pixels, uint8 or float32 [N, height, width, channels], and which images have values out of [0, 1], [N]."""
     with _errors_as("is not a readable .npz archive"), zipfile.ZipFile(_Reluctant(file)) as archive:  # type: ignore[arg-type]
         members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
         if len(members) != 1:

@@ -50,7 +50,7 @@ def _breast_cancer() -> _Table:
 
 
 def _diabetes() -> _Table:
-    """Return a measure of disease progression a year after ten baseline measurements (Efron et al. 2004)."""
+    """Return ten baseline measurements and the disease progression a year after them (Efron et al. 2004)."""
     rows = np.loadtxt(_file("diabetes_data_raw.csv.gz"))
     return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), ())
 
@@ -63,7 +63,7 @@ EMBEDDED: dict[str, Callable[[], _Table]] = {
 
 
 def _heart_disease() -> OwnData:
-    """Return 920 patients of four hospitals (Janosi et al. 1989, CC BY 4.0): heart_disease/README.md."""
+    """Return the data of 920 patients of four hospitals (Janosi et al. 1989, CC BY 4.0): heart_disease/README.md."""
     return read_own(
         pathlib.Path(__file__).parent / "heart_disease" / "heart_disease.csv", label="disease", client="hospital"
     )

@@ -61,7 +61,7 @@ class Partition:
 
 
 def given(num_clients: int) -> Partition:
-    """Refuse the name of the partition that data define themselves (`read_own`) for other data."""
+    """Return the partition of data that name their clients (`read_own`); for other data it raises InvalidArgument."""
 
     def assign(classes: list[np.ndarray], seed: int) -> list[np.ndarray]:
         raise InvalidArgument("The data say nothing of clients: name the column that does, or give another partition.")

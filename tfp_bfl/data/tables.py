@@ -199,7 +199,7 @@ def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> None:
 
 
 def _separator(head: str, path: pathlib.Path) -> str:
-    """Return the one that splits the header into most columns."""
+    """Return the separator that splits the header into most columns."""
     lines = head.lstrip("\ufeff\r\n")
 
     def count(separator: str) -> int:

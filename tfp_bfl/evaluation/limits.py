@@ -101,7 +101,7 @@ def risk_coverage(probabilities: Any, labels: Any, uncertainty: Any) -> RiskCove
 
 
 def area_under_risk_coverage(curve: RiskCoverage) -> float:
-    """AURC: the mean risk over the coverages; an uncertainty that knows nothing has the model's error rate.
+    """Return the mean risk over the coverages (AURC); an uncertainty that knows nothing has the model's error rate.
 
         sum_j risk_j (coverage_j - coverage_j-1)
 

@@ -141,7 +141,7 @@ def predict(
     precision: str = "float32",
     linearised: bool = False,
 ) -> np.ndarray:
-    """Sampled predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
+    """Return sampled predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
 
     Args:
       model: returns logits.

@@ -117,7 +117,7 @@ def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = C
 
 
 def _normal_cdf(z: tf.Tensor) -> tf.Tensor:
-    """Return phi(z) to 7.5e-8: TensorFlow Lite has no error function. Source: Abramowitz and Stegun 1964, 26.2.17."""
+    """Return Phi(z) to 7.5e-8: TensorFlow Lite has no error function. Source: Abramowitz and Stegun 1964, 26.2.17."""
     t = 1.0 / (1.0 + 0.2316419 * tf.abs(z))
     powers = (0.319381530, -0.356563782, 1.781477937, -1.821255978, 1.330274429)
     tail = tf.zeros_like(z)

@@ -37,7 +37,7 @@ _VARIABLE_TYPES = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf
 
 
 def check_graph(meta: Any) -> None:
-    """Operations, their constants, and who calls whom in a MetaGraphDef."""
+    """Check the operations of a MetaGraphDef, their constants, and the calls of its functions."""
     library = meta.graph_def.library
     if library.gradient or library.registered_gradients:
         raise InvalidArgument("it brings gradients")
@@ -79,7 +79,7 @@ def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
 
 
 def _check_constant(tensor: Any) -> None:
-    """Return a few bytes can declare a constant of any size."""
+    """Check the type and size of a constant: a few bytes can declare one of any size."""
     try:
         num_bytes = num_elements(tensor.tensor_shape) * tf.as_dtype(tensor.dtype).size
     except (TypeError, ValueError):
@@ -94,7 +94,7 @@ def _callees(function: Any) -> list[str]:
 
 
 def _check_calls(functions: dict[str, Any]) -> None:
-    """No function calls itself, and calls written out are neither very deep nor very many."""
+    """Check that no function calls itself, and that calls written out are neither very deep nor very many."""
     sizes: dict[str, int] = {}
 
     def size(name: str, depth: int) -> int:

@@ -139,7 +139,7 @@ def _check(graph: bytes, outputs: Any, rows: Any) -> dict[str, Any]:
 
 
 def _check_loaded(loaded: Any, info: Info, wanted: Any, rows: Any) -> None:
-    """Return the functions behind the names, which need not be as the file's own list of signatures says."""
+    """Check the signatures as loaded, which may differ from the file's own list, and that all weights are finite."""
     facts: Any = info.model
     num_classes = facts["num_classes"]
     for name, signature in loaded.signatures.items():

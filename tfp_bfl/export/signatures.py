@@ -100,7 +100,7 @@ def make_functions(
 
     @traced(number["num_samples"], number["seed"])
     def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return [S, B, L]; a model without anything random has one sample."""
+        """Return outputs [S, B, L]; a model without anything random has one sample."""
         with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
             seeds = sample_seeds(seed, num_samples if stochastic else 1)
         return tf.map_fn(lambda seed: at_sample(images, seed), seeds, fn_output_signature=tf.float32)
@@ -181,7 +181,7 @@ def _scaled(images: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _portable(model: tf.keras.Model) -> Iterator[None]:
-    """Recurrent layers as plain loops: a kernel of GPUs would be chosen by whoever reads the graph."""
+    """Trace recurrent layers as plain loops inside the block: else readers of the graph may choose a GPU kernel."""
     chosen = {x: x._could_use_gpu_kernel for x in model._flatten_layers() if hasattr(x, "_could_use_gpu_kernel")}
     try:
         for layer in chosen:

@@ -115,7 +115,7 @@ class CompiledEngine:
         return self._ready[-1]
 
     def replace_dead_workers(self) -> int:
-        """0: there are none."""
+        """Return 0: there are no workers."""
         return 0
 
     def _take(self, state: ServerState, datasets: Sequence[Sequence[ClientExamples]]) -> bool:

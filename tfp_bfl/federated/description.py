@@ -17,7 +17,7 @@ from tfp_bfl.contracts import ClientWork, Rule, ServerStep
 
 
 def describe(model: tf.keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
-    """Return the library, the model and the rule. Models of the same layers with the same options have the same words.
+    """Describe the library, the model and the rule; alike for models of the same layers with the same options.
 
     Args:
       memory: specs of the server step's state; if there are any, they are described too.

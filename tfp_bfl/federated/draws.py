@@ -41,7 +41,7 @@ class Thinning(NamedTuple):
 
 
 def check_thinning(thinning: Thinning) -> Thinning:
-    """Return the thinning, if its counts are in range; raises InvalidArgument otherwise."""
+    """Return the thinning, if its counts are in range; raise InvalidArgument otherwise."""
     check_count(thinning.burn_in, "burn_in_rounds", 0)
     check_count(thinning.every, "every")
     if thinning.most is not None:

@@ -73,7 +73,7 @@ ENGINES: dict[str, MakeEngine] = {
 
 
 def default_engine() -> str:
-    """tff where TensorFlow Federated is installed, local elsewhere."""
+    """Return "tff" where TensorFlow Federated is installed, "local" elsewhere."""
     return "tff" if engine("tff").is_installed() else "local"
 
 

@@ -82,11 +82,11 @@ class LocalEngine:
         return output
 
     def replace_dead_workers(self) -> int:
-        """0: there are none."""
+        """Return 0: there are no workers."""
         return 0
 
     def _contributions(self, sent: Broadcast, datasets: Sequence[Any]) -> list[Contribution]:
-        """Yield the contributions of the datasets' clients, in a fixed order, each the sum of several."""
+        """Return the contributions of the datasets' clients, in a fixed order, each the sum of several."""
         number = min(len(datasets), self.concurrent_calls)
         of_rows = isinstance(datasets[0], ClientRows)
         while len(self._lanes) < number:

@@ -23,7 +23,7 @@ def is_full(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def space(path: Path) -> Iterator[None]:
-    """Within it a full disk is an OSError that names `path`, the file or folder that is written.
+    """Raise an OSError that names `path`, the file or folder that is written, if the disk is full inside the block.
 
     Raises:
       OSError: the disk is full.
@@ -38,7 +38,7 @@ def space(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def begun(path: Path, remove: bool = False) -> Iterator[None]:
-    """Within it a new file or folder is written; if that fails, whatever there is of it is removed.
+    """Remove what there is of a new file or folder if the block, which writes it, fails.
 
     Args:
       path: that does not exist, or is an empty folder.

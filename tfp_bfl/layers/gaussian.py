@@ -193,7 +193,7 @@ def _noise(weight: VariationalWeight, seed: tf.Tensor, dtype: tf.DType) -> tf.Te
 
 
 def _signed(x: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
-    """x [B, H, W, C] times signs [B, 1, 1, C]; likewise without the axes between."""
+    """Return x [B, H, W, C] times signs [B, 1, 1, C]; likewise without the axes between."""
     if len(x.shape) != 4 or x.shape[2] is None:
         return x * signs
     # Broadcasting along rows of W C numbers takes half the time of broadcasting along few channels.

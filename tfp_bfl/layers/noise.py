@@ -158,7 +158,7 @@ def threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Te
 
 
 def random_signs(rows: Any, width: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Independent +1 and -1 with probability 1 / 2 each: [rows, width rounded up to a multiple of 4]."""
+    """Return independent +1 and -1 with probability 1 / 2 each: [rows, width rounded up to a multiple of 4]."""
     columns = -(-width // 4)
     bits = _random_bits([rows, columns], seed)
     four = tf.reshape(tf.bitcast(bits, tf.int8), [rows, 4 * columns])

@@ -23,7 +23,7 @@ def conv_net(
     variational_layers: str | Sequence[str] = ("dense_1",),
     **options: Any,
 ) -> tf.keras.Model:
-    """Return three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C
+    """Build three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C
     units.
 
     Args:

@@ -124,7 +124,7 @@ class Blocks:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Return layers made in this block compute in the builder's precision."""
+        """Make layers that are built inside the block compute in the builder's precision."""
         policies = self.keras.mixed_precision
         before = policies.global_policy()
         policies.set_global_policy(self._policy)
@@ -143,7 +143,7 @@ class Blocks:
         padding: str = "same",
         add: Any = None,
     ) -> Any:
-        """Convolution, normalization, the residual `add` if there is one, ReLU, and dropout if the kind has it.
+        """Apply a convolution, normalization, the residual `add` if there is one, ReLU, and dropout if the kind has it.
 
         A block that adds drops what it adds to, before the sum: the other path would be dropped once a block.
         """
@@ -161,7 +161,7 @@ class Blocks:
         return self.keras.layers.ReLU()(self.keras.layers.Add()([self._dropout(x), add]))
 
     def dense(self, x: Any, units: int, activation: Any = None) -> Any:
-        """Dense layer; dropout after it if the kind has it and it is not the output (which has no activation).
+        """Apply a dense layer; dropout after it if the kind has it and it is not the output (which has no activation).
 
         `activation` is one of Keras' by name, or a layer.
         """
@@ -171,7 +171,7 @@ class Blocks:
         return self._dropout(x) if activation else x
 
     def logits(self, x: Any, num_classes: int) -> Any:
-        """Return the output layer; its result is float32 in every precision.
+        """Apply the output layer; its result is float32 in every precision.
 
         Raises:
           InvalidArgument: a layer was to be variational that there is not.

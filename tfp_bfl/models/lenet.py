@@ -20,7 +20,7 @@ def lenet(
     normalization: str = "none",
     **options: Any,
 ) -> tf.keras.Model:
-    """LeNet-5: two 5 x 5 convolutions with 6 and 16 filters, each pooled, and dense layers of 120, 84 and C.
+    """Build LeNet-5: two 5 x 5 convolutions with 6 and 16 filters, each pooled, and dense layers of 120, 84 and C.
 
     61,706 point weights for 28 x 28 x 1 images. Convolutions keep the size ("same"), so that images from 8 x 8 fit; on
     images of 16 x 16 and more the second one is "valid", as in the original.

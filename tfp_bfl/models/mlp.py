@@ -22,7 +22,7 @@ def mlp(
     activation: str = "relu",
     **options: Any,
 ) -> tf.keras.Model:
-    """Dense layers on the flattened input; no hidden layer is logistic regression.
+    """Build dense layers on the flattened input; no hidden layer is logistic regression.
 
     Args:
       hidden: units of the hidden layers.

@@ -20,7 +20,7 @@ def resnet20(
     normalization: str = "batch",
     **options: Any,
 ) -> tf.keras.Model:
-    """ResNet-20: a 3 x 3 convolution, nine blocks of two (three each with 16, 32, 64 filters), mean pooling, dense.
+    """Build ResNet-20: a 3 x 3 convolution, nine blocks of two (three each with 16, 32, 64 filters), pooling, dense.
 
     Shortcuts have no weights (option A: stride 2, zeros for the new channels). About 0.27 million point weights.
 

@@ -58,7 +58,7 @@ def kernel_density(
 
 
 def density_legend(figure: Figure, axes: Axes) -> None:
-    """Return one legend beneath all panels, of what one of them shows."""
+    """Draw one legend beneath all panels, with the entries of one of them."""
     handles, names = axes.get_legend_handles_labels()
     columns = 3 if figure.get_figwidth() < 8 else 4
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 1)
@@ -72,7 +72,7 @@ def draw_kernel_density(
     title: str = "",
     label: str = "value of the weight",
 ) -> None:
-    """Return `kernel_density` on axes that are there, such as one of many panels; without a legend.
+    """Draw `kernel_density` on existing axes, such as one of many panels; without a legend.
 
     Raises:
       InvalidArgument: as `kernel_density`.

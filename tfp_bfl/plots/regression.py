@@ -16,7 +16,7 @@ _MOST_INTERVALS = 80
 
 
 def regression_figures(numbers: Mapping[str, Any], labels: Any) -> dict[str, Figure]:
-    """Return all of them, by name."""
+    """Return all figures of a regression, by name."""
     return {
         "predicted_against_true": predicted_against_true(numbers, labels),
         "interval_coverage": interval_coverage(numbers, labels),

@@ -62,7 +62,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 def tidy(
     axes: Axes, title: str = "", x: str = "", y: str = "", grid: Optional[Literal["x", "y", "both"]] = "y"
 ) -> None:
-    """Return `axes` the common look: title on the left, axis labels, and a light grid along `grid`."""
+    """Give `axes` the common look: title on the left, axis labels, and a light grid along `grid`."""
     axes.set_facecolor("white")
     if title:
         axes.set_title(title, loc="left", fontsize=SIZE + 1, color=INK, fontweight="bold")

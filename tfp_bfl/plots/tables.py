@@ -127,12 +127,12 @@ def _number(value: Any) -> Optional[float]:
 
 
 def _score(score: float) -> str:
-    """Return a result, of which small ones keep their digits."""
+    """Format a score; a small one keeps its digits."""
     return f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}"
 
 
 def costs(runs: Sequence[RunResults]) -> Table:
-    """Time, memory and exchange, as far as the runs recorded them."""
+    """Return time, memory and exchange, as far as the runs recorded them."""
     rows = []
     for key, form in _COSTS.items():
         values = [run.summary.get(key) for run in runs]

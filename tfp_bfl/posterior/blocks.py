@@ -14,7 +14,7 @@ BLOCK = 2**22
 
 
 def width(num_rows: int) -> int:
-    """Return weights in a block of matrices with so many rows."""
+    """Return the number of weights in a block of matrices with so many rows."""
     return max(1, BLOCK // max(1, num_rows))
 
 

@@ -30,7 +30,7 @@ def effective_sample_size(values: Array) -> np.ndarray:
 
 
 def potential_scale_reduction(values: Array) -> np.ndarray:
-    """Return r-hat of split chains [...]: 1 where they agree, and above 1.01 where they do not yet.
+    """Return R-hat of split chains [...]: 1 where they agree, and above 1.01 where they do not yet.
 
     Args:
       values: as of `effective_sample_size`.
@@ -41,7 +41,7 @@ def potential_scale_reduction(values: Array) -> np.ndarray:
 
 
 def hpd_level(potential: Array, alpha: float = 0.01) -> float:
-    """eta with P(U <= eta) = 1 - alpha: {w: U(w) <= eta} is the region of highest density of mass 1 - alpha.
+    """Return eta with P(U <= eta) = 1 - alpha: {w: U(w) <= eta} is the region of highest density of mass 1 - alpha.
 
     For a Gaussian in D dimensions U - min U is Gamma(D / 2, 1): at alpha = 0.01 eta is 4.605 for D = 2. Relative errors
     of eta depend on U's additive constant: compare U - min U.

@@ -58,7 +58,7 @@ def positive_leaves(q: LowRank | MeanField | Samples) -> list[tf.Tensor]:
 
 
 def floor_variance(q: Any, min_stddev: float) -> Any:
-    """q with no standard deviation (of a `LowRank`: none of the independent parts) below `min_stddev`."""
+    """Return q with no standard deviation (of a `LowRank`: none of the independent parts) below `min_stddev`."""
     field = _family(q).positive
     if field is None:
         return q

@@ -39,7 +39,7 @@ class NotPositiveDefinite(InvalidArgument):
 
 
 def as_low_rank(q: LowRank | MeanField, name: str = "q") -> LowRank:
-    """q as a `LowRank` of tensors, checked; a `MeanField` gets deviations of R = 0 rows.
+    """Return q as a `LowRank` of tensors, checked; a `MeanField` gets deviations of R = 0 rows.
 
     In a graph only shapes are checked, not values.
 
@@ -68,12 +68,12 @@ def as_low_rank(q: LowRank | MeanField, name: str = "q") -> LowRank:
 
 
 def num_weights(q: LowRank) -> int:
-    """D, over all leaves."""
+    """Return D, over all leaves."""
     return sum(m.shape.num_elements() for m in tf.nest.flatten(q.mean))
 
 
 def rank(q: LowRank) -> int:
-    """R, the rows of the deviations."""
+    """Return R, the rows of the deviations."""
     return tf.nest.flatten(q.deviations)[0].shape[0]
 
 
@@ -109,7 +109,7 @@ def sample(q: LowRank, seed: tf.Tensor, num_samples: int | None = None) -> Any:
 
 
 def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
-    """log q(w) in nats, in time D R^2 and without any D x D array.
+    """Return log q(w) in nats, in time D R^2 and without any D x D array.
 
     With x = w - mean, A = diag(diagonal), U = deviations, M = I + U A^-1 U^T and z = M^-1 U A^-1 x:
 

@@ -191,7 +191,7 @@ def _factors(posteriors: Sequence[LowRank], prior: LowRank | None) -> Iterator[_
 
 
 def _jacobian(block: _Factors) -> tf.Tensor:
-    """J [R, B]."""
+    """Return J [R, B]."""
     shares = tf.unstack(block.precisions / block.total)
     return tf.concat([u * share for u, share in zip(block.deviations, shares)], 0)
 
@@ -209,7 +209,7 @@ def _precision_of(block: _Factors, jacobian: tf.Tensor) -> tf.Tensor:
 
 
 def _lower_product(root: tf.Tensor, jacobian: tf.Tensor, block: _Factors) -> tf.Tensor:
-    """root J for a lower triangular root: half the work of a full product."""
+    """Return root J for a lower triangular root: half the work of a full product."""
     strips, start = [], 0
     for deviations in block.deviations:
         stop = start + deviations.shape[0]

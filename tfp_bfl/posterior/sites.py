@@ -49,7 +49,7 @@ def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
 
 
 def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:
-    """q t^power: the posterior with a client's factor, or with -1 without it; of the same structure.
+    """Return q t^power: the posterior with a client's factor, or with -1 without it; of the same structure.
 
     precision = 1 / s^2 + power precision_t,   mean = (mean / s^2 + power shift_t) / precision
 

@@ -28,7 +28,7 @@ class _Gathered(NamedTuple, Generic[Sent]):
 
 
 def stacked() -> ModelRule[Any, Stack[Any]]:
-    """Return the stack itself: leaves [K, ...], for a server step that keeps each client's posterior apart.
+    """Build the rule that gives the stack itself, leaves [K, ...], to a server step that keeps posteriors apart.
 
     Memory clients x what each sends. Clients may send any structure of tensors.
     """

@@ -15,7 +15,8 @@ from tfp_bfl.weights.kinds import ClientGaussian
 
 
 def client_gaussian() -> ModelRule[ModelWeights, ClientGaussian]:
-    """Return mean and variance over the clients of each point weight, for models without variational layers (FedAG).
+    """Build the rule that pools mean and variance over the clients of each point weight, for models without
+    variational layers (FedAG).
 
     mean = sum_k b_k w_k,   variance = sum_k b_k (w_k - mean)^2     (ddof 0)
 

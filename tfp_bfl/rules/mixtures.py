@@ -39,7 +39,7 @@ def _weighted_mean(total: Sums, anchor: MeanField) -> Any:
 
 @functools.cache
 def naive_weighted_average() -> Rule[Sums]:
-    """Return naive weighted average (NWA; equation 10): the parameters are averaged.
+    """Build the naive weighted average (NWA; equation 10): the parameters are averaged.
 
     mean = sum_k b_k m_k,   variance = sum_k b_k s_k^2
 
@@ -65,7 +65,7 @@ def naive_weighted_average() -> Rule[Sums]:
 
 @functools.cache
 def mean_precision_average() -> Rule[Sums]:
-    """Return mean and precision average: means and precisions are averaged, each by themselves.
+    """Build the mean and precision average: means and precisions are averaged, each by themselves.
 
     mean = sum_k b_k m_k,   1 / variance = sum_k b_k / s_k^2
 
@@ -100,7 +100,7 @@ def mean_precision_average() -> Rule[Sums]:
 
 @functools.cache
 def weighted_sum() -> Rule[Sums]:
-    """Return weighted sum (WS; equation 11): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
+    """Build the weighted sum (WS; equation 11): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
 
     mean = sum_k b_k m_k,   variance = sum_k b_k^2 s_k^2
 
@@ -126,7 +126,7 @@ def weighted_sum() -> Rule[Sums]:
 
 @functools.cache
 def linear_pool() -> Rule[mixtures.MixtureSums]:
-    """Return linear pool (LP; equations 12-14): the Gaussian with the moments of the mixture sum_k b_k N(m_k, s_k^2).
+    """Build the linear pool (LP; equations 12-14): a Gaussian with the moments of the mixture sum_k b_k N(m_k, s_k^2).
 
     mean = sum_k b_k m_k,   variance = sum_k b_k (s_k^2 + m_k^2) - mean^2
 

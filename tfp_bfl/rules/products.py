@@ -48,8 +48,7 @@ def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precis
 
 @functools.cache
 def conflation() -> Rule[_Precisions]:
-    """Return conflation (equation 15; Hill 2011): the normalised product of the clients' densities; weights play no
-    part.
+    """Build the conflation (equation 15; Hill 2011): the normalised product of the clients' densities, without weights.
 
     variance = 1 / sum_k 1 / s_k^2,   mean = variance sum_k m_k / s_k^2
 
@@ -75,7 +74,7 @@ def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
 
 @functools.cache
 def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisions]:
-    """Return weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
+    """Build the weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
 
     With w_max = max_k w_k,
 
@@ -106,7 +105,7 @@ def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisi
 
 @functools.cache
 def log_linear_pool() -> Rule[_Precisions]:
-    """Return log-linear pool (Genest & Zidek 1986): the normalised geometric mean of the clients' densities.
+    """Build the log-linear pool (Genest & Zidek 1986): the normalised geometric mean of the clients' densities.
 
     variance = 1 / sum_k b_k / s_k^2,   mean = variance sum_k b_k m_k / s_k^2
 
@@ -130,7 +129,7 @@ class _Consolidation(NamedTuple):
 
 @functools.cache
 def distributed_weight_consolidation() -> Rule[_Consolidation]:
-    """Distributed weight consolidation (DWC; equation 17; McClure et al. 2018): the anchor is counted once.
+    """Build distributed weight consolidation (DWC; equation 17; McClure et al. 2018): the anchor is counted once.
 
     With (m_0, s_0^2) the anchor and K clients,
 

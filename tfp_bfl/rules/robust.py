@@ -277,7 +277,7 @@ def _middle(k: tf.Tensor, stacked: MeanField) -> MeanField:
 
 
 def _limited(k: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """x [K, ...], each of its numbers within the range of the K - 2 k middle ones of all clients."""
+    """Return x [K, ...], each of its numbers within the range of the K - 2 k middle ones of all clients."""
     ordered = tf.sort(x, 0)
     return tf.clip_by_value(x, ordered[k], ordered[tf.shape(x)[0] - 1 - k])
 
@@ -305,7 +305,7 @@ def _values(stacked: AnyWeights) -> tuple[Any, Any]:
 
 
 def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-    """x [K, ...] without the first and the last k."""
+    """Return x [K, ...] without the first and the last k."""
     return x[k : tf.shape(x)[0] - k]
 
 

@@ -10,7 +10,7 @@ from tfp_bfl.contracts import TOTAL, ModelRule, Pooled
 
 
 def total() -> ModelRule[Any, Any]:
-    """Return sum_k x_k over any structure of tensors: each client counts once, whatever its weight.
+    """Build the rule sum_k x_k over any structure of tensors: each client counts once, whatever its weight.
 
     Each client sends floats, and the server sees their sum alone.
     """

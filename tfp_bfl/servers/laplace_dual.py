@@ -29,7 +29,7 @@ class PointDual(NamedTuple):
 def laplace_dual(
     prior_stddev: float = 1.0, step_size: float = 1.0, damping: Optional[float] = None, covariance: bool = False
 ) -> ServerStep[Site]:
-    """Return average the clients' Gaussians with the product of the prior and their sites, in natural parameters.
+    """Average the clients' Gaussians with the product of the prior and their sites, in natural parameters.
 
     (S, S w) <- (1 - a) mean_k (P_k, P_k w_k) + a (1 / t^2 + sum_k S_t, sum_k shift_t),   a = 1 / (1 + K rho)
 

@@ -56,7 +56,7 @@ def personal(
     threshold: Optional[float] = None,
     seed: int = 0,
 ) -> ServerStep:
-    """Return weights by the pooled change, parameters of the variances by what clients pulled back.
+    """Update weights by the pooled change, and parameters of the variances by the gradients that clients pulled back.
 
     theta <- optimizer(theta, theta - pooled),   psi, e_m by `Learning`
 

@@ -21,7 +21,7 @@ def online_product(
     between_clients: bool = True,
     frozen_moments: bool = False,
 ) -> ServerStep[Stack[ClientPosterior]]:
-    """Return the product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1), of
+    """Compute the product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1), by
     `posterior.pooled`.
 
     Every client starts from the same weights, those of the server before the first round; it may come in any round, and

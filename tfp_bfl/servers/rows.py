@@ -14,7 +14,7 @@ Clients = TypeVar("Clients", ClientCurvature, ClientPosterior)
 
 
 def growing(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-    """Return no rows of this shape, of a type in which there may be any number: [0, *shape]."""
+    """Return a tensor without rows, of a type in which there may be any number: [0, *shape]."""
     return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])
 
 

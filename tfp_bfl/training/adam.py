@@ -21,7 +21,7 @@ class Adam(tf.keras.optimizers.Adam):
     """
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """Return one step; with amsgrad or a sparse gradient as Keras does it."""
+        """Apply one step; with amsgrad or a sparse gradient as Keras does it."""
         if self.amsgrad or isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable)
             return

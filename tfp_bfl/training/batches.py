@@ -43,7 +43,7 @@ def augmenting(scope: Augmenting) -> Iterator[None]:
 
 
 def steps_per_epoch(num_examples: Scalar, batch_size: int) -> Any:
-    """Return steps in a pass over N examples in batches of B, of which the last may be smaller: ceil(N / B)."""
+    """Return the steps in a pass over N examples in batches of B, of which the last may be smaller: ceil(N / B)."""
     return (num_examples + batch_size - 1) // batch_size
 
 
@@ -145,7 +145,7 @@ def _batch(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def without_initial_values(create: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
-    """Spare the random initial weights: the server's message overwrites them."""
+    """Create a variable with zeros in place of random initial weights: the server's message overwrites them."""
     if kwargs.get("shape") is not None and tf.TensorShape(kwargs["shape"]).is_fully_defined():
         kwargs["initial_value"] = lambda: tf.zeros(kwargs["shape"], kwargs.get("dtype") or tf.float32)
     return create(**kwargs)

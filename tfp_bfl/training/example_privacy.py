@@ -101,7 +101,7 @@ def private_mean(
     batch_size: Scalar,
     seed: tf.Tensor,
 ) -> tf.Tensor:
-    """g of `ExamplePrivacy` [D].
+    """Return g of `ExamplePrivacy` [D].
 
     Args:
       gradient: ((features, label) of one example) -> g_i [D].

@@ -54,7 +54,7 @@ class Likelihood(NamedTuple):
 
 
 def categorical() -> Likelihood:
-    """Return p(y | f) = softmax(f)_y, outputs the logits of C classes, labels integers."""
+    """Return the likelihood p(y | f) = softmax(f)_y, outputs the logits of C classes, labels integers."""
 
     def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         drawn = tf.random.stateless_categorical(outputs, 1, seed)[:, 0]
@@ -80,7 +80,7 @@ def categorical() -> Likelihood:
 
 
 def gaussian(stddev: float) -> Likelihood:
-    """Return p(y | f) = N(y; f, stddev^2), one output, labels floats.
+    """Return the likelihood p(y | f) = N(y; f, stddev^2), one output, labels floats.
 
     Raises:
       InvalidArgument: stddev is not above 0.
@@ -103,7 +103,7 @@ def gaussian(stddev: float) -> Likelihood:
 
 
 def heteroscedastic() -> Likelihood:
-    """Return p(y | f) = N(y; f_0, exp(f_1)): two outputs, the mean and the logarithm of the variance, labels floats.
+    """Return the likelihood p(y | f) = N(y; f_0, exp(f_1)): two outputs, mean and log variance, labels floats.
 
     The log variance is bounded (`models.mean_and_log_variance`).
 

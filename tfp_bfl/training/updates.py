@@ -57,7 +57,7 @@ class Update(Protocol):
         """Begin anew, in this round."""
 
     def step(self, batch: Batch, target: Target) -> None:
-        """Return one step."""
+        """Apply one step to the weights."""
 
 
 class ByOptimizer:

@@ -133,7 +133,7 @@ class FlatWeights:
             variable.assign(value)
 
     def gaussian(self, mean: tf.Tensor, precision: tf.Tensor) -> Prior:
-        """Return n(mean, 1 / precision) over the variational weights [D] as a prior."""
+        """Return N(mean, 1 / precision) over the variational weights [D] as a prior."""
         return Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(precision))
 
     def factor(self, mean: tf.Tensor, precision: tf.Tensor, pull: tf.Tensor) -> Prior:

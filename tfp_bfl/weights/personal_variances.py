@@ -177,7 +177,7 @@ def hypernetwork(
     logit_range: Optional[tuple[float, float]] = None,
     initial_rate: Optional[float] = None,
 ) -> PersonalVariances:
-    """Return l = h(e_m): a perceptron h of trained embeddings e_m of the clients.
+    """Give each client logits l = h(e_m): a perceptron h of the client's trained embedding e_m.
 
     h has leaky rectifiers of slope 0.1, weights by Glorot & Bengio's normal law and biases N(0, 1e-3^2), so that all
     clients begin at about `middle`; e_m ~ N(0, I). It has the width of its last hidden layer times as many weights as
@@ -232,7 +232,7 @@ def free_variances(
     logit_range: Optional[tuple[float, float]] = None,
     initial_rate: Optional[float] = None,
 ) -> PersonalVariances:
-    """Return a free vector l [D] for each client, without a hypernetwork ("ensemble VD").
+    """Give each client a free vector l [D], without a hypernetwork ("ensemble VD").
 
     Arguments and errors: as of `hypernetwork`.
     """
@@ -251,7 +251,7 @@ def common_variances(
     logit_range: Optional[tuple[float, float]] = None,
     initial_rate: Optional[float] = None,
 ) -> PersonalVariances:
-    """Return one vector l [D] for all clients, which the server learns ("VD").
+    """Give all clients one vector l [D], which the server learns ("VD").
 
     Arguments and errors: as of `hypernetwork`.
     """
@@ -264,7 +264,7 @@ def common_variances(
 
 @functools.wraps(common_variances, assigned=())  # Of the same arguments.
 def constant_variances(*args: Any, **options: Any) -> PersonalVariances:
-    """Return noise that is the same for all clients and stays as it starts: Gaussian dropout at a constant rate.
+    """Give all clients the same noise, which stays as it starts: Gaussian dropout at a constant rate.
 
     Clients that train it need `logit_rate=0`, as `algorithms.meta_vd` gives them. Arguments and errors: as of
     `hypernetwork`.
@@ -329,8 +329,8 @@ def _settings(
 
 
 def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
-    """Return 1 for weights with a dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, is at most a
-    threshold: [D].
+    """Return 1 for weights with a dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, of at most a
+    threshold, else 0: [D].
 
     p = sigma^2 / (mean^2 + sigma^2), so that a mean of 0 is above any threshold; all are kept if it is None.
     """

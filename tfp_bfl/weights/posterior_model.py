@@ -53,7 +53,7 @@ class WeightSampling(tf.keras.layers.Layer):
         return self._pack([tf.convert_to_tensor(x) for x in self._leaves])
 
     def over(self, model: tf.keras.Model) -> WeightSampling:
-        """This layer's copy that calls another model of the same weights."""
+        """Return a copy of this layer that calls another model of the same weights."""
         return WeightSampling(model, self.posterior, self._examples, name=self.name)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:

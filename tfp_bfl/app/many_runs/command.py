@@ -83,7 +83,7 @@ def run_many(
     progress: Optional[str] = None,
     listed: bool = False,
 ) -> None:
-    """Run a sweep and prints its table."""
+    """Run a sweep and print its table."""
     from tfp_bfl.app.many_runs.cells import list_cells
     from tfp_bfl.app.many_runs.sweep import make_cells, parse_seeds, sweep
 

@@ -32,7 +32,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grouped]:
-    """Run by all options but their seeds, in the order in which they come.
+    """Group runs by all options except their seeds, in the order in which they come.
 
     Args:
       records: configuration and summary of each run.

@@ -237,7 +237,7 @@ def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def expand(folders: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
-    """Run folders as they are, and of each folder of many runs those that are done."""
+    """Return run folders as they are, and the complete runs in each folder of many runs."""
     runs: list[pathlib.Path] = []
     for folder in map(pathlib.Path, folders):
         inside = [] if (folder / "config.yaml").exists() else [run for run in find_runs(folder) if is_done(run)]

@@ -38,7 +38,7 @@ def calibrate(
     set_score: str = "probability",
     figure: Union[str, pathlib.Path, None] = None,
 ) -> bfl.export.Calibration:
-    """Write a run's model with a temperature, a limit for abstaining and prediction sets, and state what they are.
+    """Write a run's model with a temperature, an abstention threshold and prediction sets, and return the calibration.
 
     The temperature is fitted on half of the held-out examples, drawn by chance; limit and sets are found on the other
     half at that temperature, so that what they promise holds. Where no threshold has the accuracy, the model is written

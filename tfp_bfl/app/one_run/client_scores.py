@@ -77,6 +77,6 @@ def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str
 
 
 def write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores]) -> None:
-    """Return a line for each client."""
+    """Write the scores to the folder, as one line of JSON for each client."""
     lines = "".join(json.dumps(each._asdict()) + "\n" for each in scores)
     (folder / NAME).write_text(lines, encoding="utf-8")

@@ -221,7 +221,10 @@ def _simulated(
 
 
 def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: Any) -> Optional[bfl.models.ModelWeights]:
-    """Return pre-train at the server, unless rounds have begun, and record the scores; None without pre-training."""
+    """Pre-train at the server, record the scores, and return the weights.
+
+    Return None without pre-training, or if rounds have begun.
+    """
     server, held_out = job.shares.server, job.shares.held_out
     if not server or not held_out or bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
         return None
@@ -249,7 +252,7 @@ def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: Any) 
 
 
 def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return what the model of the result scores, of which `metrics` are those on the test set."""
+    """Return all scores of the result's model; `metrics` are those on the test set."""
     uncertainty = metrics["aleatoric"] + metrics["epistemic"]
     return {
         **metrics,
@@ -337,7 +340,7 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]
 
 
 def _exchanged(rounds: list[Row]) -> dict[str, float]:
-    """MB that went to and from clients in all rounds, and weights that a client did without in the last; if counted."""
+    """Return the MB to and from clients in all rounds, and a client's pruned weights in the last round; if counted."""
     last = rounds[-1]
     ways = [way for way in ("upload", "download") if f"{way}_bits" in last]
     exchanged = {f"{way}_mb": sum(row[f"{way}_bits"] for row in rounds) / (8 * 2**20) for way in ways}

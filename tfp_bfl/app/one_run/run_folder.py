@@ -135,7 +135,7 @@ def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: Op
 
 
 def _cut_before(lines: TextIO, number: int) -> None:
-    """Return leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
+    """Remove the lines of round `number` and later ones from an interrupted run; the last line may be incomplete."""
     lines.seek(0)
     remaining = lines.readlines()[: number - 1]
     lines.truncate(0)
@@ -154,7 +154,7 @@ def write_results(
     apart: Optional[dict[str, np.ndarray]],
     unusual: Optional[bfl.evaluation.Unusual],
 ) -> None:
-    """Return all metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
+    """Write all metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
     # Of a run that broke off while it wrote them.
     for half in ("figures", "saved_model"):
         shutil.rmtree(folder / half, ignore_errors=True)

@@ -20,14 +20,14 @@ NEIGHBOURS = 5
 
 
 def stddev(values: tf.Tensor) -> tf.Tensor:
-    """Return [C], with ddof 1; 0 of a single client."""
+    """Return the standard deviations [C], with ddof 1; 0 of a single client."""
     num_clients = _count(values)
     square = tf.reduce_sum(tf.math.squared_difference(values, tf.reduce_mean(values, -1, keepdims=True)), -1)
     return tf.sqrt(square / tf.maximum(num_clients - 1, 1))
 
 
 def interquartile_range(values: tf.Tensor) -> tf.Tensor:
-    """Return [C], with quantiles by linear interpolation between the ordered values."""
+    """Return the interquartile ranges [C], with quantiles by linear interpolation between the ordered values."""
     last = _count(values) - 1
 
     def quantile(q: float) -> tf.Tensor:

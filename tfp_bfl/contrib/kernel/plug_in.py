@@ -86,10 +86,10 @@ def _basis() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _root(logs: tf.Tensor, num_values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """t [C] and whether there is one, from the tabulated logarithms of |f^(s)|^2 [C, stages, times]."""
+    """Return t [C] and whether there is one, from the tabulated logarithms of |f^(s)|^2 [C, stages, times]."""
 
     def excess(time: tf.Tensor) -> tf.Tensor:
-        """log t - log (the right hand side at t)."""
+        """Return log t - log (the right hand side at t)."""
         log_f = _interpolate(logs[:, -1], tf.math.log(time))
         for s in reversed(STAGES[:-1]):
             constant = (1 + 0.5 ** (s + 0.5)) / 3 * np.prod(np.arange(1.0, 2 * s, 2)) / math.sqrt(2 * math.pi)

@@ -131,7 +131,7 @@ def _learners(key: str) -> list[Learner]:
 
 
 def work_on(code: Sequence[Any], key: str, message: Sequence[np.ndarray], part: Reference) -> list[np.ndarray]:
-    """Return a task: the leaves of what the clients of a reference contribute together."""
+    """Return, in a task, the leaves of what the clients of a reference contribute together."""
     learners = _learners(key)
     if not learners:
         learners.append(Learner(require_ray().get(code[0])))
@@ -139,7 +139,7 @@ def work_on(code: Sequence[Any], key: str, message: Sequence[np.ndarray], part: 
 
 
 def examine(reference: Reference) -> tuple[str, str]:
-    """Return a task: a machine's versions, and why it can't take part, or ""."""
+    """Return, in a task, a machine's versions, and why it can't take part, or ""."""
     try:
         _files(reference)
     except InvalidArgument as error:

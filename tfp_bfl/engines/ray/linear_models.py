@@ -50,7 +50,7 @@ class RayFederation(OfTable):
 
 
 def examine() -> tuple[str, str]:
-    """Return a task: a machine's versions, and "", since tasks bring their rows."""
+    """Return, in a task, a machine's versions, and "", since tasks bring their rows."""
     return _versions(), ""
 
 

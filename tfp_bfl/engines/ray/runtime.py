@@ -40,7 +40,7 @@ class RayRuntime:
 def ray_runtime(
     address: Optional[str] = None, num_workers: Optional[int] = None, *, threads: int = 1, patience: float = 60.0
 ) -> Iterator[RayRuntime]:
-    """Connect to a Ray cluster for the with-block, or starts one of this machine that ends with it.
+    """Connect to a Ray cluster for the with-block, or start one of this machine that ends with it.
 
         files = bfl.data.write_clients(clients, "/shared/clients")
         with bfl.federated.ray_runtime("10.0.0.1:6379") as runtime:

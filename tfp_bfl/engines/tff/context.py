@@ -95,7 +95,7 @@ def local_workers(
     heartbeat_seconds: float = 60.0,
     own_network: bool = True,
 ) -> Iterator[Runtime]:
-    """Start workers on this machine, runs the with-block's TFF computations on them, and always ends them.
+    """Start workers on this machine, run the with-block's TFF computations on them, and always end them.
 
     With several workers the clients of a computation are split among them and what they aggregate is merged:
     see `remote_workers` for what such a computation may look like. On one machine, one worker is as fast.

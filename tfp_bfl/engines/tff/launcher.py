@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(parent: int, path: str, port: int, *command: str) -> None:
-    """Never returns."""
+    """Replace this process by the command, in a separate network if a `path` is given; it ends with `parent`."""
     if path:
         try:
             _enter_network()
