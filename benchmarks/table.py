@@ -38,7 +38,7 @@ PACKAGES = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_feder
 
 
 class Setting(NamedTuple):
-    """Return the settings of all sides; the first one is Flipout by this library in float32."""
+    """Hold the settings of all sides; the first one is Flipout by this library in float32."""
 
     model: str
     clients: int

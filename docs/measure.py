@@ -71,7 +71,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def measure(names: list[str]) -> None:
-    """Runs what is named, or all, and keeps its results."""
+    """Run the measurements that are named, or all, and store their results."""
     import tfp_bfl as bfl
 
     found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
@@ -94,13 +94,13 @@ def measure(names: list[str]) -> None:
 
 
 def numbers(row: Results) -> Results:
-    """Without what differs from machine to machine."""
+    """Return the numbers of a row that do not differ between machines."""
     plain = {k: v for k, v in row.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     return {k: float(f"{v:.7g}") for k, v in plain.items() if not re.search("seconds|_mb$|ms_per_step", k)}
 
 
 def shuffled(folder: str, dataset: str) -> pathlib.Path:
-    """A dataset with the labels of the training set in another order; digits are where they were."""
+    """Write a dataset with permuted training labels to a file; digits stay at their clients."""
     import tfp_bfl as bfl
 
     train, test = (bfl.data.load(dataset, split) for split in ("train", "test"))
@@ -117,7 +117,7 @@ def shuffled(folder: str, dataset: str) -> pathlib.Path:
 
 
 def controls(train: Any, test: Any) -> tuple[Results, Results]:
-    """The training labels' mean and standard deviation for everybody, and least squares."""
+    """Score the training labels' mean and standard deviation for every example, and least squares."""
     rows = [np.column_stack([np.ones(len(s.features)), s.features]) for s in (train, test)]
     weights = np.linalg.lstsq(rows[0], train.labels, rcond=None)[0]
     scores = []
@@ -131,7 +131,7 @@ def controls(train: Any, test: Any) -> tuple[Results, Results]:
 
 
 def picture(figures: pathlib.Path) -> None:
-    """Learning curve beside retention curves over the clients' labels."""
+    """Draw the learning curve beside retention curves over the clients' labels."""
     from PIL import Image
 
     left, *right = (Image.open(figures / f"{name}.png").convert("RGB") for name in PICTURES)
@@ -263,7 +263,7 @@ def personal(found: Results) -> str:
 
 
 def engines(_: Results) -> str:
-    """What was not measured since results are kept with their machine is told as such."""
+    """Return the table of engines; it says so where an engine was not measured."""
     measured = json.loads((BENCHMARKS / "engines.json").read_text())
     uncounted = {"local": "0", "tff": "not counted: sockets in a separate network"}
     rows = []
@@ -286,7 +286,7 @@ ENGINES = {
 
 
 def where(one: Results) -> str:
-    """When a benchmark was measured, and beside what load."""
+    """Return when a benchmark was measured, and the load before it."""
     if "machine" not in one:
         return "machine and day not kept"
     return f"{one['measured'][:10]}, {one['machine']['cores']} cores, load {one['machine']['load']:g} before"
@@ -332,7 +332,7 @@ def pages() -> Iterator[pathlib.Path]:
 
 
 def written(text: str, found: Results) -> str:
-    """A page with its blocks made anew."""
+    """Return a page with new contents of its blocks."""
     return MARK.sub(lambda m: f"<!-- measured: {m[1]} -->{m[2]}{BLOCKS[m[1]](found)}<!-- /measured -->", text)
 
 

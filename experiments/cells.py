@@ -95,7 +95,7 @@ class Study(NamedTuple):
     def run(
         self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str], **options: Any
     ) -> None:
-        """Return `run_study` of these cells; options: `held` and `goes_on`."""
+        """Call `run_study` with these cells; options: `held` and `goes_on`."""
         use_threads(self.threads)
         if self.missing:
             recorded = read_records(self.results)

@@ -16,7 +16,7 @@ def _indent(line: str) -> int:
 
 
 def _indented_equations(lines: list[str]) -> list[str]:
-    """The lines, with paragraphs that begin as equations indented."""
+    """Return the lines, with paragraphs that begin as equations indented."""
     result: list[str] = []
     equation = False
     for line in lines:
@@ -28,7 +28,7 @@ def _indented_equations(lines: list[str]) -> list[str]:
 
 
 def literal_blocks(lines: list[str]) -> list[str]:
-    """The lines, with `::` before each block that is indented more than the paragraph before it."""
+    """Return the lines, with `::` before each block that is indented more than the paragraph before it."""
     result: list[str] = []
     above = 0
     inside = None  # the indentation of the text around the block
@@ -60,7 +60,7 @@ def _shorter(app: Sphinx, what: str, name: str, thing: Any, options: Any, signat
 
 
 def _without_aliases(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out the fields of NamedTuples, which their class describes."""
+    """Leave out the fields of NamedTuples, which their class describes."""
     return True if type(thing).__name__ == "_tuplegetter" else None
 
 
@@ -69,7 +69,7 @@ def _examples_as_code(app: Sphinx, context: Any, lines: list[str]) -> None:
 
 
 def _off_the_sidebar(app: Sphinx, doctree: Any) -> None:
-    """Tables of results are pages that their study links to; no table of contents holds them."""
+    """Leave tables of results out of all tables of contents: their study links to them."""
     if "/results/" in app.env.docname:
         app.env.metadata[app.env.docname]["orphan"] = True
 

@@ -164,7 +164,7 @@ def _reference(app: Sphinx, page: str, name: str, content: nodes.Node) -> nodes.
 
 
 def _resolve(app: Sphinx, env: Any, node: Any, content: nodes.Node) -> nodes.Node | None:
-    """Resolves a name of another package that stands between backticks in a docstring."""
+    """Resolve a name of another package that stands between backticks in a docstring."""
     name = find(env.get_domain("py").objects, node["reftarget"]) if node.get("refdomain") == "py" else None
     return _reference(app, node["refdoc"], name, content) if name else None
 

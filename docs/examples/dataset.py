@@ -7,7 +7,7 @@ import tfp_bfl as bfl
 
 
 def wine(split):
-    """Three cultivars of wine by 13 measurements; every fifth example is for the test."""
+    """Return three cultivars of wine by 13 measurements; every fifth example is for the test."""
     table = load_wine()
     is_test = np.arange(len(table.target)) % 5 == 0
     train = table.data[~is_test]

@@ -6,7 +6,7 @@ import tfp_bfl as bfl
 
 
 def last_layers_bayesian(input_shape, num_classes):
-    """Point weights in the convolution, Gaussian ones in the dense layers."""
+    """Build a model with point weights in the convolution and Gaussian ones in the dense layers."""
     return tf.keras.Sequential(
         [
             tf.keras.Input(input_shape),

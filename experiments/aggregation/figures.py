@@ -56,7 +56,7 @@ def retention_figure(runs: list[Run]) -> Figure:
 
 
 def learning_figure(runs: list[Run]) -> Figure:
-    """Test accuracy, test negative log-likelihood and, where there are posteriors, their median sd after each round."""
+    """Draw test accuracy, test NLL and, where there are posteriors, their median sd after each round."""
     figure = style.new_figure(height=4.4, width=11)
     titles = ("Accuracy", "Negative log-likelihood", "Median standard deviation")
     panels = figure.subplots(1, 3 if any(spread_of([run]) for run in runs) else 2)

@@ -120,7 +120,7 @@ def groups_apart(
     level: bool = False,
     **options: object,
 ) -> list[Compared]:
-    """Return one group of rules against another, in each partition."""
+    """Compare one group of rules with another, in each partition."""
     found = [run for run in federated(runs, **{"local_epochs": 1, **options}) if score in run]
     by_partition = {name: select(found, partition=name) for name in partitions(found)}
     return [
@@ -130,7 +130,7 @@ def groups_apart(
 
 
 def products_converge_faster(runs: list[Run], **options: object) -> list[Compared]:
-    """Return rounds of the averages less those of the products, to 0.9 of the lowest mean accuracy at the end."""
+    """Compare the rounds of the averages with those of the products, to 0.9 of the lowest mean accuracy at the end."""
     found, answers = federated(runs, local_epochs=1, **options), []
     for partition in partitions(found):
         same = [run for run in select(found, partition=partition) if run["rule"] in PRODUCTS + AVERAGES]
@@ -152,7 +152,7 @@ def equal_weighted_conflation_is_conflation(runs: list[Run]) -> list[Compared]:
 
 
 def weighting_is_above_that_by_size(runs: list[Run], weighting: str, local_epochs: int) -> list[Compared]:
-    """Return a weighting against that by training-set size, under each rule, in each partition."""
+    """Compare a weighting with that by training-set size, under each rule, in each partition."""
     by_size = federated(runs, local_epochs=local_epochs, **_WIDE)
     other = federated(runs, local_epochs=local_epochs, weighting=weighting, **_WIDE)
     answers = []
@@ -186,7 +186,7 @@ def consolidation_is_near_the_sum(runs: list[Run], update_prior: bool) -> list[C
 
 
 def clients_add_to_the_start(runs: list[Run]) -> list[Compared]:
-    """Return one round from a pre-trained start against that start."""
+    """Compare one round from a pre-trained start with that start."""
     once = [run for run in runs if run["rounds"] == 1 and OF_STARTS[1] in run]
     answers = []
     for partition in partitions(once):
@@ -198,7 +198,7 @@ def clients_add_to_the_start(runs: list[Run]) -> list[Compared]:
 
 
 def one_round_is_above_many(runs: list[Run]) -> list[Compared]:
-    """Return one round from a pre-trained start against all rounds of E = 1 from a random one, under WS."""
+    """Compare one round from a pre-trained start with all rounds of E = 1 from a random one, under WS."""
     once = [run for run in _once(runs, update_prior=False) if run["pretrain_share"]]
     answers = []
     for start in (COMMON["initial_stddev"], WIDE_STDDEV):
@@ -246,7 +246,7 @@ def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
 
 
 def dropout_beats_none(runs: list[Run], output_dropout: bool, optimizer: str = COMMON["optimizer"]) -> list[Compared]:
-    """Return MC dropout, without or with dropout after the last layer, against none, for each length and partition."""
+    """Compare MC dropout, without or with dropout after the last layer, with none, for each length and partition."""
     of_optimizer = select(runs, weighting="train_size", local_epochs=1, optimizer=optimizer)
     plain = [run for run in of_optimizer if run["clients"] > 1]
     dropped = select(plain, kind="mc_dropout", output_dropout=output_dropout)

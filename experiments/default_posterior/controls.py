@@ -43,7 +43,7 @@ def shuffled_labels(data: Data, seed: int) -> Data:
 
 
 def images_of(data: Data) -> dict[str, np.ndarray]:
-    """Test images [N, h, w, c], the same with Gaussian noise, the same rotated, and images of another dataset."""
+    """Return test images [N, h, w, c] with Gaussian noise, the same rotated, and images of another dataset."""
     test = data.test.features
     noise = CONTROLS["noise"] * 255 * np.random.default_rng(0).standard_normal(test.shape)
     noisy = np.clip(np.round(test + noise), 0, 255).astype(test.dtype)
@@ -52,7 +52,7 @@ def images_of(data: Data) -> dict[str, np.ndarray]:
 
 
 def small_clothes(number: int) -> np.ndarray:
-    """Test images of Fashion-MNIST at the size of the digits [number, 8, 8, 1]: means over 3 x 3 pixels."""
+    """Return test images of Fashion-MNIST at the size of the digits [number, 8, 8, 1]: means over 3 x 3 pixels."""
     images = load("fashion_mnist", "test").subset(number, seed=0).features[:, 2:-2, 2:-2]
     return np.round(images.reshape(len(images), 8, 3, 8, 3, 1).mean((2, 4))).astype(images.dtype)
 

@@ -151,7 +151,7 @@ def say_of_users(clients: list[LowRank], number: int = 200) -> float:
 
 
 def sample_product(folder: pathlib.Path, sizes: Sizes, prior: bool, runtime: Any) -> None:
-    """Return both products of one training of the clients; with them the mean of their means, one point."""
+    """Write samples of both products of one training of the clients, and the mean of their means, one point."""
     clients, seconds = train(bfl.data.noniid_datasets(**CLIENTS), sizes.federated, prior, 0, runtime)
     means = np.stack([flat(q.mean) for q in clients]).astype(np.float32)
     save(folder / "average", means.mean(0, keepdims=True), seconds, sizes.options)

@@ -176,6 +176,6 @@ def scaled(evaluation: Evaluation, temperature: float) -> Evaluation:
 
 
 def posteriors(held: Held, ends: Sequence[Any], mean: Any) -> Iterator[tuple[str, MeanField]]:
-    """Return Laplace in one round, and about a mean that the clients were sent back in a second one."""
+    """Yield Laplace's approximation in one round, and that about a mean which clients receive in a second round."""
     yield "Laplace, one round", laplace(held, ends)
     yield "FedAvg, Laplace in a second round", MeanField(mean, laplace(held, [mean] * len(ends)).variance)

@@ -67,12 +67,12 @@ def network(data: Federation, last_layer: bool, num_samples: int) -> Network:
 
 
 def drawn(q: Any) -> ModelWeights:
-    """Return the predictions of a network with samples from q."""
+    """Return weights with the posterior q, from which predictions take samples."""
     return ModelWeights(q, (), MeanField((), ()))
 
 
 def fixed(weights: Any) -> ModelWeights:
-    """Return the predictions of a network with one set of weights."""
+    """Return one set of weights, without a posterior."""
     return ModelWeights(MeanField((), ()), weights, MeanField((), ()))
 
 
@@ -156,7 +156,7 @@ def products(posteriors: Sequence[LowRank], known: Sequence[LowRank], floor: flo
 
 
 def unchanged(net: Network) -> Row:
-    """Return the initial weights of the clients."""
+    """Score the initial weights of the clients."""
     started = time.perf_counter()
     evaluation = evaluate(net, fixed(tuple(map(tf.identity, net.model.trainable_variables))))
     return Row("weights at the start", None, evaluation, time.perf_counter() - started)

@@ -110,7 +110,7 @@ def _extent(xy: np.ndarray, margin: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _levels(loss: np.ndarray) -> np.ndarray:
-    """Return log-spaced, from the smallest loss to nearly the largest."""
+    """Return log-spaced levels, from the smallest loss to nearly the largest."""
     return np.geomspace(loss.min(), np.quantile(loss, 0.98), LEVELS)
 
 

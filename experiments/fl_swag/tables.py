@@ -133,7 +133,7 @@ def trainings_table(runs: list[Run]) -> list[list[str]]:
 
 
 def geometry_table(runs: list[Run]) -> list[list[str]]:
-    """Write distances of clients and products from theta_0, and widths along the clients' displacements."""
+    """Return distances of clients and products from theta_0, and widths along the clients' displacements."""
     names = tuple(runs[0]["geometry"])
     header = ["setting", "dataset", "epochs", "burn-in", "rate", *(name.replace("_", " ") for name in names)]
     table = [[*header, "product", "floor", "product moved", "accuracy"]]
@@ -149,7 +149,7 @@ def geometry_table(runs: list[Run]) -> list[list[str]]:
 
 
 def choice_table(runs: list[Run]) -> list[list[str]]:
-    """Write the training and floor of the smallest NLL for each dataset: of FL-SWAG, and of the others."""
+    """Return the training and floor of the smallest NLL for each dataset: of FL-SWAG, and of the others."""
     table = [["setting", "dataset", "by the NLL of", "epochs", "burn-in", "rate", "floor", "accuracy", "nll"]]
     for (setting, dataset), same in by_dataset(runs).items():
         for method in ("FL-SWAG", "FL-SWAG, diagonal", DEFAULT, "FedAvg", BASELINE, "sgld", "psgld"):
@@ -165,7 +165,7 @@ def choice_table(runs: list[Run]) -> list[list[str]]:
 
 
 def truth_table(runs: list[Run]) -> list[list[str]]:
-    """Write the distances of each method's test predictions from those of the No-U-Turn chains.
+    """Return the distances of each method's test predictions from those of the No-U-Turn chains.
 
     total variation: mean_b 1/2 sum_c |p_bc - nuts_bc|;   agreement: how often the two name the same class.
     """

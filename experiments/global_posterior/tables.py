@@ -134,7 +134,7 @@ def differences(rows: list[Row]) -> list[list[str]]:
 
 
 def pairs_table(groups: dict[str, list[Row]]) -> list[list[str]]:
-    """Write the differences behind published claims: one row less another, in each setting that has both."""
+    """Return the differences behind published claims: one row less another, in each setting that has both."""
     lines = [["", "less", "where", *PAIRED, "seeds"]]
     for (first, second), (where, rows) in itertools.product(PAIRS, groups.items()):
         both = [[row for row in rows if row["row"] == name] for name in (first, second)]

@@ -12,7 +12,7 @@ layers = tf.keras.layers
 
 
 def mnist_network(num_classes: int, seed: int) -> tf.keras.Model:
-    """Return two 5 x 5 convolutions with 16 and 32 filters, each pooled, and a dense layer: 28,938 weights for ten
+    """Build two 5 x 5 convolutions with 16 and 32 filters, each pooled, and a dense layer: 28,938 weights for ten
     classes.
     """
     return tf.keras.Sequential(
@@ -30,7 +30,7 @@ def mnist_network(num_classes: int, seed: int) -> tf.keras.Model:
 
 
 def character_network(num_classes: int, seed: int) -> tf.keras.Model:
-    """Return two 3 x 3 convolutions with 32 and 64 filters, pooled, and dense layers of 128 and C, with dropout in
+    """Build two 3 x 3 convolutions with 32 and 64 filters, pooled, and dense layers of 128 and C, with dropout in
     training: 1,199,882 weights for ten classes.
     """
     return tf.keras.Sequential(

@@ -51,7 +51,7 @@ def gaussian_with_covariance(stack: np.ndarray, rng: np.random.Generator) -> np.
 
 
 def silverman_bandwidths(stack: np.ndarray) -> np.ndarray:
-    """Return [D]; 0 where the middle half of the clients agree."""
+    """Return the bandwidths [D]; 0 where the middle half of the clients agree."""
     ordered = tf.constant(np.sort(stack, 0).T.astype(np.float64))
     return silverman(ordered, False)[0].numpy()
 

@@ -140,7 +140,7 @@ def clipped_sgd() -> tf.keras.optimizers.Optimizer:
 
 
 def adaptation_of(options: Options) -> ClientWork:
-    """Return one step of SGD on a batch, with the model's own noise and KL: the same for all methods."""
+    """Return client work of one step of SGD on a batch, with the model's own noise and KL: the same for all methods."""
     work = bfl.clients.meta_learning(
         model_of(options), local_epochs=1, batch_size=64, learning_rate=CLIENT_RATE, clip_norm=CLIP
     )

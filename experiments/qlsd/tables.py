@@ -329,7 +329,7 @@ def mean_with_error(values: Any) -> str:
 
 
 def failures(summaries: Sequence[Summary]) -> Lines:
-    """Write the failures with their reasons."""
+    """Return the failures with their reasons."""
     rows = [
         [s["options"]["study"], s["options"]["method"], *steps_of(s), s["failed"]] for s in summaries if "failed" in s
     ]
