@@ -83,6 +83,50 @@ def test_docstrings_of_functions_open_with_a_verb():
     assert found == {}
 
 
+# It prints the lines.
+FALSE_RETURNS = {"tfp_bfl/app/many_runs/cells.py: list_cells"}
+
+
+def own_nodes(function):
+    """Yield the nodes of a function's body, without those of the functions inside it."""
+    waiting = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+
+
+def returns_something(function):
+    """Return whether a function returns or yields a value, as far as its annotation or its statements say."""
+    if isinstance(function.returns, ast.Constant) and function.returns.value is None:
+        return False
+    nodes = list(own_nodes(function))
+    # Protocols and abstract methods have a docstring alone, or raise.
+    if all(isinstance(node, (ast.Expr, ast.Constant, ast.Pass)) for node in nodes):
+        return True
+    if isinstance(function.body[-1], ast.Raise):
+        return True
+    results = (ast.Return, ast.Yield, ast.YieldFrom)
+    return any(isinstance(node, results) and getattr(node, "value", None) is not None for node in nodes)
+
+
+def test_docstrings_of_classes_and_of_functions_without_a_result_do_not_say_return():
+    found = {
+        f"{name_of(path)}: {node.name}": ast.get_docstring(node).split("\n")[0]
+        for path in [*SOURCES, *sorted((ROOT / "docs").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and (ast.get_docstring(node) or "").startswith("Return ")
+        if isinstance(node, ast.ClassDef) or not returns_something(node)
+    }
+    assert {place: text for place, text in found.items() if place not in FALSE_RETURNS} == {}
+
+
+def test_a_value_in_a_function_inside_is_not_that_of_the_function():
+    outer = ast.parse("def outer():\n    def inner():\n        return 1\n    inner()").body[0]
+    assert not returns_something(outer) and returns_something(outer.body[0])
+
+
 def sentences(path):
     """Yield the string constants of a program that have a space: docstrings, help, messages and printed text."""
     for node in ast.walk(ast.parse(path.read_text())):
