@@ -130,7 +130,7 @@ def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
 
 
 def _work(round: Round, lane: _Lane, first: _Lane, of_rows: bool) -> Callable[..., Contribution]:
-    """Return the sum of a lane: the graph of the first one, on variables of its own, if that is all that it needs."""
+    """Return the function that sums over a lane: the first lane's graph on its own variables, if it needs no more."""
     if of_rows in first.works:
         copied = with_variables(first.works[of_rows], first.variables, lane.variables)
         if copied:

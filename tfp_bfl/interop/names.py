@@ -87,7 +87,7 @@ class Names(NamedTuple):
 
 
 def whole_number(value: Any) -> int:
-    """Return a number of examples.
+    """Check a number of examples, and return it as an int.
 
     Raises:
       InvalidArgument: it is no whole number, or outside 0 to 2^31 - 1.

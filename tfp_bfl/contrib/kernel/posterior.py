@@ -191,7 +191,7 @@ def _run(options: KernelOptions, values: tf.Tensor, weights: Optional[tf.Tensor]
 
 @functools.cache
 def _traced(options: KernelOptions) -> Callable[..., KernelModes]:
-    """Return one graph for any number of clients and weights."""
+    """Return the search for modes as one graph for any number of clients and weights."""
 
     @functools.cache
     def graph(dtype: tf.DType, weighted: bool) -> Callable[..., KernelModes]:
