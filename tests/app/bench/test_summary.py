@@ -127,6 +127,22 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert cell.is_best and cell.text == f"{wanted.mean:+.3f} [{wanted.low:+.3f}, {wanted.high:+.3f}]"
 
 
+def test_one_score_stands_beside_itself_in_all_settings(tmp_path):
+    records = [r for r in made_up.records() if (r["setting"], r["method"]) != ("digits", "fl_swag")]
+    records += [made_up.failed("heart", "broken", seed, "Diverged.") for seed in range(3)]
+    found = bench(tmp_path, records, reference="fed_avg")
+    table = summary.across(found, "nll")
+    assert table.head == ["Method", *found.settings] and "fed_avg" not in dict(table.rows)
+    for setting in found.settings:
+        own = cells(summary.differences(found, setting), summary.score_of("nll").label)
+        for method, cell in cells(table, setting).items():
+            assert cell == own.get(method, summary.Cell(DASH))
+    assert cells(table, "digits")["fl_swag"].text == cells(table, "heart")["broken"].text == DASH
+    assert cells(table, "heart")["fl_swag"].is_best
+    text = results.write_tables(tmp_path, reference="fed_avg")[0].read_text()
+    assert "## NLL: difference to fed_avg in each setting" in text
+
+
 def test_a_missing_score_is_left_out_of_its_pairs(tmp_path):
     records = made_up.records()
     del records[0]["scores"]["ece"]  # fed_avg in heart, seed 0

@@ -13,6 +13,7 @@ from tfp_bfl.app.bench.summary import (
     HOW_TO_READ,
     HOW_TO_READ_RANKS,
     Budget,
+    across,
     at_budget,
     budget,
     costs,
@@ -69,6 +70,9 @@ def _markdown(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> str:
     ]
     ranked = [key for key in bench.score_keys() if score_of(key).sign]
     parts += [_ranks(bench, key) for key in ranked] if len(bench.settings) > 1 else [f"{ranks.NO_RANKS}\n"]
+    if len(bench.settings) > 1:
+        tables = [across(bench, key) for key in ranked[:1]]
+        parts += [f"## {_plain(table.title)}\n\n{_rows(table)}" for table in tables if table.rows]
     for setting in bench.settings:
         parts.append(f"## {_plain(shorten(setting))}\n")
         tables = [scores(bench, setting), differences(bench, setting), costs(bench, setting)]

@@ -171,6 +171,20 @@ def differences(bench: Bench, setting: str) -> Table:
     return _table(f"Difference to {shorten(bench.reference)}", methods, columns)
 
 
+def across(bench: Bench, key: str) -> Table:
+    """Return the differences of the methods to the reference in one score, with a column for each setting."""
+    methods = [method for method in bench.methods if method != bench.reference]
+    columns: dict[str, list[Cell]] = {}
+    for setting in bench.settings:
+        if key in bench.score_keys(setting) and (setting, bench.reference) in bench.cells:
+            groups = [bench.scores(setting, method) for method in methods if (setting, method) in bench.cells]
+            cells = difference_cells(groups, bench.scores(setting, bench.reference), key)
+            found = {group.name: cell for group, cell in zip(groups, cells)}
+            columns[shorten(setting)] = [found.get(method, Cell(DASH)) for method in methods]
+    title = f"{score_of(key).label}: difference to {shorten(bench.reference)} in each setting"
+    return _table(title, methods, columns)
+
+
 def costs(bench: Bench, setting: str) -> Table:
     """Return the mean costs over seeds and the values that tuning chose."""
     methods = methods_of(bench, setting)
