@@ -387,3 +387,9 @@ def test_a_file_must_be_small_and_without_aliases(tmp_path):
         make_config(write(tmp_path, "rounds: 3\n" + "#" * 65536), {})
     with pytest.raises(InvalidArgument, match="is not YAML"):
         make_config(write(tmp_path, "rounds: &a 3\nclients: *a\n"), {})
+
+
+@pytest.mark.parametrize("text", ["rounds: 3\nclients: 2\nrounds: 4\n", "rounds: 3\n\n'rounds': 4\n"])
+def test_a_file_names_an_option_once(tmp_path, text):
+    with pytest.raises(InvalidArgument, match="names 'rounds' twice, the second time in line 3: remove or rename"):
+        make_config(write(tmp_path, text), {})

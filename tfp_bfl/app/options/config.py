@@ -29,13 +29,10 @@ from tfp_bfl.app.options.fields import (
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, names_code
 from tfp_bfl.app.options.refusals import OF_DATA, check_no_file, must_be
+from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
 from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
-from tfp_bfl.files import name as path_name
-from tfp_bfl.files import read_regular
 from tfp_bfl.files.tables import to_csv
 
-# A full record of a run has 1.5 kB.
-MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
 # Options of tables that hold at all sites of a federation alike.
 OF_TABLES = ("drop", "only", "categorical", "date_unit")
@@ -353,34 +350,3 @@ def _is_a_name(option: str) -> bool:
     """Return whether "none" is a value of the option; for other options it means the default."""
     names = extra(fields()[option], "names") if option in fields() else None
     return names is not None and "none" in names.forms()
-
-
-class _Loader(yaml.SafeLoader):
-    """A YAML loader without aliases: a few lines of them stand for more values than any memory holds."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases")
-        return super().compose_node(parent, index)
-
-
-def read_yaml(file: Union[str, pathlib.Path]) -> dict[str, Any]:
-    """Return the mapping in a YAML file.
-
-    Raises:
-      InvalidArgument: the file can't be read, is not a regular one, is larger than 64 KiB, is not YAML (or uses its
-        aliases), or is not a mapping of names to values.
-    """
-    text = read_regular(file, "config", MOST_BYTES)
-    try:
-        values = yaml.load(text.decode("utf-8"), _Loader)
-    # What a tag such as !!timestamp makes of a text that is none can be any error.
-    except Exception:
-        raise InvalidArgument(
-            f"The config {path_name(file)} is not YAML: it must hold lines like 'rounds: 40'."
-        ) from None
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise InvalidArgument(
-            f"The config {path_name(file)} must be a mapping of options to values, such as 'rounds: 40'."
-        )
-    return values
