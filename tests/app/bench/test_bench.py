@@ -24,6 +24,11 @@ PLAN = {
 }
 
 
+def heart(**options):
+    """A change of the settings: the hospitals of the heart disease data."""
+    return {"settings": {"h": {"dataset": "heart_disease", "rounds": 2, **options}}}
+
+
 @pytest.fixture
 def stand_in(monkeypatch):
     """Trainings that cost nothing: the score follows from the options; `tasks` are those that were run."""
@@ -196,10 +201,12 @@ def test_a_fault_of_the_machine_is_no_result(tmp_path, stand_in, monkeypatch, fa
 def test_methods_that_cannot_serve_a_setting_have_no_cells(tmp_path, stand_in, capsys):
     settings = {"numbers": {"dataset": "diabetes", "model": "mlp"}}
     methods = {"plain": {}, "personal": {"algorithm": "meta_learning"}, "of_classes": {"algorithm": "fed_be"}}
+    methods["pretrained"] = {"pretrain_share": 0.1}
     program.run_bench(plan_of(tmp_path, settings=settings, methods=methods), tmp_path / "out")
     said = capsys.readouterr().out
     assert "personal does not serve numbers: meta_learning has personal models" in said
     assert "of_classes does not serve numbers: fed_be is of classification" in said
+    assert "pretrained does not serve numbers: pretrain_share is of classification" in said
     assert [x["method"] for x in records(tmp_path / "out")] == ["plain", "plain"]
 
 
@@ -210,6 +217,20 @@ def test_methods_that_cannot_serve_a_setting_have_no_cells(tmp_path, stand_in, c
         ({"settings": {"n": {"dataset": "diabetes", "model": "mlp"}}, "score": "accuracy"}, "setting 'n' are numbers"),
         ({"settings": {"a": {"dataset": "digits", "ood": "no_such_set"}}}, "no_such_set"),
         ({"settings": {"a": {"dataset": "digits", "ood": "breast_cancer"}}}, "name a dataset of that form"),
+        # The hospitals of heart disease are four.
+        (heart(cohort_size=9), "The method 'tuned' in the setting 'h': cohort_size is 9, but must be at most the num"),
+        (heart(clients=7), "The method 'tuned' in the setting 'h': clients is 7, but heart_disease names 4"),
+        (heart(examples_per_client=1), "setting 'h': A share of 0.2 of each client's examples is none"),
+        ({**heart(), "hold_out": 0.0001}, "A share of 0.0001 of each client's examples is none: hold out a larger"),
+        (
+            {**heart(), "methods": {"m": {"tuned": {"cohort_size": "2..9"}}}},
+            "The method 'm' in the setting 'h': cohort_size is 9",
+        ),
+        # No method is left.
+        (
+            {"settings": {"n": {"dataset": "diabetes", "model": "mlp"}}, "methods": {"m": {"algorithm": "fed_be"}}},
+            "There is no cell to run: m does not serve n: fed_be is of classification",
+        ),
     ],
 )
 def test_what_does_not_fit_the_data_is_refused_before_any_work(tmp_path, stand_in, changes, message):
@@ -281,10 +302,11 @@ def test_tune_writes_the_best_configuration(tmp_path, monkeypatch, stand_in, cap
         (["--space", "learning-rate"], "--space is 'learning-rate', but must be such as"),
         (["--space", "learning-rte=1..2"], "There is no option 'learning_rte'"),
         (["--space", "seed=1..2"], "--space is of seed, which is not tuned"),
+        (["--space", "dataset=digits,heart_disease"], "--space is of dataset, which is not tuned"),
         (["--space", "rounds=1..2", "--space", "rounds=1..2"], "--space names rounds twice"),
         (["--space", "rounds=1..2", "--rounds", "2"], "rounds is given and tuned"),
         (["--space", "momentum=0.1..1.5", "--algorithm", "fed_opt"], "momentum is 1.5"),
-        (["--space", "rounds=1..2", "--share", "1"], "share is 1, but must be a number above 0 and below 1"),
+        (["--space", "rounds=1..2", "--share", "1"], "share is '1', but must be a number above 0 and below 1"),
         (["--space", "rounds=1..2", "--score", "loss"], "There is no score 'loss'"),
         (["--space", "rounds=1..2", "--trials", "none"], "trials is none, but must be a whole number"),
     ],
@@ -294,6 +316,27 @@ def test_refusals_of_tune(tmp_path, monkeypatch, capsys, arguments, message):
     assert run_command_line(["tune", "--output", "t", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1 and not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset", "heart_disease", "--score", "rmse"], "score is rmse, but the labels are classes: use nll"),
+        (["--dataset", "diabetes", "--model", "mlp", "--score", "accuracy"], "score is accuracy, but the labels are n"),
+        (["--dataset", "diabetes", "--model", "mlp", "--algorithm", "fed_be"], "fed_be is of classification"),
+        (["--dataset", "diabetes", "--model", "mlp", "--algorithm", "meta_learning"], "has personal models"),
+        (["--dataset", "diabetes", "--model", "mlp", "--pretrain-share", "0.1"], "pretrain_share is of classification"),
+        (["--dataset", "heart_disease", "--share", "0.0001"], "A share of 0.0001 of each client's examples is none"),
+        (["--dataset", "heart_disease", "--clients", "7"], "clients is 7, but heart_disease names 4"),
+        (["--dataset", "heart_disease", "--space", "cohort-size=2..9"], "cohort_size is 9, but must be at most"),
+    ],
+)
+def test_tune_checks_the_data_before_any_work(tmp_path, monkeypatch, stand_in, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    space = ["--space", "learning-rate=0.01..0.1 log", "--rounds", "2", "--output", "t"]
+    assert run_command_line(["tune", *space, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not stand_in and not (tmp_path / "t").exists()
 
 
 REAL = {

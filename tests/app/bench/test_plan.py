@@ -83,6 +83,12 @@ def test_the_algorithm_may_be_of_all_methods(tmp_path):
     assert "server_optimizer" not in plan.config("heart", "chain", 0).recorded()
 
 
+@pytest.mark.parametrize(("given", "share"), [(0.25, 0.25), ("2e-1", 0.2)])
+def test_a_share_may_be_a_text_of_a_number(tmp_path, given, share):
+    """YAML reads 2e-1 as text, and options such as the learning rate take it."""
+    assert read_plan(write(tmp_path, hold_out=given)).hold_out == share
+
+
 def test_structures_are_those_of_the_library():
     assert {*plans.STRUCTURES} == {*bfl.clients.STRUCTURES}
 
@@ -104,6 +110,13 @@ def test_options_of_a_step_after_the_training(tmp_path):
         ({"settings": {"a": {"dataset": "digits", "seed": 1}}}, "seed of a is the benchmark's own"),
         ({"trials": 0}, "trials is 0, but must be a whole number from 1 to 1000"),
         ({"trials": True}, "trials is True"),
+        # YAML reads no and 1 as a truth value and a number.
+        ({"methods": {False: {}}}, "methods has the name False, but names must be text: put it in quotes"),
+        ({"settings": {1: {}}}, "settings has the name 1, but names must be text"),
+        ({"hold_out": "x"}, "hold_out is 'x', but must be a number above 0 and below 1"),
+        # What says which federation it is belongs to the settings, so that methods are compared on the same data.
+        ({"methods": {"m": {"dataset": "digits"}}}, "dataset of the method 'm' belongs to the settings"),
+        ({"methods": {"m": {"tuned": {"clients": "2..3"}}}}, "clients of the method 'm' belongs to the settings"),
         ({"hold_out": 1.0}, "hold_out is 1.0, but must be a number above 0 and below 1"),
         ({"score": "acc"}, "There is no choice 'acc'"),
         ({"seeds": "4..0"}, "seeds is '4..0'"),
@@ -141,3 +154,14 @@ def test_refusals(tmp_path, changes, message):
     with pytest.raises(InvalidArgument) as error:
         read_plan(write(tmp_path, **changes))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["methods: {a: {}, a: {}}\nsettings: {h: {}}\n", "methods: {a: {rounds: 1, rounds: 2}}\n"]
+)
+def test_a_name_stands_once(tmp_path, text):
+    """YAML's own loader drops the first of two methods of the same name."""
+    path = tmp_path / "bench.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument, match=r"bench\.yaml names '(a|rounds)' twice, the second time in line 1"):
+        read_plan(path)

@@ -1,26 +1,59 @@
-"""Checks of a plan that depend on the data: whether a method serves a setting, and whether score and images fit."""
+"""Checks that depend on the data: whether a method serves a setting, and whether its options fit the clients."""
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench.plan import Plan
+from tfp_bfl.app.bench.predictions import set_aside
+from tfp_bfl.app.bench.spaces import DEFAULTS
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.algorithms import algorithm_options, serves
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 
+# Options that decide how many examples each client has, and which cohorts there can be.
+_OF_CLIENTS = (
+    *("partition", "clients", "unseen_clients", "cohort_size", "examples_per_client"),
+    *("pretrain_share", "hold_out", "seed"),
+)
 
-def why_not(plan: Plan, setting: str, method: str) -> Optional[str]:
-    """Return why a method cannot serve a setting; None if it can."""
-    config = plan.config(setting, method, plan.seeds[0])
+
+def why_not(config: RunConfig) -> Optional[str]:
+    """Return why the method of a configuration cannot serve its data; None if it can.
+
+    Raises:
+      InvalidArgument: there is no such dataset.
+    """
     if not build.regresses(config):
         return None
     if not algorithm_options(config.algorithm).regression:
         return f"{config.algorithm} is of classification, and the labels are numbers."
     if serves("evaluate_clients", config.algorithm):
         return f"{config.algorithm} has personal models, which are measured for classes only."
+    for name in ("pretrain_share", "class_weight"):
+        if getattr(config, name):
+            return f"{name} is of classification, and the labels are numbers."
     return None
+
+
+def check_score(score: str, config: RunConfig, where: str = "") -> None:
+    """Check that the score of the trials is one of the data's task.
+
+    Args:
+      score: of the trials.
+      config: names the data.
+      where: follows the labels in the error, such as " of the setting 'a'".
+
+    Raises:
+      InvalidArgument: it is not.
+    """
+    of_numbers = build.regresses(config)
+    if score == ("accuracy" if of_numbers else "rmse"):
+        labels = "numbers" if of_numbers else "classes"
+        raise InvalidArgument(f"score is {score}, but the labels{where} are {labels}: use nll.")
 
 
 def check_task(plan: Plan, setting: str) -> None:
@@ -30,16 +63,11 @@ def check_task(plan: Plan, setting: str) -> None:
       InvalidArgument: they don't.
     """
     config = plan.config(setting, next(iter(plan.methods)), plan.seeds[0])
-    of_numbers = build.regresses(config)
-    if plan.score == ("accuracy" if of_numbers else "rmse"):
-        labels = "numbers" if of_numbers else "classes"
-        raise InvalidArgument(
-            f"score is {plan.score}, but the labels of the setting {setting!r} are {labels}: use nll."
-        )
+    check_score(plan.score, config, f" of the setting {setting!r}")
     ood = plan.oods.get(setting)
     if ood is None:
         return
-    if of_numbers or build.is_own(config):
+    if build.regresses(config) or build.is_own(config):
         raise InvalidArgument(f"ood of the setting {setting!r} is of images of a named dataset: leave it out.")
     own, other = (bfl.data.peek(name, data_dir=config.data_dir) for name in (config.dataset, ood))
     if own.element_shape != other.element_shape:
@@ -47,3 +75,53 @@ def check_task(plan: Plan, setting: str) -> None:
             f"ood of the setting {setting!r} is {ood} with examples {list(other.element_shape)}, but those of "
             f"{config.dataset} are {list(own.element_shape)}: name a dataset of that form."
         )
+
+
+def check_cells(plan: Plan, pairs: Iterable[tuple[str, str]]) -> None:
+    """Check the data of methods in settings, with each end or value of the search spaces, as `check_clients`.
+
+    Args:
+      plan: of the benchmark.
+      pairs: (setting, method).
+
+    Raises:
+      InvalidArgument: as `check_clients`; the message names the method and the setting.
+    """
+    configs = []
+    for setting, method in pairs:
+        for chosen in (DEFAULTS, *plan.methods[method].edges):
+            config = plan.config(setting, method, plan.seeds[0], chosen)
+            configs.append((f"The method {method!r} in the setting {setting!r}: ", config))
+    check_clients(configs, plan.hold_out)
+
+
+def check_clients(configs: Sequence[tuple[str, RunConfig]], share: float) -> None:
+    """Read the data of configurations, each dataset once, and check that their clients can give examples to hold out.
+
+    The clients of datasets that do not name any are not checked, since sets of images are large.
+
+    Args:
+      configs: (what an error begins with, configuration).
+      share: of each client's examples that is held out.
+
+    Raises:
+      InvalidArgument: the data cannot be read, the options name other clients or larger cohorts than the data have, or
+        nothing is held out.
+    """
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[str, RunConfig]]] = {}
+    for where, config in configs:
+        server = config.unlabelled_share if serves("unlabelled_share", config.algorithm) else None
+        of_clients = (*(getattr(config, name) for name in _OF_CLIENTS), server)
+        groups.setdefault(build.data_key(config), {}).setdefault(of_clients, (where, config))
+    for group in groups.values():
+        (_, first), *_ = group.values()
+        if not build.is_own(first):
+            bfl.data.peek(first.dataset, data_dir=first.data_dir)
+            continue
+        data = build.load(first)
+        for where, config in group.values():
+            try:
+                settled = build.with_clients(config, data)
+                set_aside(build.shares(settled, data.train, data.clients).clients, share, config.seed)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{where}{error}") from None

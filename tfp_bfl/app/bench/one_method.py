@@ -9,11 +9,12 @@ from typing import Any, Optional
 import yaml
 
 from tfp_bfl.app.bench import tuning
-from tfp_bfl.app.bench.plan import SCORES
+from tfp_bfl.app.bench.applicable import check_clients, check_score, why_not
+from tfp_bfl.app.bench.plan import OF_FEDERATION, SCORES, share_of
 from tfp_bfl.app.bench.program import cell_module
 from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.many_runs.cells import forget_models
-from tfp_bfl.app.one_run.build import check_code, check_data
+from tfp_bfl.app.one_run.build import check_code
 from tfp_bfl.app.options.config import fields, make_config
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
@@ -37,7 +38,7 @@ def parse_spaces(texts: Sequence[str]) -> dict[str, Space]:
         lookup(fields(), name, "option")
         if name in spaces:
             raise InvalidArgument(f"--space names {name} twice: name each option once.")
-        if name in ("seed", "output", "hold_out"):
+        if name in ("seed", "output", "hold_out", *OF_FEDERATION):
             raise InvalidArgument(f"--space is of {name}, which is not tuned: leave it out.")
         is_list = "," in values or ".." not in values
         spaces[name] = parse_space([x.strip() for x in values.split(",")] if is_list else values, name)
@@ -75,7 +76,7 @@ def tune_run(
     """
     space = parse_spaces(spaces)
     lookup(dict.fromkeys(SCORES), score, "score")
-    held = _share(share)
+    held = share_of(share, "share")
     for name in space:
         if name in options:
             raise InvalidArgument(f"{name} is given and tuned: leave one of both out.")
@@ -94,7 +95,12 @@ def tune_run(
         sort_keys=False,
     )
     _check_folder(output, record)
-    check_data([base])
+    check_score(score, base)
+    for config in every:
+        reason = why_not(config)
+        if reason is not None:
+            raise InvalidArgument(f"Trials do not serve these data: {reason}")
+    check_clients([("", config) for config in every], held)
     check_code(every)
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / _OPTIONS, record)
@@ -117,16 +123,6 @@ def tune_run(
         "training examples.",
         f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}",
     ]
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise InvalidArgument(f"share is {text}, but must be a number above 0 and below 1.")
-    return value
 
 
 def _check_folder(output: pathlib.Path, record: str) -> None:

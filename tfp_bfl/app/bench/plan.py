@@ -25,7 +25,12 @@ AFTERWARDS: dict[str, tuple[str, ...]] = {
 STRUCTURES = ("last_layer", "diagonal")
 SCORES = ("nll", "accuracy", "rmse")
 _KEYS = ("seeds", "trials", "trial_seed", "score", "hold_out", "evaluations", "reference", "options")
-_OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
+OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
+# Options that say which federation a run has: what differs in them cannot be compared.
+OF_FEDERATION = (
+    *("dataset", "data_dir", "label", "client_column", "task", "test_data"),
+    *("partition", "clients", "unseen_clients"),
+)
 _MOST_TRIALS, _MOST_CELLS = 1000, 100_000
 # Of names, which become names of folders.
 _MOST_LETTERS = 60
@@ -45,6 +50,11 @@ class Method(NamedTuple):
     space: Mapping[str, Space]
     then: Optional[str] = None
     then_options: Mapping[str, Any] = {}
+
+    @property
+    def edges(self) -> list[Values]:
+        """The ends or values of the search space, one option at a time."""
+        return [{name: value} for name, each in self.space.items() for value in each.edges]
 
 
 class Plan(NamedTuple):
@@ -124,7 +134,7 @@ def read_plan(file: Union[str, os.PathLike], trust: bool = False) -> Plan:
         trials=_count(values, "trials", 8, _MOST_TRIALS),
         trial_seed=_count(values, "trial_seed", 1000, 2**31 - 1),
         score=_one_of(values.get("score", "nll"), SCORES),
-        hold_out=_share(values.get("hold_out", 0.2)),
+        hold_out=share_of(values.get("hold_out", 0.2), "hold_out"),
         evaluations=_count(values, "evaluations", 6, 1000),
         reference=str(values.get("reference", next(iter(methods)))),
         options=_mapping(values.get("options", {}), "options"),
@@ -137,7 +147,7 @@ def read_plan(file: Union[str, os.PathLike], trust: bool = False) -> Plan:
     for what, options in {"options": plan.options, **plan.settings}.items():
         for name in options:
             lookup(fields(), name, "option", f"in {what}")
-            if name in _OWN:
+            if name in OWN:
                 raise InvalidArgument(f"{name} of {what} is the benchmark's own: leave it out.")
     _check_code(plan, where, trust)
     for setting in plan.settings:
@@ -168,8 +178,11 @@ def is_name(name: str) -> bool:
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
     value = {} if value is None else value
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    if not isinstance(value, dict):
         raise InvalidArgument(f"{what} is {shown(value)}, but must be a mapping such as 'rounds: 40'.")
+    for key in value:
+        if not isinstance(key, str):
+            raise InvalidArgument(f"{what} has the name {shown(key)}, but names must be text: put it in quotes.")
     return value
 
 
@@ -195,15 +208,17 @@ def _method(key: str, value: Any, where: str) -> Method:
             lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
             continue
         lookup(fields(), name, "option", f"in the method {key!r}")
-        if name in _OWN or (name == "algorithm" and name in space):
+        if name in OWN or (name == "algorithm" and name in space):
             raise InvalidArgument(f"{name} of the method {key!r} is the benchmark's own: leave it out.")
+        if name in OF_FEDERATION:
+            raise InvalidArgument(f"{name} of the method {key!r} belongs to the settings: give each its own setting.")
     return Method(options, space, then, then_options)
 
 
 def _check_runs(plan: Plan, setting: str, method: str) -> None:
     """Check the first run of a method in a setting, with each end or value of its search space."""
-    space, then = plan.methods[method].space, plan.methods[method].then
-    for chosen in ({}, *({name: value} for name, each in space.items() for value in each.edges)):
+    then = plan.methods[method].then
+    for chosen in (DEFAULTS, *plan.methods[method].edges):
         try:
             config = plan.config(setting, method, plan.seeds[0], chosen)
             if then is not None:
@@ -258,7 +273,16 @@ def _count(values: Mapping[str, Any], key: str, default: int, most: int) -> int:
     return value
 
 
-def _share(value: Any) -> float:
-    if not isinstance(value, float) or not 0 < value < 1:
-        raise InvalidArgument(f"hold_out is {shown(value)}, but must be a number above 0 and below 1.")
-    return value
+def share_of(value: Any, name: str) -> float:
+    """Return a number above 0 and below 1, or a text of one such as "2e-1", as a float.
+
+    Raises:
+      InvalidArgument: it is none.
+    """
+    try:
+        number = float(value) if isinstance(value, (str, float)) else math.nan
+    except ValueError:
+        number = math.nan
+    if not 0 < number < 1:
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be a number above 0 and below 1.")
+    return number

@@ -77,7 +77,7 @@ def set_aside(clients: bfl.data.Clients, share: float, seed: int) -> tuple[bfl.d
         held.append(np.sort(rows[order[:number]]))
         rest.append(np.sort(rows[order[number:]]))
     if not sum(map(len, held)):
-        raise InvalidArgument(f"A share of {share} of each client's examples is none: give a larger hold_out.")
+        raise InvalidArgument(f"A share of {share} of each client's examples is none: hold out a larger share.")
     return bfl.data.Clients(clients.source, rest), Parts(clients.source, held)
 
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from tfp_bfl.app.bench import tuning
+from tfp_bfl.app.bench import applicable, tuning
 from tfp_bfl.app.bench.applicable import check_task, why_not
 from tfp_bfl.app.bench.plan import Plan, is_name
-from tfp_bfl.app.bench.spaces import Values
+from tfp_bfl.app.bench.spaces import DEFAULTS, Values
 from tfp_bfl.app.bench.tuning import Chosen
 from tfp_bfl.app.many_runs.cells import (
     SUMMARY,
@@ -28,8 +28,9 @@ from tfp_bfl.app.many_runs.cells import (
     read_summary,
     run_cells,
 )
-from tfp_bfl.app.one_run.build import check_code, check_data
+from tfp_bfl.app.one_run.build import check_code
 from tfp_bfl.app.one_run.records import read_json
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -90,17 +91,19 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
         return output / RECORDS
     if plan.trials and any(method.space for method in plan.methods.values()):
         tuning.check_optuna()
-    configs = [plan.config(cell.setting, cell.method, cell.seed) for cell in chosen.values()]
-    check_data(configs)
-    check_code(configs)
     for setting in dict.fromkeys(cell.setting for cell in chosen.values()):
         check_task(plan, setting)
-    for cell in chosen.values():
-        reason = why_not(plan, cell.setting, cell.method)
-        if reason is not None:
-            every.pop(cell.name)
-            if cell.seed == plan.seeds[0]:
-                click.echo(f"{cell.method} does not serve {cell.setting}: {reason}")
+    pairs = dict.fromkeys((cell.setting, cell.method) for cell in chosen.values())
+    reasons = {pair: why_not(plan.config(*pair, plan.seeds[0])) for pair in pairs}
+    unserved = [f"{method} does not serve {x}: {reason}" for (x, method), reason in reasons.items() if reason]
+    every = {name: x for name, x in every.items() if not reasons[chosen[name].setting, chosen[name].method]}
+    if not every:
+        raise InvalidArgument(f"There is no cell to run: {unserved[0]}")
+    served = [pair for pair, reason in reasons.items() if not reason]
+    applicable.check_cells(plan, served)
+    check_code(plan.config(*pair, plan.seeds[0], x) for pair in served for x in _with_code(plan, pair[1]))
+    for line in unserved:
+        click.echo(line)
     for name in every:
         tuning.check_trials((output / CELLS / name).parent / _TUNING, trial_options(every[name]))
     restored = restored_cells(output)
@@ -114,6 +117,11 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     finally:
         write_records(output)
     return output / RECORDS
+
+
+def _with_code(plan: Plan, method: str) -> list[Values]:
+    """Return the defaults of a method, and the values of its search space that may name code."""
+    return [DEFAULTS, *(edge for edge in plan.methods[method].edges if set(edge) & set(CODE))]
 
 
 def options_of(plan: Plan, cell: Cell) -> dict[str, Any]:

@@ -116,16 +116,21 @@ def data_key(config: RunConfig) -> tuple[Any, ...]:
 
 
 def check_data(configs: Iterable[RunConfig]) -> None:
-    """Check that the data of configurations can be read, each dataset once.
+    """Check that the data of configurations can be read, each dataset once, and have the clients of the options.
 
     Raises:
-      InvalidArgument: as `load`.
+      InvalidArgument: as `load` and `with_clients`.
     """
-    for config in {data_key(config): config for config in configs}.values():
-        if is_own(config):
-            load(config)
-        else:
-            bfl.data.peek(config.dataset, data_dir=config.data_dir)
+    groups: dict[tuple[Any, ...], list[RunConfig]] = {}
+    for config in configs:
+        groups.setdefault(data_key(config), []).append(config)
+    for first, *others in groups.values():
+        if not is_own(first):
+            bfl.data.peek(first.dataset, data_dir=first.data_dir)
+            continue
+        data = load(first)
+        for config in (first, *others):
+            with_clients(config, data)
 
 
 def check_code(configs: Iterable[RunConfig]) -> None:
