@@ -7,60 +7,10 @@ import shutil
 import pytest
 import yaml
 
-from tfp_bfl.app.bench import cell, one_method, program
-from tfp_bfl.app.bench.plan import read_plan
+from tests.app.bench.plans import PLAN, heart, plan_of, records
+from tfp_bfl.app.bench import cell, program
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.errors import Error, InvalidArgument
-
-PLAN = {
-    "seeds": "0..1",
-    "trials": 3,
-    "options": {"engine": "local"},
-    "settings": {"a": {"dataset": "digits", "rounds": 2}, "b": {"dataset": "digits", "rounds": 3}},
-    "methods": {
-        "tuned": {"algorithm": "fed_opt", "kind": "deterministic", "tuned": {"learning_rate": "0.01..0.1 log"}},
-        "plain": {},
-    },
-}
-
-
-def heart(**options):
-    """A change of the settings: the hospitals of the heart disease data."""
-    return {"settings": {"h": {"dataset": "heart_disease", "rounds": 2, **options}}}
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """Trainings that cost nothing: the score follows from the options; `tasks` are those that were run."""
-    tasks = []
-
-    def trial(task):
-        tasks.append(("trial", task))
-        return {"nll": abs((task.config.learning_rate or 0.5) - 0.04), "seconds": 2.0}
-
-    def final(task):
-        tasks.append(("final", task))
-        if task.config.rounds == 3 and task.config.algorithm == "variational":
-            raise Error("The training diverged.")
-        scores = {"accuracy": 0.5, "nll": task.config.learning_rate or 1.0}
-        return {"about": {"dataset": "digits"}, "scores": scores, "cost": {"seconds": 1.0}, "trajectory": []}
-
-    # To collect the garbage of all tests before would take most of the time.
-    for module in (program, one_method):
-        monkeypatch.setattr(module, "forget_models", lambda: None)
-    monkeypatch.setattr(cell, "run_trial", trial)
-    monkeypatch.setattr(cell, "run_final", final)
-    return tasks
-
-
-def plan_of(tmp_path, **changes):
-    path = tmp_path / "bench.yaml"
-    path.write_text(yaml.safe_dump({**PLAN, **changes}, sort_keys=False))
-    return read_plan(path)
-
-
-def records(folder):
-    return [json.loads(line) for line in (folder / program.RECORDS).read_text().splitlines()]
 
 
 def test_every_cell_is_run_once(tmp_path, stand_in, capsys):
@@ -142,17 +92,6 @@ def test_other_options_are_refused(tmp_path, stand_in, changes, message):
     with pytest.raises(InvalidArgument) as error:
         program.run_bench(plan_of(tmp_path, **changes), tmp_path / "out")
     assert message in str(error.value) and sorted(tmp_path.rglob("*")) == before
-
-
-def test_records_that_cannot_resume_are_refused_and_kept(tmp_path, stand_in):
-    (tmp_path / "copy").mkdir()
-    for line in ('{"setting": "a", "method": "plain", "seed": 0}', '{"setting": "../a", "method": "b"}'):
-        (tmp_path / "copy" / program.RECORDS).write_text(line + "\n")
-        with pytest.raises(
-            InvalidArgument, match=r"Line 1 of .*records\.jsonl is no record that a benchmark can resume"
-        ):
-            program.run_bench(plan_of(tmp_path), tmp_path / "copy")
-        assert (tmp_path / "copy" / program.RECORDS).read_text() == line + "\n" and not stand_in
 
 
 def test_trials_of_other_options_are_refused(tmp_path, stand_in, monkeypatch):

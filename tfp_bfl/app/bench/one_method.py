@@ -131,5 +131,5 @@ def _check_folder(output: pathlib.Path, record: str) -> None:
         return
     if not output.is_dir() or (any(output.iterdir()) and not (output / _OPTIONS).is_file()):
         raise InvalidArgument(f"{path_name(output)} is no folder of trials: give --output a new one.")
-    if (output / _OPTIONS).is_file() and (output / _OPTIONS).read_text(encoding="utf-8") != record:
+    if (output / _OPTIONS).is_file() and (output / _OPTIONS).read_text(encoding="utf-8", errors="replace") != record:
         raise InvalidArgument(f"{path_name(output)} has trials of other options: give --output another folder.")

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import json
 import pathlib
+import shutil
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
 
-from tfp_bfl.app.bench import applicable, tuning
+from tfp_bfl.app.bench import applicable, reading, tuning
 from tfp_bfl.app.bench.applicable import check_task, why_not
 from tfp_bfl.app.bench.plan import Plan, is_name
 from tfp_bfl.app.bench.spaces import DEFAULTS, Values
@@ -29,7 +30,6 @@ from tfp_bfl.app.many_runs.cells import (
     run_cells,
 )
 from tfp_bfl.app.one_run.build import check_code
-from tfp_bfl.app.one_run.records import read_json
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
@@ -38,7 +38,6 @@ from tfp_bfl.labels import duration
 
 CELLS, RECORDS = "cells", "records.jsonl"
 _TUNING = "tuning"
-_MOST_BYTES = 2**28
 
 
 class Cell(NamedTuple):
@@ -108,8 +107,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
         tuning.check_trials((output / CELLS / name).parent / _TUNING, trial_options(every[name]))
     restored = restored_cells(output)
     check_cells(every, output / CELLS, lambda folder: restored.get(folder, {}).get("options") or options_in(folder))
-    (output / CELLS).mkdir(parents=True, exist_ok=True)
-    write_cells(restored)
+    write_cells(output, restored)
     work = functools.partial(run_cell, plan)
     left = _Clock(sum(not is_done(output / CELLS / name) for name in every))
     try:
@@ -216,27 +214,49 @@ def restored_cells(output: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
     """Return the cells of a file of records that was copied into a new folder: folder -> record; {} without one.
 
     Raises:
-      InvalidArgument: a record does not have what its cell needs.
+      InvalidArgument: the file is damaged, or a record does not have what its cell needs.
     """
-    if (output / CELLS).exists() or not (output / RECORDS).is_file():
+    path = output / RECORDS
+    if (output / CELLS).exists() or not path.is_file() or not path.stat().st_size:
         return {}
+    reading.read(output)  # Names the line that is damaged.
     found = {}
-    for number, record in enumerate(read_json(output / RECORDS, "file of records", _MOST_BYTES), 1):
-        names = [record.get(name) for name in ("setting", "method")]
-        if not all(isinstance(x, str) and is_name(x) for x in names) or not {"seed", "options"} <= set(record):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        record = json.loads(line)
+        if not _resumes(record):
             raise InvalidArgument(
-                f"Line {number} of {path_name(output / RECORDS)} is no record that a benchmark can resume from: give "
-                "--output a new folder."
+                f"Line {number} of {path_name(path)} is no record that a benchmark can resume from: give --output a "
+                "new folder."
             )
-        cell = Cell(record["setting"], record["method"], record["seed"])
-        found[output / CELLS / cell.name] = record
+        found[output / CELLS / Cell(record["setting"], record["method"], record["seed"]).name] = record
     return found
 
 
-def write_cells(cells: Mapping[pathlib.Path, dict[str, Any]]) -> None:
-    """Write cells and the results of their trials: folder -> record."""
-    for folder, record in cells.items():
-        folder.mkdir(parents=True, exist_ok=True)
+def _resumes(record: Mapping[str, Any]) -> bool:
+    """Return whether a sound record has what its cell needs. Its names become those of folders."""
+    if not (is_name(record["setting"]) and is_name(record["method"]) and record["seed"] >= 0):
+        return False
+    tuned = record.get("tuning", {})
+    fields = isinstance(tuned, dict) and isinstance(tuned.get("values", {}), dict) and set(tuned)
+    return isinstance(record.get("options"), dict) and fields in (set(), set(Chosen._fields))
+
+
+def write_cells(output: pathlib.Path, cells: Mapping[pathlib.Path, dict[str, Any]]) -> None:
+    """Write the folder of cells, with restored cells and the results of their trials: folder -> record.
+
+    All or none: the next command would take the records of some for those of all.
+    """
+    whole, draft = output / CELLS, output / f"{CELLS}.draft"
+    if not cells:
+        whole.mkdir(parents=True, exist_ok=True)
+        return
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for path, record in cells.items():
+        folder = draft / path.relative_to(whole)
+        folder.mkdir(parents=True)
         tuned, trials = record.get("tuning"), folder.parent / _TUNING
         if tuned and tuned["trials"] and not is_done(trials):
             trials.mkdir(exist_ok=True)
@@ -244,6 +264,7 @@ def write_cells(cells: Mapping[pathlib.Path, dict[str, Any]]) -> None:
             summary = {"best": tuned["values"], **{x: tuned[x] for x in ("score", "trials", "seconds")}}
             write_whole(trials / SUMMARY, json.dumps(summary, indent=1) + "\n")
         write_whole(folder / SUMMARY, json.dumps(record, indent=1) + "\n")
+    draft.rename(whole)
 
 
 @dataclasses.dataclass

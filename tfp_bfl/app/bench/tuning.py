@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values
-from tfp_bfl.app.many_runs.cells import SUMMARY, Options, read_summary, run_once
+from tfp_bfl.app.many_runs.cells import SUMMARY, Options, is_done, read_summary, read_written, run_once
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -56,10 +56,12 @@ def check_trials(folder: pathlib.Path, options: Options) -> None:
     """Check that a folder has no trials of other options.
 
     Raises:
-      InvalidArgument: it has.
+      InvalidArgument: it has, or a file of its trials is damaged.
     """
     path = folder / OPTIONS
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != json.loads(json.dumps(dict(options))):
+    if is_done(folder):
+        read_summary(folder)
+    if path.is_file() and read_written(path) != json.loads(json.dumps(dict(options))):
         raise InvalidArgument(f"{path_name(folder)} has trials of other options: give another --output, or delete it.")
 
 
@@ -94,7 +96,8 @@ def tune(
     if not space:
         return Chosen({}, None, 0, 0.0)
     check_trials(folder, options)
-    run_once(folder, lambda: _work(folder, space, trials, seed, score, attempt, options), goes_on=True)
+    work = lambda: _work(folder, space, trials, seed, score, attempt, options)
+    run_once(folder, work, goes_on=True, lock=folder / ".lock")
     found = read_summary(folder)
     if found["best"] is None:
         raise Error(f"Every trial failed, the first of them with: {found['reason']}")
@@ -164,9 +167,11 @@ def is_result(error: Exception) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error as a record has it."""
+    """Return an error as a record has it: the first line, cut in the middle if it is long, since advice comes last."""
     text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-    return text.strip().partition("\n")[0][:_MOST_LETTERS]
+    line = text.strip().partition("\n")[0]
+    half = (_MOST_LETTERS - 5) // 2
+    return line if len(line) <= _MOST_LETTERS else f"{line[:half]} ... {line[-half:]}"
 
 
 def _read(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -174,9 +179,12 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             break
+        if not isinstance(row, dict) or not isinstance(row.get("values"), dict):
+            break
+        rows.append(row)
     if path.exists():
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows

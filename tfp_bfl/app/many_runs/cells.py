@@ -21,6 +21,7 @@ from typing import Any, Callable, Optional
 import click
 
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import name as path_name
 
 SUMMARY = "summary.json"
 _PARENT_DEATH = 1
@@ -35,8 +36,34 @@ def is_done(folder: pathlib.Path) -> bool:
 
 
 def read_summary(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the summary of a folder that is done."""
-    return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    """Return the summary of a folder that is done.
+
+    Raises:
+      InvalidArgument: it is damaged.
+    """
+    found = read_written(folder / SUMMARY)
+    if not isinstance(found, dict):
+        raise _damaged(folder / SUMMARY)
+    return found
+
+
+def read_written(path: pathlib.Path) -> Any:
+    """Return the content of a JSON file of a cell.
+
+    Raises:
+      InvalidArgument: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
+        raise _damaged(path) from None
+
+
+def _damaged(path: pathlib.Path) -> InvalidArgument:
+    return InvalidArgument(
+        f"The file {path_name(path)} is damaged: delete the folder {path_name(path.parent)}, and the same command "
+        "fills it again."
+    )
 
 
 def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
@@ -44,7 +71,9 @@ def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
     return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
 
 
-def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False) -> None:
+def run_once(
+    folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False, lock: Optional[pathlib.Path] = None
+) -> None:
     """Call `work`, which fills the folder and write its summary last, unless that is there.
 
     Of several processes at one folder the first works, and the others wait.
@@ -53,11 +82,12 @@ def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = Fals
       folder: of the cell.
       work: of the cell.
       goes_on: whether it takes up what an earlier, broken attempt left; else that is deleted first.
+      lock: the file that processes lock; None for one in .locks beside the folder.
     """
-    locks = folder.parent / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with open(locks / folder.name, "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = lock or folder.parent / ".locks" / folder.name
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w", encoding="utf-8") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
         if not is_done(folder):
             if not goes_on:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -66,7 +96,12 @@ def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = Fals
 
 def options_in(folder: pathlib.Path) -> Optional[Options]:
     """Return the options that a cell's summary holds; None of one that is not done."""
-    return read_summary(folder)["options"] if is_done(folder) else None
+    if not is_done(folder):
+        return None
+    options = read_summary(folder).get("options")
+    if not isinstance(options, dict):
+        raise _damaged(folder / SUMMARY)
+    return options
 
 
 def check_cells(
