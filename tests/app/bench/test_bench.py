@@ -94,6 +94,23 @@ def test_other_options_are_refused(tmp_path, stand_in, changes, message):
     assert message in str(error.value) and sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_part_must_fit_the_cells_of_the_rest(tmp_path, stand_in):
+    """Else one table would have methods with other shares that are held out, or other numbers of trials."""
+    program.run_bench(plan_of(tmp_path), tmp_path / "out", only="a/tuned")
+    stand_in.clear()
+    for changes in ({"hold_out": 0.5}, {"trials": 4}):
+        with pytest.raises(InvalidArgument, match="a/tuned/seed-0 is of other options"):
+            program.run_bench(plan_of(tmp_path, **changes), tmp_path / "out", only="a/plain")
+    assert not stand_in
+
+
+def test_methods_of_an_earlier_file_are_named(tmp_path, stand_in, capsys):
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    assert "The tables also have" not in capsys.readouterr().out
+    program.run_bench(plan_of(tmp_path, methods={"plain": {}}), tmp_path / "out")
+    assert "The tables also have cells of an earlier file, such as a/tuned: delete" in capsys.readouterr().out
+
+
 def test_trials_of_other_options_are_refused(tmp_path, stand_in, monkeypatch):
     """Interrupted after the trials and before the first cell, and then another number of rounds."""
 

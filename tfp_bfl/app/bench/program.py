@@ -83,8 +83,9 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     known = (output / CELLS).is_dir() or (output / RECORDS).is_file()
     if output.exists() and not (output.is_dir() and (known or not any(output.iterdir()))):
         raise InvalidArgument(f"{path_name(output)} is no folder of a benchmark: give --output a new one.")
+    # With `only` too: cells of another file would stand in the same tables.
+    check_cells({cell.name: options_of(plan, cell) for cell in cells_of(plan)}, output / CELLS)
     every = {name: options_of(plan, cell) for name, cell in chosen.items()}
-    check_cells(every, output / CELLS)
     if listed:
         list_cells(every, output / CELLS)
         return output / RECORDS
@@ -114,7 +115,19 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
         run_cells(every, output / CELLS, work, left.describe, jobs=jobs)
     finally:
         write_records(output)
+    named = {(output / CELLS / cell.name).parent for cell in cells_of(plan)}
+    others = sorted({path.parent.parent for path in _summaries(output)} - named)
+    if others:
+        name = f"{others[0].parent.name}/{others[0].name}"
+        click.echo(
+            f"The tables also have cells of an earlier file, such as {name}: delete such folders to leave them out."
+        )
     return output / RECORDS
+
+
+def _summaries(output: pathlib.Path) -> list[pathlib.Path]:
+    """Return the summaries of all cells that are done, in the order of their names."""
+    return sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}"))
 
 
 def _with_code(plan: Plan, method: str) -> list[Values]:
@@ -205,8 +218,8 @@ def cell_module() -> Any:
 
 def write_records(output: pathlib.Path) -> pathlib.Path:
     """Write the records of all cells that are done, one JSON object a line, in the order of their names."""
-    paths = sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}"))
-    write_whole(output / RECORDS, "".join(json.dumps(read_summary(path.parent)) + "\n" for path in paths))
+    lines = (json.dumps(read_summary(path.parent)) + "\n" for path in _summaries(output))
+    write_whole(output / RECORDS, "".join(lines))
     return output / RECORDS
 
 
