@@ -115,7 +115,7 @@ def test_a_client_with_one_example_keeps_it():
     rest, held = set_aside(clients, 0.5, seed=0)
     assert list(rest.indices[0]) == [3] and len(held.rows[0]) == 0 and len(held.rows[1]) == 5
     assert (held.owners == 1).all() and len(held.places) == 5
-    with pytest.raises(InvalidArgument, match="give a larger hold_out"):
+    with pytest.raises(InvalidArgument, match="hold out a larger share"):
         set_aside(bfl.data.Clients(source, [np.array([3]), np.array([4])]), 0.5, seed=0)
 
 

@@ -119,9 +119,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     others = sorted({path.parent.parent for path in _summaries(output)} - named)
     if others:
         name = f"{others[0].parent.name}/{others[0].name}"
-        click.echo(
-            f"The tables also have cells of an earlier file, such as {name}: delete such folders to leave them out."
-        )
+        click.echo(f"The tables also have cells of an earlier file, such as {name}: delete such folders.")
     return output / RECORDS
 
 
