@@ -138,7 +138,10 @@ def test_every_combination_by_every_seed():
         (("--vary", "seed=0..4"), "give --seeds"),
         (("--vary", "rule=linear_pool or rule=linear_pool"), "would be the folder of two runs"),
         (("--vary", "rule=linear_pool or algorithm=fed_opt proximal=1"), "proximal is an option of"),
-        (("--vary", "cohort-size=2,9", "--dataset", "heart_disease"), "cohort_size is 9, but must be at most the number"),
+        (
+            ("--vary", "cohort-size=2,9", "--dataset", "heart_disease"),
+            "cohort_size is 9, but must be at most the number",
+        ),
         (("--vary", "rule=linear_pool,nowhere.py:f"), "There is no file nowhere.py: give --rule FILE.py:FUNCTION"),
         (("--vary", "algorithm=fed_opt,{}:clash"), "rules.client_gaussian()"),
         (("--vary", "algorithm=fed_opt,{}:gone"), "There is no function 'gone' in"),
