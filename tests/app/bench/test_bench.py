@@ -251,6 +251,15 @@ def test_tune_writes_the_best_configuration(tmp_path, monkeypatch, stand_in, cap
     assert run_command_line(command) == 0 and not stand_in
 
 
+def test_tune_names_code_in_the_command_that_it_recommends(tmp_path, monkeypatch, stand_in, capsys):
+    """`tfp-bfl run --config` runs only code that the command names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import tfp_bfl as bfl\n\n\ndef pool():\n    return bfl.rules.linear_pool()\n")
+    space = ["--space", "learning-rate=0.01..0.1 log", "--trials", "2", "--rounds", "2"]
+    assert run_command_line(["tune", *space, "--rule", "mine.py:pool", "--engine", "local", "--output", "t"]) == 0
+    assert capsys.readouterr().out.endswith("tfp-bfl run --config t/best.yaml --rule mine.py:pool\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -148,6 +148,16 @@ def test_options_of_a_step_after_the_training(tmp_path):
         (point_weights(then={"laplace": {"temperature": datetime.date(2020, 1, 1)}}), "but must be a number above 0"),
         (point_weights(then="last_layer", tuned={"last_layer.temperature": [0.1, "x"]}), "of last_layer is 'x'"),
         (point_weights(then="laplace", class_weight="balanced"), "likelihood without class weights"),
+        # What predicts would be the ensemble, the draws or the personal models, and not what follows the training.
+        (point_weights(then="laplace", ensemble=2), "An ensemble ends with more than one network, and laplace is at"),
+        (point_weights(then="last_layer", tuned={"ensemble": [2, 3]}), "with ensemble 2: An ensemble ends with more"),
+        ({"methods": {"m": {"algorithm": "qlsd", "then": "laplace"}}}, "qlsd ends with more than one network"),
+        ({"methods": {"m": {"algorithm": "fed_sgld", "then": "last_layer"}}}, "fed_sgld ends with more than one"),
+        (
+            {"methods": {"m": {"algorithm": "meta_learning", "then": "laplace"}}},
+            "meta_learning predicts with each client",
+        ),
+        (point_weights(then="laplace", privacy_clip_norm=1.0, cohort_size=2), "which epsilon does not cover"),
     ],
 )
 def test_refusals(tmp_path, changes, message):

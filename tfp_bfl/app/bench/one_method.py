@@ -16,6 +16,8 @@ from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.many_runs.cells import forget_models
 from tfp_bfl.app.one_run.build import check_code
 from tfp_bfl.app.options.config import fields, make_config
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -118,10 +120,11 @@ def tune_run(
     best = make_config(config_file, {**options, **chosen.values})
     write_whole(output / _BEST, best.record())
     words = ", ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in chosen.values.items())
+    code = "".join(f" --{x} {getattr(best, x)}" for x in CODE if names_code(getattr(best, x)))
     return [
         f"{chosen.trials} trials; the best, with {words or 'the defaults'}, has {score} {chosen.score:.4f} on held-out "
         "training examples.",
-        f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}",
+        f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}{code}",
     ]
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Optional, Union
 
 from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.app.many_runs.sweep import parse_seeds
+from tfp_bfl.app.one_run.laplace import check_one_network
+from tfp_bfl.app.one_run.records import is_private
 from tfp_bfl.app.options.algorithms import canonical, serves
 from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
@@ -232,6 +234,13 @@ def _check_then(then: str, options: Values, config: RunConfig) -> None:
     """Check the options of what follows the training, and that it can follow it."""
     if config.kind != "deterministic":
         raise InvalidArgument(f"{then} follows a training of point weights, and the kind is {config.kind!r}.")
+    check_one_network(config, then)
+    if serves("evaluate_clients", config.algorithm):
+        raise InvalidArgument(f"{config.algorithm} predicts with each client's own model, and {then} has none.")
+    if is_private(config):
+        raise InvalidArgument(
+            f"{then} is computed from exact sums, which epsilon does not cover: leave one of both out."
+        )
     if config.class_weight is not None:
         raise InvalidArgument(f"{then} is of the likelihood without class weights: leave class_weight out.")
     for name, value in options.items():

@@ -11,7 +11,9 @@ from tfp_bfl.app.one_run import build
 from tfp_bfl.app.one_run.client_model import last_state
 from tfp_bfl.app.one_run.records import config_with_code, is_private
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
+from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.fields import Draws
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
@@ -160,16 +162,36 @@ def finished_run(
             f"{what} is a posterior over point weights, and {name(run)} is a run of kind {config.kind!r}: run it with "
             "--algorithm fed_opt --kind deterministic."
         )
+    check_one_network(config, what)
     data = build.load(config)
     config = build.with_clients(config, data)
     shares = build.shares(config, data.train, data.clients)
     trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
-    if trained.is_personal or trained.thinning is not None:
-        raise InvalidArgument(
-            f"{config.algorithm} ends with more than one network, and {what} is at the weights of one: give a run of "
-            "fed_opt."
-        )
+    check_one_network(config, what, trained)
     weights = trained.predictive_weights(last_state(trained, config, source))
     if tf.nest.flatten(weights.posterior):
         raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
     return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights)
+
+
+def check_one_network(config: RunConfig, what: str, process: Optional[bfl.federated.BayesianProcess] = None) -> None:
+    """Check that a training ends with the weights of one network.
+
+    Args:
+      config: of the run.
+      what: the posterior at these weights, as an error names it.
+      process: of the run, which shows it for a user's algorithm too; None before it is built.
+
+    Raises:
+      InvalidArgument: it ends with an ensemble, a chain or personal models.
+    """
+    own = algorithm_options(config.algorithm)
+    many = issubclass(own, Draws) or own.personal
+    if process is not None:
+        many = many or process.is_personal or process.thinning is not None
+    if many or config.ensemble is not None:
+        source = "An ensemble" if config.ensemble is not None else config.algorithm
+        raise InvalidArgument(
+            f"{source} ends with more than one network, and {what} is at the weights of one: use fed_opt without "
+            "ensemble."
+        )
