@@ -1,8 +1,9 @@
 """The command line: `tfp-bfl` or `python -m tfp_bfl`."""
 
+import os
 import sys
 
-from tfp_bfl.app.interrupts import prompt_interrupts
+from tfp_bfl.app.interrupts import STATUS, prompt_interrupts
 from tfp_bfl.errors import missing_package
 
 
@@ -14,6 +15,11 @@ def main() -> None:
         except ModuleNotFoundError as error:
             sys.exit(f"tfp-bfl: {missing_package(error.name)}")
         status = run_command_line(sys.argv[1:])
+    if status == STATUS:
+        # Threads of TensorFlow that still work abort the process where the interpreter ends beside them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
 
 

@@ -55,6 +55,17 @@ def test_a_call_that_holds_it_back_is_ended():
     assert (status, error) == (130, "tfp-bfl: interrupted.\n") and seconds < 20
 
 
+def test_what_ends_with_the_interpreter_does_not_change_the_status():
+    """Threads of TensorFlow that still work abort the process there."""
+    program = (
+        "import atexit, os\nfrom tfp_bfl import __main__\nfrom tfp_bfl.app import cli\natexit.register(os.abort)\n"
+    )
+    program += "cli.run_command_line = lambda arguments: 130\n__main__.main()\n"
+    with start(program) as process:
+        process.communicate(timeout=100)
+    assert process.returncode == 130
+
+
 def test_an_import_that_swallows_it_is_ended(tmp_path):
     swallows = (
         "import time\nprint(flush=True)\ntry:\n  time.sleep(60)\nexcept KeyboardInterrupt:\n  raise ImportError\n"

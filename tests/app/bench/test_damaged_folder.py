@@ -1,7 +1,9 @@
 """Folders of benchmarks and trials that are damaged, or copied in part: refused in a sentence, and nothing is lost."""
 
+import concurrent.futures
 import json
 import pathlib
+import time
 
 import pytest
 
@@ -93,6 +95,24 @@ def test_a_damaged_file_of_a_cell_is_named(tmp_path, stand_in, capsys, file, con
     assert run_command_line(["bench", str(tmp_path / "bench.yaml"), "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert f"{path.name} is damaged: delete the folder" in error and error.count("\n") == 1 and not stand_in
+
+
+def test_two_processes_write_the_records_one_after_the_other(tmp_path, stand_in, monkeypatch):
+    """Both write a draft of the same name and rename it."""
+    program.run_bench(plan_of(tmp_path), tmp_path / "out")
+    at_once, most, write = [], [], program.write_whole
+
+    def slow(path, text):
+        at_once.append(path)
+        most.append(len(at_once))
+        time.sleep(0.2)
+        write(path, text)
+        at_once.pop()
+
+    monkeypatch.setattr(program, "write_whole", slow)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(program.write_records, 3 * [tmp_path / "out"]))
+    assert most == [1, 1, 1] and len(records(tmp_path / "out")) == 8
 
 
 def test_lines_that_are_no_trials_are_run_again(tmp_path):

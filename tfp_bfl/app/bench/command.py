@@ -46,7 +46,7 @@ Examples:
 def bench(config: str, output: Optional[str], jobs: str, only: str, listed: bool, trust_code: bool) -> None:
     """Run every method of the YAML file CONFIG in every setting, tuned alike, and write one page over all."""
     from tfp_bfl.app.bench.plan import read_plan
-    from tfp_bfl.app.bench.program import run_bench
+    from tfp_bfl.app.bench.program import reports, run_bench
 
     number = whole_number(jobs, "jobs", MOST_JOBS)
     if output is None and not listed:
@@ -61,8 +61,9 @@ def bench(config: str, output: Optional[str], jobs: str, only: str, listed: bool
 
         # With --only the reference may have no records yet.
         present = plan.reference if any(x.method == plan.reference for x in read(folder)) else None
-        write_tables(folder, present)
-        page = write_page(folder, folder / "index.html", present)
+        with reports(folder):
+            write_tables(folder, present)
+            page = write_page(folder, folder / "index.html", present)
         click.echo(f"{path_name(page)} shows the cells of {path_name(records)}; results.md and .csv hold the tables.")
 
 

@@ -14,7 +14,7 @@ from tfp_bfl.app.bench.plan import OF_FEDERATION, SCORES, share_of
 from tfp_bfl.app.bench.program import cell_module
 from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.many_runs.cells import forget_models
-from tfp_bfl.app.one_run.build import check_code
+from tfp_bfl.app.one_run.build import check_code, is_own, load, with_clients
 from tfp_bfl.app.options.config import fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
@@ -118,6 +118,8 @@ def tune_run(
 
     chosen = tuning.tune(output, space, trials, base.seed, score, attempt)
     best = make_config(config_file, {**options, **chosen.values})
+    if is_own(best):  # The record states the number of clients, which a run compares with that of the data.
+        best = with_clients(best, load(best))
     write_whole(output / _BEST, best.record())
     words = ", ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in chosen.values.items())
     code = "".join(f" --{x} {getattr(best, x)}" for x in CODE if names_code(getattr(best, x)))

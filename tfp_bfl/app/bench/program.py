@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -25,6 +26,7 @@ from tfp_bfl.app.many_runs.cells import (
     forget_models,
     is_done,
     list_cells,
+    locked,
     options_in,
     read_summary,
     run_cells,
@@ -123,6 +125,11 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     return output / RECORDS
 
 
+def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Within it no other process writes the files of all cells; several may run cells of one benchmark."""
+    return locked(output / CELLS / ".lock")
+
+
 def _summaries(output: pathlib.Path) -> list[pathlib.Path]:
     """Return the summaries of all cells that are done, in the order of their names."""
     return sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}"))
@@ -217,7 +224,8 @@ def cell_module() -> Any:
 def write_records(output: pathlib.Path) -> pathlib.Path:
     """Write the records of all cells that are done, one JSON object a line, in the order of their names."""
     lines = (json.dumps(read_summary(path.parent)) + "\n" for path in _summaries(output))
-    write_whole(output / RECORDS, "".join(lines))
+    with reports(output):
+        write_whole(output / RECORDS, "".join(lines))
     return output / RECORDS
 
 

@@ -84,14 +84,20 @@ def run_once(
       goes_on: whether it takes up what an earlier, broken attempt left; else that is deleted first.
       lock: the file that processes lock; None for one in .locks beside the folder.
     """
-    lock = lock or folder.parent / ".locks" / folder.name
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock, "w", encoding="utf-8") as locked:
-        fcntl.flock(locked, fcntl.LOCK_EX)
+    with locked(lock or folder.parent / ".locks" / folder.name):
         if not is_done(folder):
             if not goes_on:
                 shutil.rmtree(folder, ignore_errors=True)
             work()
+
+
+@contextlib.contextmanager
+def locked(lock: pathlib.Path) -> Iterator[None]:
+    """Within it no other process is within it with the same file, which is made."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def options_in(folder: pathlib.Path) -> Optional[Options]:
