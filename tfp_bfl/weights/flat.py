@@ -163,10 +163,12 @@ class FlatWeights:
             variable.assign(value)
 
     def store(self) -> ModelWeights:
-        """Return the variables and BatchNorm's statistics as `ModelWeights`; variances are exp(2 log s)."""
+        """Return the variables and BatchNorm's statistics as `ModelWeights`; variances are exp(log s)^2."""
         values = self._shaped(self.values, self.leaves)
         number = len(self._means)
-        posterior = MeanField(tuple(values[:number]), tuple(self._shaped(tf.exp(2 * self.log_stddev), self._means)))
+        # XLA computes exp(log s) once for this and for the KL.
+        variance = tf.square(tf.exp(self.log_stddev))
+        posterior = MeanField(tuple(values[:number]), tuple(self._shaped(variance, self._means)))
         read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
         moments = MeanField(read(self._layout.moving_mean), read(self._layout.moving_variance))
         return ModelWeights(posterior, tuple(values[number:]), moments)
@@ -199,7 +201,7 @@ class FlatWeights:
         in_log_stddev = tf.square(stddev) * prior.precision[: self._num_means] - 1
         # Summed weight by weight: the sums of its terms are large, and cancel near the prior.
         kl = tf.reduce_sum(0.5 * in_log_stddev - (self.log_stddev - prior.log_stddev))
-        kl += 0.5 * tf.tensordot(shift, in_values + prior.pull, 1)
+        kl += 0.5 * tf.reduce_sum(shift * (in_values + prior.pull))
         return kl, in_values * prior.in_mean if self._follows else in_values, in_log_stddev
 
     def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
