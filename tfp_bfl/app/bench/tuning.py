@@ -74,7 +74,7 @@ def tune(
     attempt: Try,
     options: Options = DEFAULTS,
 ) -> Chosen:
-    """Return the values of the best of some trials, which a folder keeps: interrupted, they go on with the next one.
+    """Return the values of the best of some trials, which a folder stores: interrupted trials resume with the next one.
 
     The first trial has the method's defaults. Half of the others are drawn from the search space at random, the rest by
     the tree-structured Parzen estimator of optuna (Bergstra et al. 2011), all by the seed. A trial that fails, or has a

@@ -74,7 +74,7 @@ def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
 def run_once(
     folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False, lock: Optional[pathlib.Path] = None
 ) -> None:
-    """Call `work`, which fills the folder and write its summary last, unless that is there.
+    """Call `work`, which fills the folder and writes its summary last, unless the summary is there.
 
     Of several processes at one folder the first works, and the others wait.
 
@@ -93,7 +93,7 @@ def run_once(
 
 @contextlib.contextmanager
 def locked(lock: pathlib.Path) -> Iterator[None]:
-    """Within it no other process is within it with the same file, which is made."""
+    """Hold a lock while the block runs: other processes that lock the same file wait. The file is made."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -140,7 +140,7 @@ def check_cells(
 
 
 def list_cells(names: Iterable[str], output: pathlib.Path) -> None:
-    """Return a line a cell, and whether it is done."""
+    """Print a line for each cell, and whether it is done."""
     for name in names:
         click.echo(f"{'done' if is_done(output / name) else '    '}  {name}")
 
@@ -155,7 +155,7 @@ def run_cells(
     threads: Optional[int] = None,
     goes_on: bool = False,
 ) -> None:
-    """Run the cells that are not done, and report of each in a line. A cell that fails does not stop the others.
+    """Run the cells that are not done, and print a line for each. A cell that fails does not stop the others.
 
     Args:
       every: name -> options of each cell.
