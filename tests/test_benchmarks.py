@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.own_files import python_files
 from tfp_bfl.training import inference
 
 BENCHMARKS = pathlib.Path(__file__).parent.parent / "benchmarks"
@@ -130,9 +131,7 @@ def test_a_page_of_results_states_what_its_sides_compute(page):
 
 def test_no_call_leaves_the_inference_to_a_default():
     calls = 0
-    for path in BENCHMARKS.rglob("*.py"):
-        if ".peers" in path.parts:
-            continue
+    for path in python_files(BENCHMARKS):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "variational":
                 calls += 1

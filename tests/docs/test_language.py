@@ -2,15 +2,14 @@
 
 import ast
 import itertools
-import pathlib
 import re
 
 import pytest
 
+from tests.own_files import ROOT, python_files
 from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOT_FIRST = {
     *("What", "Whether", "Who", "Whose", "Those", "Of", "How", "That", "Which", "Why", "Where", "Without", "Its"),
     *("As", "Such", "Nothing", "Everything", "Also"),
@@ -41,10 +40,7 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text().splitlines()
 
 
 # The library, and the programs of its studies and benchmarks.
-SOURCES = [
-    *(path for root in ("tfp_bfl", "experiments", "benchmarks") for path in sorted((ROOT / root).rglob("*.py"))),
-]
-SOURCES = [path for path in SOURCES if ".peers" not in path.parts]  # Environments of the benchmarks.
+SOURCES = [path for root in ("tfp_bfl", "experiments", "benchmarks") for path in python_files(root)]
 # Openings of a noun phrase: documents a class, a module or a property, but not a function.
 ARTICLES = {"The", "A", "An", "Each", "Every", "All", "One", "Both", "Another"}
 
@@ -60,7 +56,7 @@ def docstrings(paths=SOURCES):
 
 
 def test_docstrings_of_tests_use_the_fields_terms():
-    tests = docstrings(sorted((ROOT / "tests").rglob("*.py")))
+    tests = docstrings(python_files("tests"))
     found = {(place, word): text for place, _, text in tests for word in BANNED if re.search(word, text)}
     assert found == {}
 
@@ -110,7 +106,7 @@ def returns_something(function):
 def test_docstrings_of_classes_and_of_functions_without_a_result_do_not_say_return():
     found = {
         f"{name_of(path)}: {node.name}": ast.get_docstring(node).split("\n")[0]
-        for path in [*SOURCES, *sorted((ROOT / "docs").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+        for path in [*SOURCES, *python_files("docs"), *python_files("tests")]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and (ast.get_docstring(node) or "").startswith("Return ")
         if isinstance(node, ast.ClassDef) or not returns_something(node)
