@@ -126,7 +126,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
 
 
 def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Within it no other process writes the files of all cells; several may run cells of one benchmark."""
+    """Hold a lock while the block writes the files of all cells: several processes may run cells of one benchmark."""
     return locked(output / CELLS / ".lock")
 
 
