@@ -50,6 +50,13 @@ def test_more_samples_begin_with_the_same_ones(kind):
     np.testing.assert_allclose(predict(kind, num_samples=2), predict(kind)[:2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", [0, 7, 2**31 - 1])
+def test_seeds_of_samples_are_their_numbers_folded_into_the_seed(seed):
+    fold = tf.random.experimental.stateless_fold_in
+    assert_equal = np.testing.assert_array_equal
+    assert_equal(evaluation.sample_seeds(seed, 5), [fold([seed, 0], number) for number in range(5)])
+
+
 def test_a_deterministic_model_has_one_prediction():
     probabilities = predict("deterministic")
     assert spread_over_samples(probabilities) == 0

@@ -67,7 +67,12 @@ def reliability(probabilities: Any, labels: Any, num_bins: int = 15, over: str =
     num_bins = check_count(num_bins, "num_bins")
     lookup(_OVER, over, "calibration over")
     probabilities = check_probabilities(probabilities)
-    labels = check_labels(labels, probabilities)
+    return _reliability(probabilities, check_labels(labels, probabilities), num_bins, over)
+
+
+# Traced: as single operations it would cost a client with few examples more than its predictions do.
+@tf.function(autograph=False, reduce_retracing=True)
+def _reliability(probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int, over: str) -> Reliability:
     dtype = probabilities.dtype
     # Rounded to the dtype of the probabilities, so that a confidence of 0.3 equals the edge 3/10.
     edges = tf.cast(tf.range(num_bins + 1, dtype=tf.float64) / num_bins, dtype)

@@ -65,7 +65,10 @@ def is_stochastic(model: tf.keras.Model) -> bool:
 def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
     """Return seeds [S, 2] of S weight samples; the second number, s, selects the member of an ensemble."""
     key = tf.stack([tf.cast(seed, tf.int32), 0])
-    return tf.map_fn(lambda s: tf.random.experimental.stateless_fold_in(key, s), tf.range(num_samples))
+    # Folding s into a key draws the first number from the key alone, and puts s beside it.
+    drawn = tf.random.experimental.stateless_fold_in(key, 0)[0]
+    numbers = tf.range(num_samples)
+    return tf.stack([tf.fill(tf.shape(numbers), drawn), numbers], axis=1)
 
 
 def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:

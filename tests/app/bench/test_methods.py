@@ -1,4 +1,4 @@
-"""Methods of the benchmark that the command line has no name for."""
+"""The benchmark's own files: its plans, and the methods and networks that the command line has no name for."""
 
 import pathlib
 
@@ -6,9 +6,24 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tfp_bfl.app.bench.plan import read_plan
 from tfp_bfl.app.options import own_model
 
-METHODS = pathlib.Path(__file__).parents[3] / "experiments" / "bench" / "methods.py"
+ROOT = pathlib.Path(__file__).parents[3]
+BENCH = ROOT / "experiments" / "bench"
+METHODS = BENCH / "methods.py"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in BENCH.glob("*.yaml")))
+def test_the_plans_are_valid(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    plan = read_plan(BENCH / name, trust=True)
+    assert plan.settings and plan.reference == "fed_avg"
+
+
+def test_the_published_network_has_the_published_size():
+    build = own_model.load(f"{BENCH / 'networks.py'}:four_layers")
+    assert build((28, 28, 1), 10).count_params() == 582_026
 
 
 @pytest.mark.parametrize("likelihood", ["categorical", "heteroscedastic"])
