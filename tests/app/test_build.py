@@ -9,7 +9,7 @@ import yaml
 
 import tfp_bfl as bfl
 from tests.processes import in_this_process
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
@@ -47,7 +47,7 @@ def config_of(algorithm, **options):
 
 
 def process_of(config):
-    share = lambda name: lambda: getattr(build.shares(config, SOURCE), name)
+    share = lambda name: lambda: getattr(datasets.shares(config, SOURCE), name)
     return build.process(config, SOURCE, share("unlabelled"), clients=share("clients"))
 
 
@@ -99,7 +99,7 @@ def test_every_recipe_is_tried():
 def test_a_run_learns_exports_and_goes_on_to_the_same_bits(name, runtime, tmp_path):
     # A cosine over the rounds of a run has other rates where the run has more rounds.
     config = config_of(name, **({} if "learning_rate_decay" in OF_RECIPE[name] else {"schedule": "constant"}))
-    process, clients = process_of(config), build.shares(config, SOURCE).clients
+    process, clients = process_of(config), datasets.shares(config, SOURCE).clients
     run = functools.partial(bfl.simulate, process, clients, runtime=runtime, seed=1)
     whole = run(3)
     run(2, checkpoint_dir=tmp_path / "states")
@@ -115,7 +115,7 @@ def test_a_run_learns_exports_and_goes_on_to_the_same_bits(name, runtime, tmp_pa
 @pytest.mark.deep(after="test_build.py")
 def test_a_chain_of_several_draws_is_uncertain_and_exported_so(runtime, tmp_path):
     config = config_of("fed_sgld", burn_in_rounds=0, max_samples=3)
-    result = bfl.simulate(process_of(config), build.shares(config, SOURCE).clients, 3, runtime=runtime)
+    result = bfl.simulate(process_of(config), datasets.shares(config, SOURCE).clients, 3, runtime=runtime)
     assert np.min(exported(result.model, tmp_path)) > 0
 
 
@@ -159,7 +159,7 @@ def test_options_reach_a_chain(options_of):
 def test_surrogates_are_fitted_to_the_clients_of_the_training(options_of):
     """Fit each Gaussian to the data of its client alone, and never without data."""
     config = chain_of("fsgld", hold_out=0.5)
-    held = build.shares(config, SOURCE).clients
+    held = datasets.shares(config, SOURCE).clients
     surrogates = options_of(config)["surrogates"]
     model_fn = build.model_fn(config, SOURCE)
     for k, found in enumerate(surrogates):
@@ -186,7 +186,7 @@ def test_a_chain_goes_on_to_the_same_bits_and_predicts_with_its_draws(name, runt
     config = chain_of(name, rounds=8)
     cohort_size = config.cohort_size
     run = functools.partial(
-        bfl.simulate, process_of(config), build.shares(config, SOURCE).clients, seed=1, cohort_size=cohort_size
+        bfl.simulate, process_of(config), datasets.shares(config, SOURCE).clients, seed=1, cohort_size=cohort_size
     )
     whole = run(8)
     run(5, checkpoint_dir=tmp_path / "states")
@@ -220,14 +220,14 @@ def test_server_optimizers_have_rates_of_their_own(options_of):
 
 def test_the_servers_unlabelled_examples_are_nobodys():
     config = config_of("fed_be", unlabelled_share=0.3, pretrain_share=0.2)
-    clients, server, held_out, unlabelled, _, _ = build.shares(config, SOURCE)
+    clients, server, held_out, unlabelled, _, _ = datasets.shares(config, SOURCE)
     size = SOURCE.num_examples
     assert len(unlabelled) == pytest.approx(0.3 * size, abs=1)
     assert server.sizes.sum() + held_out.sizes.sum() == pytest.approx(0.2 * size, abs=1)
     assert clients.sizes.sum() + server.sizes.sum() + held_out.sizes.sum() + len(unlabelled) == size
     theirs = {row.tobytes() for part in clients.indices for row in SOURCE.features[part]}
     assert not theirs & {row.tobytes() for row in unlabelled}
-    assert build.shares(config_of("fed_opt"), SOURCE).unlabelled is None
+    assert datasets.shares(config_of("fed_opt"), SOURCE).unlabelled is None
 
 
 def test_no_path_of_this_machine_travels_with_a_model():

@@ -10,7 +10,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.calibrate import calibrate, entropy
 from tfp_bfl.app.one_run.records import HELD_OUT
 from tfp_bfl.app.options.config import make_config
@@ -46,8 +46,8 @@ def held_out(run):
 
 def test_what_is_held_out_is_in_nobodys_training(run):
     config = make_config(run / "config.yaml", {})
-    data = build.load(config)
-    found = build.shares(config, data.train)
+    data = datasets.load(config)
+    found = datasets.shares(config, data.train)
     apart = found.calibration.indices[0]
     assert len(apart) == round(0.3 * data.train.num_examples) == len(held_out(run)["labels"])
     assert not np.isin(apart, np.concatenate(found.clients.indices)).any()
@@ -57,7 +57,7 @@ def test_what_is_held_out_is_in_nobodys_training(run):
 def test_shares_are_all_of_the_whole():
     config = make_config(None, {"hold_out": 0.2, "pretrain_share": 0.3, "partition": "iid", "algorithm": "fed_be"})
     train = bfl.data.load("digits")
-    found = build.shares(config, train)
+    found = datasets.shares(config, train)
     sizes = [part.sizes.sum() for part in (found.calibration, found.clients)]
     sizes += [found.server.sizes.sum() + found.held_out.sizes.sum(), len(found.unlabelled)]
     np.testing.assert_allclose(np.array(sizes) / train.num_examples, [0.2, 0.4, 0.3, 0.1], atol=2e-3)

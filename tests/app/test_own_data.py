@@ -11,6 +11,7 @@ import yaml
 
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 
@@ -45,6 +46,7 @@ def run(folder):
 def test_a_run_learns_from_a_table_and_records_it(run):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["accuracy"] > 0.8
+    assert summary["data"] == bfl.data.digest(datasets.load(make_config(run / "config.yaml", {})))
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["partition"], config["clients"], config["label"]) == ("given", 3, "sick")
     info = bfl.export.read_info(run / "saved_model")

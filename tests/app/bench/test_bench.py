@@ -10,7 +10,7 @@ import yaml
 from tests.app.bench.plans import PLAN, heart, plan_of, records
 from tfp_bfl.app.bench import cell, program
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import Error, InvalidArgument
 
@@ -258,7 +258,7 @@ def test_the_best_configuration_has_the_clients_of_its_data(tmp_path, monkeypatc
     space = ["--space", "learning-rate=0.01..0.1 log", "--trials", "2", "--rounds", "2"]
     assert run_command_line(["tune", *space, "--dataset", "heart_disease", "--output", "t"]) == 0
     best = make_config("t/best.yaml", {})
-    assert build.with_clients(best, build.load(best)).clients == 4
+    assert datasets.with_clients(best, datasets.load(best)).clients == 4
 
 
 def test_tune_names_code_in_the_command_that_it_recommends(tmp_path, monkeypatch, stand_in, capsys):

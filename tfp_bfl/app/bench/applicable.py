@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench.plan import Plan
 from tfp_bfl.app.bench.predictions import set_aside
 from tfp_bfl.app.bench.spaces import DEFAULTS
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.options.algorithms import algorithm_options, serves
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
@@ -27,7 +27,7 @@ def why_not(config: RunConfig) -> Optional[str]:
     Raises:
       InvalidArgument: there is no such dataset.
     """
-    if not build.regresses(config):
+    if not datasets.regresses(config):
         return None
     if not algorithm_options(config.algorithm).regression:
         return f"{config.algorithm} is of classification, and the labels are numbers."
@@ -50,7 +50,7 @@ def check_score(score: str, config: RunConfig, where: str = "") -> None:
     Raises:
       InvalidArgument: it is not.
     """
-    of_numbers = build.regresses(config)
+    of_numbers = datasets.regresses(config)
     if score == ("accuracy" if of_numbers else "rmse"):
         labels = "numbers" if of_numbers else "classes"
         raise InvalidArgument(f"score is {score}, but the labels{where} are {labels}: use nll.")
@@ -67,7 +67,7 @@ def check_task(plan: Plan, setting: str) -> None:
     ood = plan.oods.get(setting)
     if ood is None:
         return
-    if build.regresses(config) or build.is_own(config):
+    if datasets.regresses(config) or datasets.is_own(config):
         raise InvalidArgument(f"ood of the setting {setting!r} is of images of a named dataset: leave it out.")
     own, other = (bfl.data.peek(name, data_dir=config.data_dir) for name in (config.dataset, ood))
     if own.element_shape != other.element_shape:
@@ -77,25 +77,32 @@ def check_task(plan: Plan, setting: str) -> None:
         )
 
 
-def check_cells(plan: Plan, pairs: Iterable[tuple[str, str]]) -> None:
+def check_cells(plan: Plan, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Check the data of methods in settings, with each end or value of the search spaces, as `check_clients`.
 
     Args:
       plan: of the benchmark.
       pairs: (setting, method).
 
+    Returns:
+      The digest of the data of each setting whose data may name clients.
+
     Raises:
       InvalidArgument: as `check_clients`; the message names the method and the setting.
     """
-    configs = []
+    configs: list[tuple[str, RunConfig]] = []
+    first: dict[str, RunConfig] = {}
     for setting, method in pairs:
         for chosen in (DEFAULTS, *plan.methods[method].edges):
             config = plan.config(setting, method, plan.seeds[0], chosen)
             configs.append((f"The method {method!r} in the setting {setting!r}: ", config))
-    check_clients(configs, plan.hold_out)
+            first.setdefault(setting, config)
+    digests = check_clients(configs, plan.hold_out)
+    found = {setting: digests.get(datasets.key(config)) for setting, config in first.items()}
+    return {setting: digest for setting, digest in found.items() if digest}
 
 
-def check_clients(configs: Sequence[tuple[str, RunConfig]], share: float) -> None:
+def check_clients(configs: Iterable[tuple[str, RunConfig]], share: float) -> dict[tuple[Any, ...], str]:
     """Read the data of configurations, each dataset once, and check that their clients can give examples to hold out.
 
     The clients of datasets that do not name any are not checked, since sets of images are large.
@@ -104,24 +111,28 @@ def check_clients(configs: Sequence[tuple[str, RunConfig]], share: float) -> Non
       configs: (what an error begins with, configuration).
       share: of each client's examples that is held out.
 
+    Returns:
+      `datasets.key` -> digest of data that may name clients.
+
     Raises:
       InvalidArgument: the data cannot be read, the options name other clients or larger cohorts than the data have, or
         nothing is held out.
     """
-    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], tuple[str, RunConfig]]] = {}
-    for where, config in configs:
-        server = config.unlabelled_share if serves("unlabelled_share", config.algorithm) else None
-        of_clients = (*(getattr(config, name) for name in _OF_CLIENTS), server)
-        groups.setdefault(build.data_key(config), {}).setdefault(of_clients, (where, config))
-    for group in groups.values():
-        (_, first), *_ = group.values()
-        if not build.is_own(first):
-            bfl.data.peek(first.dataset, data_dir=first.data_dir)
+    digests = {}
+    for group, data in datasets.each(configs):
+        if data is None:
             continue
-        data = build.load(first)
-        for where, config in group.values():
+        digests[datasets.key(group[0][1])] = bfl.data.digest(data)
+        checked = set()
+        for where, config in group:
+            server = config.unlabelled_share if serves("unlabelled_share", config.algorithm) else None
+            of_clients = (*(getattr(config, name) for name in _OF_CLIENTS), server)
+            if of_clients in checked:
+                continue
+            checked.add(of_clients)
             try:
-                settled = build.with_clients(config, data)
-                set_aside(build.shares(settled, data.train, data.clients).clients, share, config.seed)
+                settled = datasets.with_clients(config, data)
+                set_aside(datasets.shares(settled, data.train, data.clients).clients, share, config.seed)
             except InvalidArgument as error:
                 raise InvalidArgument(f"{where}{error}") from None
+    return digests

@@ -12,7 +12,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench import scores
 from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_personal, set_aside, test_parts
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.baselines import LINEAR, baselines
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_one_network
@@ -62,6 +62,7 @@ class _Trained(NamedTuple):
     download: float
     seconds: list[float]
     warnings: list[str]
+    digest: Optional[str]
 
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""
@@ -143,6 +144,8 @@ def run_final(task: Task) -> dict[str, Any]:
         "test_examples": job.test.num_examples,
         "task": "classification" if job.test.target is None else "regression",
     }
+    if trained.digest is not None:
+        about["data"] = trained.digest
     if job.test.target is None:
         about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
     cost = {
@@ -159,8 +162,8 @@ def run_final(task: Task) -> dict[str, Any]:
 def _train(task: Task, evaluate: bool) -> _Trained:
     """Train on what is not held out, and do what follows."""
     config = task.config
-    user_data = build.load(config) if build.is_own(config) else None
-    config = build.with_clients(config, user_data) if user_data else config
+    user_data = datasets.load(config) if datasets.is_own(config) else None
+    config = datasets.with_clients(config, user_data) if user_data else config
     held: list[Parts] = []
 
     def keep(clients: bfl.data.Clients) -> bfl.data.Clients:
@@ -198,7 +201,8 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         upload += messages * sum(np.asarray(x).nbytes for x in _leaves(after.state.step))
         download += messages * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = serves("evaluate_clients", job.config.algorithm)
-    return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings)
+    digest = bfl.data.digest(user_data) if user_data else None
+    return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings, digest)
 
 
 def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:

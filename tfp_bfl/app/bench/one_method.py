@@ -14,7 +14,8 @@ from tfp_bfl.app.bench.plan import OF_FEDERATION, SCORES, share_of
 from tfp_bfl.app.bench.program import cell_module
 from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.many_runs.cells import forget_models
-from tfp_bfl.app.one_run.build import check_code, is_own, load, with_clients
+from tfp_bfl.app.one_run.build import check_code
+from tfp_bfl.app.one_run.datasets import is_own, load, with_clients
 from tfp_bfl.app.options.config import fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
@@ -86,6 +87,12 @@ def tune_run(
     edges = [{name: value} for name, each in space.items() for value in each.edges]
     every = [base, *(make_config(config_file, {**options, **values}) for values in edges)]
     tuning.check_optuna()
+    check_score(score, base)
+    for config in every:
+        reason = why_not(config)
+        if reason is not None:
+            raise InvalidArgument(f"Trials do not serve these data: {reason}")
+    digests = check_clients([("", config) for config in every], held)
     record = yaml.safe_dump(
         {
             **base.recorded(),
@@ -93,16 +100,11 @@ def tune_run(
             "trials": trials,
             "score": score,
             "share": held,
+            **({"data": sorted(digests.values())} if digests else {}),
         },
         sort_keys=False,
     )
     _check_folder(output, record)
-    check_score(score, base)
-    for config in every:
-        reason = why_not(config)
-        if reason is not None:
-            raise InvalidArgument(f"Trials do not serve these data: {reason}")
-    check_clients([("", config) for config in every], held)
     check_code(every)
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / _OPTIONS, record)
@@ -137,4 +139,4 @@ def _check_folder(output: pathlib.Path, record: str) -> None:
     if not output.is_dir() or (any(output.iterdir()) and not (output / _OPTIONS).is_file()):
         raise InvalidArgument(f"{path_name(output)} is no folder of trials: give --output a new one.")
     if (output / _OPTIONS).is_file() and (output / _OPTIONS).read_text(encoding="utf-8", errors="replace") != record:
-        raise InvalidArgument(f"{path_name(output)} has trials of other options: give --output another folder.")
+        raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")

@@ -23,6 +23,7 @@ from tfp_bfl.app.many_runs.cells import (
     SUMMARY,
     Options,
     check_cells,
+    check_data_of,
     forget_models,
     is_done,
     list_cells,
@@ -102,7 +103,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     if not every:
         raise InvalidArgument(f"There is no cell to run: {unserved[0]}")
     served = [pair for pair, reason in reasons.items() if not reason]
-    applicable.check_cells(plan, served)
+    digests = applicable.check_cells(plan, served)
     check_code(plan.config(*pair, plan.seeds[0], x) for pair in served for x in _with_code(plan, pair[1]))
     for line in unserved:
         click.echo(line)
@@ -110,6 +111,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
         tuning.check_trials((output / CELLS / name).parent / _TUNING, trial_options(every[name]))
     restored = restored_cells(output)
     check_cells(every, output / CELLS, lambda folder: restored.get(folder, {}).get("options") or options_in(folder))
+    check_same_data(restored or _records(output), digests)
     write_cells(output, restored)
     work = functools.partial(run_cell, plan)
     left = _Clock(sum(not is_done(output / CELLS / name) for name in every))
@@ -117,6 +119,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
         run_cells(every, output / CELLS, work, left.describe, jobs=jobs)
     finally:
         write_records(output)
+    check_same_data(_records(output), digests)  # A file may have been edited meanwhile.
     named = {(output / CELLS / cell.name).parent for cell in cells_of(plan)}
     others = sorted({path.parent.parent for path in _summaries(output)} - named)
     if others:
@@ -133,6 +136,25 @@ def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[None]:
 def _summaries(output: pathlib.Path) -> list[pathlib.Path]:
     """Return the summaries of all cells that are done, in the order of their names."""
     return sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}"))
+
+
+def _records(output: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
+    """Return the records of all cells that are done, by their folders."""
+    return {path.parent: read_summary(path.parent) for path in _summaries(output)}
+
+
+def check_same_data(records: Mapping[pathlib.Path, Mapping[str, Any]], digests: Mapping[str, str]) -> None:
+    """Check that the data of cells that are done are those that their settings have now.
+
+    Args:
+      records: folder -> record; one without a digest is not compared.
+      digests: setting -> digest of its data.
+
+    Raises:
+      InvalidArgument: they are not.
+    """
+    for folder, record in records.items():
+        check_data_of(folder, record.get("about", {}).get("data"), digests.get(record["setting"]), folder.parent.parent)
 
 
 def _with_code(plan: Plan, method: str) -> list[Values]:

@@ -139,6 +139,25 @@ def check_cells(
             )
 
 
+def check_data_of(folder: pathlib.Path, there: Any, now: Optional[str], whole: pathlib.Path) -> None:
+    """Check that a cell ran on the data that its files hold now.
+
+    Args:
+      folder: of the cell.
+      there: the digest that it recorded; None if it did not.
+      now: that of the data as they are; None where there is none to compare with.
+      whole: the folder of all cells of the same data.
+
+    Raises:
+      InvalidArgument: the digests differ.
+    """
+    if there is not None and now is not None and there != now:
+        raise InvalidArgument(
+            f"{path_name(folder)} ran on other data than its files hold now: restore the files, give another --output, "
+            f"or delete {path_name(whole)} to run all of it again."
+        )
+
+
 def list_cells(names: Iterable[str], output: pathlib.Path) -> None:
     """Print a line for each cell, and whether it is done."""
     for name in names:

@@ -14,7 +14,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.many_runs.groups import grouped
 from tfp_bfl.app.many_runs.score_tables import DEFAULT, Style, table_text
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.records import (
     MOST_ROUNDS_BYTES,
     UNCERTAINTIES,
@@ -87,14 +87,14 @@ def write(
         given = [given[i] for i in firsts if given]
     names = [group.repeated.name for group in groups] if repeated else _names(paths)
     own = given or [None] * len(records)
-    sources = {build.data_key(config): build.load(config, data) for (config, _), data in zip(records, own)}
+    sources = {datasets.key(config): datasets.load(config, data) for (config, _), data in zip(records, own)}
     others = _others(ood, records, sources) if ood else []
     runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
     if others:
         runs = [
             run._replace(
                 out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)),
-                unusual=_unusual(folder / "saved_model", sources[build.data_key(config)].test),
+                unusual=_unusual(folder / "saved_model", sources[datasets.key(config)].test),
             )
             for run, folder, other, (config, _) in zip(runs, paths, others, records)
         ]
@@ -136,7 +136,7 @@ def _names(paths: Sequence[pathlib.Path]) -> list[str]:
 def _read_results(
     folder: pathlib.Path, name: str, config: RunConfig, summary: dict[str, Any], sources: Mapping[Any, Any]
 ) -> RunResults:
-    data = sources[build.data_key(config)]
+    data = sources[datasets.key(config)]
     test = data.test
     rounds = read_json(folder / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES)
     predictions = _read_predictions(folder / "predictions.npz", test)
@@ -145,7 +145,7 @@ def _read_results(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
         )
-    clients = build.shares(config, data.train, data.clients).clients
+    clients = datasets.shares(config, data.train, data.clients).clients
     return results(name, config, summary, rounds, predictions, test, clients)
 
 
@@ -160,7 +160,7 @@ def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np
 def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> list[bfl.data.Source]:
     """Return the other dataset for each run: the test split of a dataset, or the examples of a path."""
     is_path = os.path.lexists(ood)
-    test_sets = [sources[build.data_key(config)].test for config, _ in records]
+    test_sets = [sources[datasets.key(config)].test for config, _ in records]
     for source, (config, _) in zip(test_sets, records):
         in_training = (config.dataset, config.test_data or config.dataset)
         if any(os.path.exists(x) and os.path.samefile(x, ood) for x in in_training) if is_path else source.name == ood:

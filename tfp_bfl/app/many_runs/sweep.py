@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 from rich.console import Console
 
-from tfp_bfl.app.many_runs.cells import check_cells, forget_models, is_done, run_cells
+from tfp_bfl.app.many_runs.cells import check_cells, check_data_of, forget_models, is_done, read_summary, run_cells
 from tfp_bfl.app.one_run.records import score
 from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
@@ -150,7 +150,8 @@ def sweep(
         runs name does not fit. Nothing has been written then.
       Error: runs failed.
     """
-    from tfp_bfl.app.one_run.build import check_code, check_data
+    from tfp_bfl.app.one_run.build import check_code
+    from tfp_bfl.app.one_run.datasets import check
 
     output = pathlib.Path(output)
     if output.exists() and not output.is_dir():
@@ -163,8 +164,10 @@ def sweep(
             "overwritten."
         )
     every = {name: _given(config.recorded()) for name, config in cells.items()}
-    check_data(cells.values())
+    digests = check(cells)
     check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
+    for name in filter(lambda name: is_done(output / name), cells):
+        check_data_of(output / name, read_summary(output / name).get("data"), digests.get(name), output / name)
     check_code(cells.values())
     from tfp_bfl.app.many_runs.report import write
     from tfp_bfl.app.many_runs.score_tables import write_tables
@@ -216,7 +219,7 @@ def options_of_run(folder: pathlib.Path) -> Optional[dict[str, Any]]:
 
 def settled_options(config: RunConfig) -> dict[str, Any]:
     """Return the options by which runs are compared: those given, and the defaults that the algorithm fills in."""
-    from tfp_bfl.app.one_run.build import regresses
+    from tfp_bfl.app.one_run.datasets import regresses
     from tfp_bfl.app.options.resolve import resolved
 
     return _given(resolved(config, regresses(config)).recorded())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.options.algorithms import ALGORITHMS, in_words
 from tfp_bfl.app.options.config import RunConfig
@@ -48,7 +48,7 @@ def client_model(
         raise InvalidArgument(
             f"{config.algorithm} makes one model for all clients, and only {personal} one for each: leave --client out."
         )
-    test = build.load(config).test
+    test = datasets.load(config).test
     process = build.process(config, test, lambda: None)
     weights = process.personal_weights(last_state(process, config, folder), client)
     model = bfl.models.predictive_model(process.model_fn(), weights)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, ensembles, records
+from tfp_bfl.app.one_run import build, client_scores, datasets, ensembles, records
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
 from tfp_bfl.app.options.resolve import POINT, resolved, title
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     sample: bfl.data.Source
     train: bfl.data.Source
     test: bfl.data.Source
-    shares: build.Shares
+    shares: datasets.Shares
     shown: bfl.data.Source
     process: bfl.federated.BayesianProcess
     trained: Any
@@ -163,8 +163,8 @@ def _read(
     config: RunConfig,
     user_data: Optional[bfl.data.OwnData],
     keep: Callable[[bfl.data.Clients], bfl.data.Clients],
-) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
+) -> tuple[bfl.data.Source, bfl.data.Source, datasets.Shares]:
     """Return the training data, the test data, and who has which of the former."""
-    own = user_data or build.load(config)
-    shares = build.shares(config, own.train, own.clients)
+    own = user_data or datasets.load(config)
+    shares = datasets.shares(config, own.train, own.clients)
     return own.train, own.test, shares._replace(clients=keep(shares.clients))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.client_model import last_state
 from tfp_bfl.app.one_run.records import config_with_code, is_private
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
@@ -163,9 +163,9 @@ def finished_run(
             "--algorithm fed_opt --kind deterministic."
         )
     check_one_network(config, what)
-    data = build.load(config)
-    config = build.with_clients(config, data)
-    shares = build.shares(config, data.train, data.clients)
+    data = datasets.load(config)
+    config = datasets.with_clients(config, data)
+    shares = datasets.shares(config, data.train, data.clients)
     trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
     check_one_network(config, what, trained)
     weights = trained.predictive_weights(last_state(trained, config, source))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
@@ -121,7 +121,7 @@ def revise(
     file = clients_file(run).name
     state = change(read_state(run))
     config = config_with_code(run, code)
-    data = build.load(config)
+    data = datasets.load(config)
     if file == STATE:
         pooled = online.pool(state, config.diagonal_only, config.between_clients)
         return write(folder, config, data, file, state, pooled, _batch_norm_examples(config, data))
@@ -207,4 +207,4 @@ def _trace(curvature: Any) -> float:
 def _batch_norm_examples(config: RunConfig, data: bfl.data.OwnData) -> Any:
     if not config.pretrain_share or config.last_layer:
         return None
-    return build.batch_norm_examples(config, build.shares(config, data.train, data.clients).server)
+    return build.batch_norm_examples(config, datasets.shares(config, data.train, data.clients).server)

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, drift, ensembles, records
+from tfp_bfl.app.one_run import build, client_scores, datasets, drift, ensembles, records
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.progress import Reporter, reporter
 from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
@@ -122,8 +122,8 @@ def _run(
 ) -> pathlib.Path:
     started = time.perf_counter()
     status.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
-    user_data = build.load(config, code.data) if code.data or build.is_own(config) else None
-    config = build.with_clients(config, user_data) if user_data else config
+    user_data = datasets.load(config, code.data) if code.data or datasets.is_own(config) else None
+    config = datasets.with_clients(config, user_data) if user_data else config
     folder = folder or free_folder(config, None)  # After the data, as what follows imports TensorFlow.
     job = prepare(config, user_data, code)
     # It takes a while, and nothing but the end asks for it.
@@ -167,6 +167,7 @@ def _run(
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
             "versions": _versions(),
+            **({"data": bfl.data.digest(user_data)} if user_data else {}),
             **({"notes": list(job.notes)} if job.notes else {}),
             "warnings": [
                 *result.warnings,

@@ -1,0 +1,196 @@
+"""The data of a configuration: read, checked, and shared out to clients and server."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Optional
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options.algorithms import serves
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.given_data import GivenData, read_given, recorded
+from tfp_bfl.app.options.refusals import OF_DATA
+from tfp_bfl.data.cohorts import check_cohort_size
+from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.errors import InvalidArgument
+
+# Of what the server sets aside for pre-training, on which it sees when to stop.
+VALIDATION_SHARE = 0.2
+
+
+def is_own(config: RunConfig) -> bool:
+    """Return whether a configuration is of data that may name their clients: in files, in memory, or embedded."""
+    named = bfl.data.is_own(config.dataset) or bfl.data.names_clients(config.dataset)
+    return named or recorded(config.dataset) is not None
+
+
+def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnData:
+    """Return the training and the test data of a configuration, and the clients that they name themselves.
+
+    Args:
+      config: of a run.
+      given: data that a program gives; None for data that the configuration names.
+
+    Raises:
+      InvalidArgument: they can't be read, or are not what the options say of them.
+    """
+    if given is not None and not recorded(config.dataset):
+        raise InvalidArgument(f"The data of this run are {config.dataset}, which it reads: leave dataset out.")
+    if recorded(config.dataset):
+        return read_given(given, config.dataset, config.label, config.client_column, config.task)
+    if bfl.data.is_own(config.dataset):
+        return bfl.data.read_own(
+            config.dataset,
+            config.label,
+            config.client_column,
+            config.test_data,
+            config.task,
+            config.columns("drop"),
+            config.separator,
+            only=config.columns("only"),
+            categorical=config.columns("categorical"),
+            date_unit=config.date_unit,
+        )
+    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
+    return bfl.data.OwnData(train, test, train.clients, train.client_names)
+
+
+def regresses(config: RunConfig) -> bool:
+    """Return whether the labels of a configuration's data are numbers.
+
+    Raises:
+      InvalidArgument: there is no such dataset.
+    """
+    if is_own(config):
+        return config.task == "regression"
+    return _regresses(config.dataset, config.data_dir)
+
+
+@functools.cache
+def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
+    return bfl.data.peek(dataset, data_dir=data_dir).target is not None
+
+
+def key(config: RunConfig) -> tuple[Any, ...]:
+    """Return all that says which data a run is of."""
+    return tuple(getattr(config, name) for name in ("dataset", "data_dir", *OF_DATA))
+
+
+def each(
+    configs: Iterable[tuple[str, RunConfig]],
+) -> Iterator[tuple[list[tuple[str, RunConfig]], Optional[bfl.data.OwnData]]]:
+    """Yield the configurations of each dataset, and the data where these may name clients, each read once.
+
+    Args:
+      configs: (what an error begins with, configuration).
+
+    Raises:
+      InvalidArgument: data cannot be read.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[str, RunConfig]]] = {}
+    for where, config in configs:
+        groups.setdefault(key(config), []).append((where, config))
+    for group in groups.values():
+        first = group[0][1]
+        if is_own(first):
+            yield group, load(first)
+        else:
+            bfl.data.peek(first.dataset, data_dir=first.data_dir)
+            yield group, None
+
+
+def check(configs: Mapping[str, RunConfig]) -> dict[str, str]:
+    """Check that the data of runs can be read, each dataset once, and have the clients of the options.
+
+    Args:
+      configs: name -> configuration of each run.
+
+    Returns:
+      The digest of the data of each run, where data may name clients.
+
+    Raises:
+      InvalidArgument: as `load` and `with_clients`.
+    """
+    digests = {}
+    for group, data in each(configs.items()):
+        if data is not None:
+            for _, config in group:
+                with_clients(config, data)
+            digests.update(dict.fromkeys((name for name, _ in group), bfl.data.digest(data)))
+    return digests
+
+
+def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
+    """Return the configuration with the number of clients that the data name, if they are the run's.
+
+    Raises:
+      InvalidArgument: the options say another number, or draw larger cohorts; or the partition leaves a client with no
+        examples.
+    """
+    if config.partition != GIVEN or data.clients is None:
+        _partition(config, data.train)  # Here, before TensorFlow is imported.
+        return config
+    number = data.clients.num_clients - config.unseen_clients
+    if "clients" in config.model_fields_set and config.clients != number:
+        raise InvalidArgument(
+            f"clients is {config.clients}, but {data.train.name} names {number}: leave it out, or give another "
+            "partition."
+        )
+    check_cohort_size(number, config.cohort_size)
+    return config.model_copy(update={"clients": number})
+
+
+def _partition(config: RunConfig, train: bfl.data.Source) -> bfl.data.Clients:
+    number = config.clients + config.unseen_clients
+    return train.partition(bfl.data.parse_partition(config.partition, number), seed=config.seed)
+
+
+class Shares(NamedTuple):
+    """The partition of the training data over clients.
+
+    Fields:
+      clients: the federation's.
+      server: on which the server pre-trains, one client; None without pre-training.
+      held_out: on which it sees when to stop, one client; None without pre-training.
+      unlabelled: features that the server holds without their labels [U, ...]; None where it holds none.
+      calibration: examples for calibration, as one client; None if there are none.
+      unseen: held-out clients; None if there are none.
+    """
+
+    clients: bfl.data.Clients
+    server: Optional[bfl.data.Clients] = None
+    held_out: Optional[bfl.data.Clients] = None
+    unlabelled: Any = None
+    calibration: Optional[bfl.data.Clients] = None
+    unseen: Optional[bfl.data.Clients] = None
+
+
+def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.Clients] = None) -> Shares:
+    """Return the training data as a configuration shares them out; `given` are the clients that they name themselves.
+
+    Raises:
+      InvalidArgument: a client would be left without any.
+    """
+    clients = given if config.partition == GIVEN and given is not None else _partition(config, train)
+    if config.examples_per_client:
+        clients = clients.limit(config.examples_per_client, seed=config.seed)
+    server = held_out = unlabelled = calibration = unseen = None
+    if config.unseen_clients:
+        clients, unseen = clients.split(clients.num_clients - config.unseen_clients)
+    left = 1.0  # Each of these is a share of all the data.
+
+    def take(share: float) -> bfl.data.Clients:
+        nonlocal clients, left
+        taken, clients = clients.set_aside(share / left, seed=config.seed)
+        left -= share
+        return taken
+
+    if config.pretrain_share:
+        server = take(config.pretrain_share)
+        held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
+    if serves("unlabelled_share", config.algorithm):
+        unlabelled = take(config.unlabelled_share).examples(0).features
+    if config.hold_out:
+        calibration = take(config.hold_out)
+    return Shares(clients, server, held_out, unlabelled, calibration, unseen)
