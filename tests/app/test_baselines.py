@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.special
+import scipy.stats
 import sklearn.linear_model
 
 import tfp_bfl as bfl
@@ -64,6 +65,52 @@ def test_the_linear_model_of_several_classes_is_the_mode_under_the_prior():
     outputs = FEATURES[200:] @ mode[:9].reshape(3, 3) + mode[9:]
     nll = scipy.special.logsumexp(outputs, -1) - outputs[np.arange(100), labels[200:]]
     assert linear.name == "linear model" and linear.metrics["test_nll"] == pytest.approx(nll.mean(), abs=1e-3)
+
+
+def of_sites(labels, **facts):
+    """Training rows of sites a to e, and test rows of these and of a site f."""
+    sites = np.array(list("abcdef"))
+    owners = sites[np.arange(200) % 5], sites[np.arange(100) % 6]
+    return (
+        bfl.data.Source("t", each.split, each.features, each.labels, owners=owners[number], **facts)
+        for number, each in enumerate(split(labels, **facts))
+    )
+
+
+SITES = np.array([-4.0, -1.0, 0.0, 2.0, 3.0, 0.0])
+OF_SITES = NOISY + np.concatenate([SITES[np.arange(200) % 5], SITES[np.arange(100) % 6]])
+
+
+def test_the_hierarchical_model_has_an_intercept_for_each_client_and_the_mean_one_for_others():
+    target = bfl.data.Column("y", 10.0, 3.0)
+    train, test = of_sites(((OF_SITES - 10) / 3).astype(np.float32), target=target)
+    _, linear, found = baselines.baselines(train.clients, test)
+    rows = [(FEATURES[:200][k::5].astype(float), train.labels[k::5].astype(float)) for k in range(5)]
+    fitted = bfl.glm.fit_hierarchical(rows, prior_stddev=baselines.PRIOR_STDDEV)
+    known = lambda i: i % 6 if i % 6 < 5 else None
+    of_rows = [fitted.linear_predictor(FEATURES[[200 + i]].astype(float), known(i)) for i in range(100)]
+    centre, stddev = (np.concatenate(x) for x in zip(*of_rows))
+    expected = scipy.stats.norm(10 + 3 * centre, 3 * np.sqrt(stddev**2 + fitted.posterior.dispersion))
+    np.testing.assert_allclose(found.losses, -expected.logpdf(OF_SITES[200:]), rtol=1e-4)
+    assert found.name == "linear model with client intercepts"
+    assert found.metrics["rmse"] < 0.7 * linear.metrics["rmse"]
+
+
+def test_the_hierarchical_model_of_two_classes():
+    train, test = of_sites((OF_SITES > 0.5).astype(np.int64), class_names=("no", "yes"))
+    _, linear, found = baselines.baselines(train.clients, test)
+    assert found.metrics["test_nll"] < linear.metrics["test_nll"] - 0.1
+
+
+@pytest.mark.parametrize("case", ["no names of the test rows", "clients of another partition", "one client", "classes"])
+def test_where_there_is_no_hierarchical_model(case):
+    labels = np.digitize(NOISY, [-1.0, 1.0]) if case == "classes" else CLASSES
+    facts = {"class_names": ("low", "middle", "high")[: labels.max() + 1]}
+    train, test = of_sites(labels, **facts)
+    test = list(split(labels, **facts))[1] if case == "no names of the test rows" else test
+    clients = train.partition(bfl.data.iid(5), seed=0) if case == "clients of another partition" else train.clients
+    clients = bfl.data.Clients(train, clients.indices[:1]) if case == "one client" else clients
+    assert [each.name for each in baselines.baselines(clients, test)] == ["class frequencies", "linear model"]
 
 
 def test_a_class_that_no_client_has():

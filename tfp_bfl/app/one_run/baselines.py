@@ -1,4 +1,4 @@
-"""Baselines of a run's test scores: constant predictions, and the linear model of a table's rows."""
+"""Baselines of a run's test scores: constant predictions, and linear models of a table's rows."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.records import truth
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Error
 from tfp_bfl.evaluation.baselines import nll_of_classes, nll_of_numbers, of_classes, of_numbers
 from tfp_bfl.federated.notices import baseline_warning
+from tfp_bfl.glm.posterior import mean_outcome
 
 logger = logging.getLogger(__name__)
 
-LINEAR = "linear model"
+LINEAR, HIERARCHICAL = "linear model", "linear model with client intercepts"
 # Of the linear model's coefficients, for standardised columns.
 PRIOR_STDDEV = 2.5
 # In the records of a summary.
 MOST_CLASSES = 30
 # With more columns the linear model would take longer than a report should.
-_MOST_COLUMNS = 200
+_MOST_COLUMNS, _MOST_CLIENTS = 200, 2500
 _MOST_STEPS = 500
+# Restricted maximum likelihood takes twice the time, and with more clients hardly differs.
+_FEW_CLIENTS = 100
 
 
 def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.evaluation.Baseline]:
@@ -30,7 +33,8 @@ def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.eval
 
     For classes the class frequencies, for numbers mean and standard deviation of the training labels. For rows of a
     table also the linear model of all clients' rows: `bfl.glm.fit` for two classes or a number as the label,
-    multinomial logistic regression by scikit-learn for more classes.
+    multinomial logistic regression by scikit-learn for more classes. Where the rows name the clients in training, also
+    `bfl.glm.fit_hierarchical`, whose intercept differs between clients; test rows of other clients have the mean one.
 
     Args:
       clients: those in training.
@@ -43,32 +47,72 @@ def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.eval
         mean, stddev = labels.mean(), labels.std()
         scale, shift = test.target.scale, test.target.mean
         constant = bfl.evaluation.training_mean(shift + scale * mean, scale * stddev, truth(test))
-    linear = _linear(clients, test)
-    return [constant] if linear is None else [constant, linear]
+    shape = test.element_shape
+    if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > MOST_CLASSES:
+        return [constant]
+    clients = bfl.data.Clients(clients.source, [part for part in clients.indices if len(part)])
+    found = [constant]
+    for fit in (_linear, _hierarchical):
+        try:
+            one = fit(clients, test)
+        except Error as error:  # Such as rows of one class only.
+            logger.debug("There is no %s: %s", fit.__name__, error)
+            continue
+        found += [one] if one is not None else []
+    return found
 
 
 def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
     """Score the linear model; None where there is none."""
-    shape = test.element_shape
-    if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > MOST_CLASSES:
-        return None
-    examples = [clients.examples(k) for k in range(clients.num_clients) if clients.sizes[k]]
     if test.num_classes > 2:
-        return _multinomial(examples, test)
-    rows = [(each.features.astype(np.float64), each.labels.astype(np.float64)) for each in examples]
-    family = "bernoulli" if test.target is None else "gaussian"
-    try:
-        fitted = bfl.glm.fit(rows, family, prior_stddev=PRIOR_STDDEV)
-        if test.target is None:
-            probability = fitted.predict(test.features.astype(np.float64))
-            return of_classes(LINEAR, np.stack([1 - probability, probability], 1), test.labels)
-        centre, stddev = fitted.linear_predictor(test.features.astype(np.float64))
-    except InvalidArgument as error:  # Such as rows of one class only.
-        logger.debug("There is no linear model as a baseline: %s", error)
+        return _multinomial([clients.examples(k) for k in range(clients.num_clients)], test)
+    fitted = bfl.glm.fit(_rows(clients), _family(test), prior_stddev=PRIOR_STDDEV)
+    return _scored(LINEAR, *fitted.linear_predictor(test.features.astype(np.float64)), fitted.dispersion, test)
+
+
+def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
+    """Score the linear model with an intercept for each client; None where the rows do not name the clients."""
+    names = _names(clients)
+    if test.num_classes > 2 or names is None or test.owners is None or len(names) > _MOST_CLIENTS:
         return None
-    noise = np.sqrt(np.square(stddev) + fitted.dispersion)
-    target = test.target
-    return of_numbers(LINEAR, target.mean + target.scale * centre, target.scale * noise, truth(test))
+    restricted = None if len(names) <= _FEW_CLIENTS else False
+    fitted = bfl.glm.fit_hierarchical(_rows(clients), _family(test), prior_stddev=PRIOR_STDDEV, restricted=restricted)
+    centre, stddev = fitted.linear_predictor(features := test.features.astype(np.float64))
+    for k, name in enumerate(names):
+        own = np.flatnonzero(test.owners == name)
+        if len(own):
+            centre[own], stddev[own] = fitted.linear_predictor(features[own], k)
+    return _scored(HIERARCHICAL, centre, stddev, fitted.posterior.dispersion, test)
+
+
+def _names(clients: bfl.data.Clients) -> Optional[list[str]]:
+    """Return the name that the rows give each of two clients or more; None unless each has one of its own."""
+    owners = clients.source.owners
+    if owners is None:
+        return None
+    names = [set(owners[part].tolist()) for part in clients.indices]
+    every = set().union(*names)
+    return [name for (name,) in names] if 2 <= len(every) == len(names) == sum(map(len, names)) else None
+
+
+def _rows(clients: bfl.data.Clients) -> list[tuple[np.ndarray, np.ndarray]]:
+    examples = (clients.examples(k) for k in range(clients.num_clients))
+    return [(each.features.astype(np.float64), each.labels.astype(np.float64)) for each in examples]
+
+
+def _family(test: bfl.data.Source) -> str:
+    return "bernoulli" if test.target is None else "gaussian"
+
+
+def _scored(
+    name: str, centre: np.ndarray, stddev: np.ndarray, dispersion: float, test: bfl.data.Source
+) -> bfl.evaluation.Baseline:
+    """Score predictions whose linear predictor is N(centre, stddev^2) [N]."""
+    if test.target is None:
+        probability = mean_outcome("bernoulli", centre, stddev)
+        return of_classes(name, np.stack([1 - probability, probability], 1), test.labels)
+    noise, target = np.sqrt(np.square(stddev) + dispersion), test.target
+    return of_numbers(name, target.mean + target.scale * centre, target.scale * noise, truth(test))
 
 
 def _multinomial(examples: list[bfl.data.ClientExamples], test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
