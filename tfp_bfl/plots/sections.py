@@ -144,7 +144,8 @@ def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:
     if table.rows:
         how = (
             "The model beside predictions without a network from the same training data: a useful model is better than "
-            "each. The linear model, for rows of a table, is logistic or linear regression on the rows of all clients."
+            "each. The linear model, for rows of a table, is logistic or linear regression on the rows of all clients; "
+            "with client intercepts, each client has an intercept of its own, and the model knows whose each row is."
         )
         yield Section("Baselines", how, tables=[table], is_wide=len(runs) > 1)
 
