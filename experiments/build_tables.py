@@ -28,7 +28,7 @@ BENCH = "bench"
 WHOLE = (("", ()),)
 STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "aggregation": (("", ("--size", "fashion_mnist")), ("", ("--size", "paper"))),
-    BENCH: (("natural", ()),),
+    BENCH: (("natural", ()), ("images", ()), ("published", ())),
     "default_posterior": WHOLE,
     "fl_swag": (("", ("--size", "full")),),
     "global_posterior": WHOLE,
