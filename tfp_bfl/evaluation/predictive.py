@@ -68,7 +68,7 @@ def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
     # Folding s into a key draws the first number from the key alone, and puts s beside it.
     drawn = tf.random.experimental.stateless_fold_in(key, 0)[0]
     numbers = tf.range(num_samples)
-    return tf.stack([tf.fill(tf.shape(numbers), drawn), numbers], axis=1)
+    return tf.stack([drawn + 0 * numbers, numbers], axis=1)
 
 
 def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
