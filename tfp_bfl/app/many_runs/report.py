@@ -98,18 +98,18 @@ def write(
             )
             for run, folder, other, (config, _) in zip(runs, paths, others, records)
         ]
-    datasets = sorted({data.train.name for data in sources.values()})
+    data_names = sorted({data.train.name for data in sources.values()})
     (config, summary), *_ = records
     warnings = []
-    if len(datasets) > 1:
-        warnings.append(f"The runs are of different datasets, {', '.join(datasets)}: their scores do not compare.")
+    if len(data_names) > 1:
+        warnings.append(f"The runs are of different datasets, {', '.join(data_names)}: their scores do not compare.")
     try:
         return bfl.plots.write_report(
             path,
             runs,
             title=title(config, weights_in(summary))
             if len(runs) == 1
-            else f"{len(folders)} runs on {' and '.join(datasets)}",
+            else f"{len(folders)} runs on {' and '.join(data_names)}",
             warnings=warnings,
             out_of_distribution=others[0].name if others else "",
             repeated=[group.repeated for group in groups] if repeated else (),
