@@ -70,7 +70,7 @@ def reliability(probabilities: Any, labels: Any, num_bins: int = 15, over: str =
     return _reliability(probabilities, check_labels(labels, probabilities), num_bins, over)
 
 
-# Traced: as single operations it would cost a client with few examples more than its predictions do.
+# Traced, since single operations are slow for a client with few examples.
 @tf.function(autograph=False, reduce_retracing=True)
 def _reliability(probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int, over: str) -> Reliability:
     dtype = probabilities.dtype
