@@ -142,6 +142,10 @@ def test_every_combination_by_every_seed():
             ("--vary", "cohort-size=2,9", "--dataset", "heart_disease"),
             "cohort_size is 9, but must be at most the number",
         ),
+        (
+            ("--vary", "model=mlp,lenet", "--dataset", "heart_disease"),
+            "model=lenet,seed=0: lenet takes images [height, width, channels] of at least 8 x 8 pixels",
+        ),
         (("--vary", "rule=linear_pool,nowhere.py:f"), "There is no file nowhere.py: give --rule FILE.py:FUNCTION"),
         (("--vary", "algorithm=fed_opt,{}:clash"), "rules.client_gaussian()"),
         (("--vary", "algorithm=fed_opt,{}:gone"), "There is no function 'gone' in"),

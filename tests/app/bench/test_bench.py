@@ -184,6 +184,12 @@ def test_methods_that_cannot_serve_a_setting_have_no_cells(tmp_path, stand_in, c
             {**heart(), "methods": {"m": {"tuned": {"cohort_size": "2..9"}}}},
             "The method 'm' in the setting 'h': cohort_size is 9",
         ),
+        # A network of images, which tables are not.
+        (heart(model="lenet"), "The method 'tuned' in the setting 'h': lenet takes images [height, width, channels]"),
+        (
+            {**heart(model="mlp"), "methods": {"m": {"tuned": {"model": ["mlp", "conv_net"]}}}},
+            "The method 'm' in the setting 'h': conv_net takes images [height, width, channels]",
+        ),
         # No method is left.
         (
             {"settings": {"n": {"dataset": "diabetes", "model": "mlp"}}, "methods": {"m": {"algorithm": "fed_be"}}},
@@ -304,6 +310,7 @@ def test_refusals_of_tune(tmp_path, monkeypatch, capsys, arguments, message):
         (["--dataset", "heart_disease", "--share", "0.0001"], "A share of 0.0001 of each client's examples is none"),
         (["--dataset", "heart_disease", "--clients", "7"], "clients is 7, but heart_disease names 4"),
         (["--dataset", "heart_disease", "--space", "cohort-size=2..9"], "cohort_size is 9, but must be at most"),
+        (["--dataset", "heart_disease", "--model", "lenet"], "lenet takes images [height, width, channels]"),
     ],
 )
 def test_tune_checks_the_data_before_any_work(tmp_path, monkeypatch, stand_in, capsys, arguments, message):

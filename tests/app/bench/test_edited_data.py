@@ -5,12 +5,12 @@ import json
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.bench.plans import plan_of
+from tests.app.bench.plans import PLAN, plan_of
 from tfp_bfl.app.bench import cell, program
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs import sweep
 from tfp_bfl.app.one_run import datasets
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument
 
 DATA = {"label": "sick", "client_column": "site"}
 MESSAGE = "ran on other data than its files hold now: restore the files, give another --output, or delete "
@@ -75,6 +75,27 @@ def test_a_file_that_is_edited_during_a_benchmark_is_reported(tmp_path, table, p
     monkeypatch.setattr(cell, "run_final", edited)
     with pytest.raises(InvalidArgument, match=MESSAGE):
         program.run_bench(plan, tmp_path / "out")
+
+
+def test_trials_without_a_finished_cell_count(tmp_path, table, recording, monkeypatch):
+    trial = cell.run_trial
+    monkeypatch.setattr(
+        cell, "run_trial", lambda task: {**trial(task), "data": bfl.data.digest(datasets.load(task.config))}
+    )
+    settings = {"a": {"dataset": str(table), **DATA, "rounds": 2}}
+    plan = plan_of(tmp_path, settings=settings, seeds="0", methods={"tuned": PLAN["methods"]["tuned"]})
+    monkeypatch.setattr(cell, "run_final", interrupted)
+    with pytest.raises(Error, match="No space left"):
+        program.run_bench(plan, tmp_path / "out")
+    edit(table)
+    recording.clear()
+    with pytest.raises(InvalidArgument, match=f"tuning {MESSAGE}.*cells/a to run all"):
+        program.run_bench(plan, tmp_path / "out")
+    assert not recording
+
+
+def interrupted(task):
+    raise OSError("No space left on device")
 
 
 def test_records_without_a_digest_are_not_compared(tmp_path, table, plan, stand_in):

@@ -1,8 +1,8 @@
-"""Checks that depend on the data: whether a method serves a setting, and whether its options fit the clients."""
+"""Checks that depend on the data: whether a method serves a setting, and whether its options and models fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
@@ -10,6 +10,7 @@ from tfp_bfl.app.bench.plan import Plan
 from tfp_bfl.app.bench.predictions import set_aside
 from tfp_bfl.app.bench.spaces import DEFAULTS
 from tfp_bfl.app.one_run import datasets
+from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.options.algorithms import algorithm_options, serves
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
@@ -77,8 +78,24 @@ def check_task(plan: Plan, setting: str) -> None:
         )
 
 
-def check_cells(plan: Plan, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Check the data of methods in settings, with each end or value of the search spaces, as `check_clients`.
+def configs_of(plan: Plan, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, RunConfig]]:
+    """Yield the configurations of methods in settings, with each end or value of the search spaces.
+
+    Args:
+      plan: of the benchmark.
+      pairs: (setting, method).
+
+    Returns:
+      (what an error begins with, configuration).
+    """
+    for setting, method in pairs:
+        for chosen in (DEFAULTS, *plan.methods[method].edges):
+            where = f"The method {method!r} in the setting {setting!r}: "
+            yield where, plan.config(setting, method, plan.seeds[0], chosen)
+
+
+def check_cells(plan: Plan, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Check the data and the models of methods in settings, as `check_clients` and `check_models`.
 
     Args:
       plan: of the benchmark.
@@ -88,17 +105,11 @@ def check_cells(plan: Plan, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
       The digest of the data of each setting whose data may name clients.
 
     Raises:
-      InvalidArgument: as `check_clients`; the message names the method and the setting.
+      InvalidArgument: they do not fit; the message names the method and the setting.
     """
-    configs: list[tuple[str, RunConfig]] = []
-    first: dict[str, RunConfig] = {}
-    for setting, method in pairs:
-        for chosen in (DEFAULTS, *plan.methods[method].edges):
-            config = plan.config(setting, method, plan.seeds[0], chosen)
-            configs.append((f"The method {method!r} in the setting {setting!r}: ", config))
-            first.setdefault(setting, config)
-    digests = check_clients(configs, plan.hold_out)
-    found = {setting: digests.get(datasets.key(config)) for setting, config in first.items()}
+    digests = check_clients(configs_of(plan, pairs), plan.hold_out)
+    check_models(configs_of(plan, pairs))
+    found = {x: digests.get(datasets.key(plan.config(x, method, plan.seeds[0]))) for x, method in pairs}
     return {setting: digest for setting, digest in found.items() if digest}
 
 

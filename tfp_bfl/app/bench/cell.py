@@ -103,8 +103,10 @@ class _Clock:
         return [*ends[:-1], ends[-1] + self._rest]
 
 
-def run_trial(task: Task) -> dict[str, float]:
+def run_trial(task: Task) -> dict[str, Any]:
     """Train, and return the scores of the held-out training rows (`scores.selection`), and the seconds.
+
+    With data that may name clients, "data" has their digest.
 
     Raises:
       InvalidArgument: the options don't fit the data.
@@ -112,7 +114,9 @@ def run_trial(task: Task) -> dict[str, float]:
     """
     started = time.perf_counter()
     trained = _train(task, evaluate=False)
-    return {**scores.selection(trained.predict(trained.held)), "seconds": time.perf_counter() - started}
+    found = scores.selection(trained.predict(trained.held))
+    of_data = {} if trained.digest is None else {"data": trained.digest}
+    return {**found, "seconds": time.perf_counter() - started, **of_data}
 
 
 def run_final(task: Task) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tfp_bfl.app.bench.plan import OF_FEDERATION, SCORES, share_of
 from tfp_bfl.app.bench.program import cell_module
 from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.many_runs.cells import forget_models
-from tfp_bfl.app.one_run.build import check_code
+from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.one_run.datasets import is_own, load, with_clients
 from tfp_bfl.app.options.config import fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
@@ -105,15 +105,15 @@ def tune_run(
         sort_keys=False,
     )
     _check_folder(output, record)
-    check_code(every)
+    check_models(("", config) for config in every)
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / _OPTIONS, record)
 
-    def attempt(values: Values) -> Mapping[str, float]:
+    def attempt(values: Values) -> Mapping[str, Any]:
         module = cell_module()
         config = make_config(config_file, {**options, **values})
         try:
-            found: Mapping[str, float] = module.run_trial(module.Task(config, None, {}, held))
+            found: Mapping[str, Any] = module.run_trial(module.Task(config, None, {}, held))
             return found
         finally:
             forget_models()

@@ -17,7 +17,7 @@ import click
 from tfp_bfl.app.bench import applicable, reading, tuning
 from tfp_bfl.app.bench.applicable import check_task, why_not
 from tfp_bfl.app.bench.plan import Plan, is_name
-from tfp_bfl.app.bench.spaces import DEFAULTS, Values
+from tfp_bfl.app.bench.spaces import Values
 from tfp_bfl.app.bench.tuning import Chosen
 from tfp_bfl.app.many_runs.cells import (
     SUMMARY,
@@ -32,8 +32,6 @@ from tfp_bfl.app.many_runs.cells import (
     read_summary,
     run_cells,
 )
-from tfp_bfl.app.one_run.build import check_code
-from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -76,8 +74,8 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
       listed: only list the cells.
 
     Raises:
-      InvalidArgument: no cell has such a name, the folder is of something else or holds cells of other options, or data
-        or code do not fit. Nothing has been written then.
+      InvalidArgument: no cell has such a name, the folder is of something else or holds cells of other options, or
+        data, models or code do not fit. Nothing has been written then.
       MissingDependency: there is something to tune, and optuna is not installed.
     """
     chosen = {cell.name: cell for cell in cells_of(plan) if only in cell.name}
@@ -104,14 +102,13 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
         raise InvalidArgument(f"There is no cell to run: {unserved[0]}")
     served = [pair for pair, reason in reasons.items() if not reason]
     digests = applicable.check_cells(plan, served)
-    check_code(plan.config(*pair, plan.seeds[0], x) for pair in served for x in _with_code(plan, pair[1]))
     for line in unserved:
         click.echo(line)
     for name in every:
         tuning.check_trials((output / CELLS / name).parent / _TUNING, trial_options(every[name]))
     restored = restored_cells(output)
     check_cells(every, output / CELLS, lambda folder: restored.get(folder, {}).get("options") or options_in(folder))
-    check_same_data(restored or _records(output), digests)
+    check_same_data(output, restored or _records(output), digests)
     write_cells(output, restored)
     work = functools.partial(run_cell, plan)
     left = _Clock(sum(not is_done(output / CELLS / name) for name in every))
@@ -119,7 +116,7 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
         run_cells(every, output / CELLS, work, left.describe, jobs=jobs)
     finally:
         write_records(output)
-    check_same_data(_records(output), digests)  # A file may have been edited meanwhile.
+    check_same_data(output, _records(output), digests)  # A file may have been edited meanwhile.
     named = {(output / CELLS / cell.name).parent for cell in cells_of(plan)}
     others = sorted({path.parent.parent for path in _summaries(output)} - named)
     if others:
@@ -143,23 +140,25 @@ def _records(output: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
     return {path.parent: read_summary(path.parent) for path in _summaries(output)}
 
 
-def check_same_data(records: Mapping[pathlib.Path, Mapping[str, Any]], digests: Mapping[str, str]) -> None:
-    """Check that the data of cells that are done are those that their settings have now.
+def check_same_data(
+    output: pathlib.Path, records: Mapping[pathlib.Path, Mapping[str, Any]], digests: Mapping[str, str]
+) -> None:
+    """Check that the data of cells and of trials that are done are those that their settings have now.
 
     Args:
-      records: folder -> record; one without a digest is not compared.
+      output: the folder of the benchmark.
+      records: folder -> record of a cell; one without a digest is not compared.
       digests: setting -> digest of its data.
 
     Raises:
       InvalidArgument: they are not.
     """
-    for folder, record in records.items():
-        check_data_of(folder, record.get("about", {}).get("data"), digests.get(record["setting"]), folder.parent.parent)
-
-
-def _with_code(plan: Plan, method: str) -> list[Values]:
-    """Return the defaults of a method, and the values of its search space that may name code."""
-    return [DEFAULTS, *(edge for edge in plan.methods[method].edges if set(edge) & set(CODE))]
+    there = [(folder, record.get("about", {}).get("data")) for folder, record in records.items()]
+    for folder in sorted((output / CELLS).glob(f"*/*/{_TUNING}")):
+        there += [(folder, trial.get("data")) for trial in tuning.read_trials(folder)]
+    for folder, digest in there:
+        setting = folder.parent.parent
+        check_data_of(folder, digest, digests.get(setting.name), setting)
 
 
 def options_of(plan: Plan, cell: Cell) -> dict[str, Any]:
@@ -211,9 +210,9 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
 def choose(plan: Plan, cell: Cell, folder: pathlib.Path) -> Chosen:
     """Return the values that trials choose for the method of a cell in its setting."""
 
-    def attempt(values: Values) -> Mapping[str, float]:
+    def attempt(values: Values) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, float] = cell_module().run_trial(
+            found: Mapping[str, Any] = cell_module().run_trial(
                 task_of(plan, cell.setting, cell.method, plan.trial_seed, values)
             )
             return found

@@ -20,8 +20,8 @@ TRIALS = "trials.jsonl"
 _MORE = ("accuracy",)
 _MOST_LETTERS = 300
 
-# Chosen values of options -> scores.
-Try = Callable[[Values], Mapping[str, float]]
+# Chosen values of options -> scores, the seconds, and the digest of the data if they may name clients.
+Try = Callable[[Values], Mapping[str, Any]]
 # The options of the trials in a folder.
 OPTIONS = "options.json"
 
@@ -122,7 +122,9 @@ def _work(
     sign = -1.0 if score in _MORE else 1.0
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
     study = optuna.create_study(sampler=sampler)
-    rows = _read(folder / TRIALS)
+    rows = read_trials(folder)
+    if rows:
+        write_whole(folder / TRIALS, "".join(json.dumps(row) + "\n" for row in rows))
     worst = 1e9
     for number in range(trials):
         asked = study.ask() if number else None
@@ -174,9 +176,9 @@ def reason(error: BaseException) -> str:
     return line if len(line) <= _MOST_LETTERS else f"{line[:half]} ... {line[-half:]}"
 
 
-def _read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the trials that are complete; the last line of a broken run may be cut off."""
-    rows = []
+def read_trials(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the trials of a folder that are complete; the last line of a broken run may be cut off."""
+    path, rows = folder / TRIALS, list[dict[str, Any]]()
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             row = json.loads(line)
@@ -185,6 +187,4 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
         if not isinstance(row, dict) or not isinstance(row.get("values"), dict):
             break
         rows.append(row)
-    if path.exists():
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows

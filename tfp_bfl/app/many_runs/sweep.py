@@ -146,11 +146,11 @@ def sweep(
       progress: of each run, as in `execute`; None for its phases.
 
     Raises:
-      InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or code that
-        runs name does not fit. Nothing has been written then.
+      InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or models or
+        code do not fit. Nothing has been written then.
       Error: runs failed.
     """
-    from tfp_bfl.app.one_run.build import check_code
+    from tfp_bfl.app.one_run.build import check_models
     from tfp_bfl.app.one_run.datasets import check
 
     output = pathlib.Path(output)
@@ -168,7 +168,7 @@ def sweep(
     check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
     for name in filter(lambda name: is_done(output / name), cells):
         check_data_of(output / name, read_summary(output / name).get("data"), digests.get(name), output / name)
-    check_code(cells.values())
+    check_models((f"{name}: ", config) for name, config in cells.items())
     from tfp_bfl.app.many_runs.report import write
     from tfp_bfl.app.many_runs.score_tables import write_tables
 

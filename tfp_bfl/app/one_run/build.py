@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 BATCH_NORM_EXAMPLES = 500
 _PATHS = ("data_dir", "test_data")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
+_OF_A_MODEL = (
+    *("model", "normalization", "width", "variational_initializer", "output_dropout", "variational_layers"),
+    *("parametrization", "precision", *_OF_ANY_MODEL),
+)
 
 
 def model_fn(
@@ -52,18 +56,33 @@ def model_fn(
     )
 
 
-def check_code(configs: Iterable[RunConfig]) -> None:
-    """Build the processes of the configurations that name code, once each but for the seed.
+def check_models(configs: Iterable[tuple[str, RunConfig]]) -> None:
+    """Build each model of some configurations once, and the processes of those that name code, but for the seed.
+
+    Args:
+      configs: (what an error begins with, configuration).
 
     Raises:
-      InvalidArgument: there is no such function, it fails, or what it returns does not fit the rest.
+      InvalidArgument: a model does not take the examples of its data; or code does not exist, fails, or returns
+        something that does not fit the rest.
     """
-    coded = [x for x in configs if any(own_model.names_code(getattr(x, name)) for name in own_model.OPTIONS)]
-    for config in {str({**config.recorded(), "seed": 0}): config for config in coded}.values():
-        user_data = datasets.load(config) if datasets.is_own(config) else None
-        sample = user_data.train if user_data else bfl.data.peek(config.dataset, data_dir=config.data_dir)
-        config, _ = settle(datasets.with_clients(config, user_data) if user_data else config, sample)
-        process(config, sample, functools.partial(_unlabelled, config))
+    built = set()
+    for group, data in datasets.each(configs):
+        first = group[0][1]
+        sample = data.train if data else bfl.data.peek(first.dataset, data_dir=first.data_dir)
+        for where, config in group:
+            coded = any(own_model.names_code(getattr(config, name)) for name in own_model.OPTIONS)
+            names = config.recorded() if coded else _OF_A_MODEL
+            what = datasets.key(first), str({name: getattr(config, name) for name in names if name != "seed"})
+            if what in built:
+                continue
+            built.add(what)
+            try:
+                config, _ = settle(datasets.with_clients(config, data) if data else config, sample)
+                if coded:
+                    process(config, sample, functools.partial(_unlabelled, config))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{where}{error}") from None
 
 
 def _unlabelled(config: RunConfig) -> Any:
