@@ -92,6 +92,18 @@ def test_all_clients_faulty_changes_nothing(defence):
 
 
 @pytest.mark.deep(after="tests/algorithms/test_pairs.py")
+def test_clients_that_count_the_same_count_the_prior_as_with_equal_weights():
+    """n = N_k / b_k: for the KL too, b_k is 1 / K where the aggregator lets all clients count the same."""
+    make, options = mlp("flipout"), {**ADAM, "kl": "total", "robust": "median", "seed": SEED}
+    by_size, equal = (
+        algorithms.variational(make, "naive_weighted_average", weights, **options)
+        for weights in ("train_size", "equal")
+    )
+    run = lambda process: process.next(process.initialize(), CLIENTS.shards(range(3), 3)).state.weights
+    assert_same(run(by_size), run(equal), rtol=1e-6)
+
+
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 def test_a_stacked_weighting_of_clipped_clients():
     process = build("naive_weighted_average", "clip:1.0", weights="max_discrepancy")
     metrics = process.next(process.initialize(), CLIENTS.shards(range(3), 2)).metrics

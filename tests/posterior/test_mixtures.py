@@ -26,6 +26,17 @@ def test_sums_of_parts(centre):
     assert_by_hand(mixtures.moments(tf.nest.map_structure(tf.add, *sums), anchor))
 
 
+def test_points_that_agree_have_no_variance():
+    """The sums are not exact: 143 d / 143 differs from d by rounding, and so do the squares."""
+    generator = np.random.default_rng(0)
+    anchor = MeanField((tf.constant(generator.normal(size=1000), tf.float32),), (tf.zeros(1000),))
+    mean = anchor.mean[0] + tf.constant(0.01 * generator.normal(size=1000), tf.float32)
+    for sizes in ((143.0,), (143.0, 150.0, 144.0)):
+        sums = [mixtures.summarise(MeanField((mean,), (tf.zeros(1000),)), anchor, tf.constant(n)) for n in sizes]
+        variance = mixtures.moments(tf.nest.map_structure(lambda *x: tf.add_n(x), *sums), anchor).variance[0]
+        assert np.all(variance >= 0) and np.max(variance) < 1e-12
+
+
 @pytest.mark.parametrize("scale", [1.0, 10.0])
 def test_a_stack(scale):
     stacked = tf.nest.map_structure(lambda *x: tf.stack(x), part(0), part(1))

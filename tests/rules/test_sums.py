@@ -144,7 +144,10 @@ def test_numbers_beyond_the_bound_are_counted():
 @pytest.mark.parametrize("make", [rules.quantised, lambda rule: rules.private(rule, **NOISE)], ids=["bits", "noise"])
 @pytest.mark.parametrize(
     "rule",
-    ["weighted_conflation", rules.median("conflation"), rules.kernel_posterior(), rules.stacked(), rules.total()],
+    [
+        *("weighted_conflation", rules.median("conflation"), rules.kernel_posterior(), rules.stacked(), rules.total()),
+        rules.weighted_conflation(largest_weight=100.0),  # Both divide the weights by a bound of their own.
+    ],
 )
 def test_rules_that_need_more_than_a_sum(make, rule):
     with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):

@@ -120,10 +120,10 @@ def mlp(kind):
     return functools.partial(models.mlp, kind, (30,), 2, hidden=(4,), seed=0)
 
 
-@pytest.mark.parametrize("kind", ["deterministic", "flipout"])
-def test_without_noise_and_clipping_it_is_training_on_all_examples(kind):
-    """A batch that expects all examples has them all."""
-    shared = {"batch_size": 21, "inference": "backprop", "noise": "shared", "learning_rate": 0.1}
+@pytest.mark.parametrize(("kind", "batch_size"), [("deterministic", 21), ("deterministic", 64), ("flipout", 21)])
+def test_without_noise_and_clipping_it_is_training_on_all_examples(kind, batch_size):
+    """A batch that expects all examples, or more than there are, has them all."""
+    shared = {"batch_size": batch_size, "inference": "backprop", "noise": "shared", "learning_rate": 0.1}
     shared |= {"optimizer_fn": tf.keras.optimizers.SGD, "kl": "client"}
     results = []
     for hidden in (None, ExamplePrivacy(1e9, 0.0)):

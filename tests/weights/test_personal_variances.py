@@ -26,6 +26,20 @@ def test_every_source_begins_near_its_middle_and_goes_round(source, parametrizat
     np.testing.assert_allclose(variance, np.exp(logits) * alpha, rtol=1e-5)
 
 
+def test_weights_near_zero_that_did_not_train_have_no_change_of_logits():
+    """By log alpha their variance is the floor, from which no logit follows."""
+    source = SOURCES["free_variances"](1, parametrization="log_alpha")
+    theta = tf.constant([1e-6, 1e-5, 1e-4, 2e-4, 3e-4, 0.1])
+    variance = source.variance(tf.fill([6], -2.0), theta)
+    np.testing.assert_allclose(source.change((variance, theta), (variance, theta)), np.zeros(6), atol=1e-6)
+    moved = source.variance(tf.fill([6], -1.5), 2 * theta)
+    at_floor = moved.numpy() < 1.001e-8
+    change = source.change((variance, theta), (moved, 2 * theta)).numpy()
+    assert at_floor.tolist() == [True] * 3 + [False] * 3
+    np.testing.assert_allclose(change[at_floor], 0)
+    np.testing.assert_allclose(change[-2:], -0.5, rtol=1e-4)
+
+
 def test_the_smooth_range_by_hand_and_the_clamped_one_as_published():
     rows = np.array([[-8.5], [-3.0], [0.0], [3.0], [8.5], [-40.0]], np.float32)
     smooth = SOURCES["free_variances"](6)

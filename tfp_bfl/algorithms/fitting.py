@@ -97,7 +97,7 @@ def check_extra(
         )
     if work.extra_pool not in (MEAN, SUM):
         raise InvalidArgument(f"extra_pool is {shown(work.extra_pool)}, but must be {MEAN!r} or {SUM!r}.")
-    robust = None if (robust or "clip").startswith("clip") else robust
+    robust = robust if counts_alike(robust) else None
     if work.extra_pool == SUM and weighting != "equal" and (robust or weighting in weightings.STACKED_WEIGHTINGS):
         what = f"The robust aggregator {robust!r}" if robust else f"The weighting {weighting!r}"
         raise InvalidArgument(
@@ -167,6 +167,11 @@ def _summed(
             f"out, as no client weighs more than secure_sums, {largest_weight:g}."
         )
     return cast(Any, rules.quantised(cast(Any, rule), max_weight=largest_weight))
+
+
+def counts_alike(robust: Optional[str]) -> bool:
+    """Return whether all clients count the same under this robust aggregator, whatever the weighting."""
+    return robust is not None and not robust.startswith("clip")
 
 
 def defended_rule(

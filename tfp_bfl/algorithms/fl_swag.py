@@ -24,7 +24,7 @@ def fl_swag(
     """Build FL-SWAG: each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the
     Gaussians.
 
-    q(w) ~ prod_k N(w; mean_k, diag(Sigma_k) + 1 / (H_k + 1 / t_k^2) + tau^2 I)
+    q(w) ~ prod_k N(w; mean_k, diag(Sigma_k + 1 / (H_k + 1 / t_k^2) + tau^2))
 
     One round with all clients is the whole method. Further rounds are its online form: every client starts from the
     server's first weights whenever it comes, and one that comes again replaces its posterior. `simulate`'s model draws
@@ -38,7 +38,7 @@ def fl_swag(
         on LeNet it was worse than the pretrained network that it started from, on one of two datasets.
       diagonal_only: of the clients' covariances Sigma_k, diagonal plus low rank, only the diagonals count; False for
         the exact product, as published.
-      between_clients: tau^2 of each tensor is what the clients' means differ by (`posterior.between_clients_variance`);
+      between_clients: tau^2 of each weight is what the clients' means differ by (`posterior.between_clients_variance`);
         False for 0, as published: such a product is as narrow as if the clients agreed.
       curvature: a client's posterior is as much wider as its data leave open, 1 / (H_k + 1 / t_k^2)
         (`tfp_bfl.clients.swag`), so that in each weight those count most who know it; False as published: iterates

@@ -6,6 +6,7 @@ from typing import Optional
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.fitting import counts_alike
 from tfp_bfl.algorithms.fixed_points import default_rule, notices_of
 from tfp_bfl.contracts import AnyRule
 from tfp_bfl.training.inference import settings_for
@@ -53,7 +54,8 @@ def variational(
     )
     rule = default_rule(settings.inference) if rule is None else rule
     whole = rules.whole_model(rule)
-    local = clients.variational(model_fn, weighting=weighting, **{**work, **settings._asdict()})
+    counted = "equal" if counts_alike(robust) else weighting
+    local = clients.variational(model_fn, weighting=counted, **{**work, **settings._asdict()})
     notices: tuple[str, ...] = ()
     if not whole.one_shot and not work.get("update_prior"):  # Its target moves with each round.
         notices = notices_of(model_fn, whole, work.get("optimizer_fn"), settings.inference)

@@ -77,7 +77,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
             sent = () if threshold is None else Pruned(mask)
             result = inner(message._replace(weights=before._replace(posterior=first), told=sent), examples, seed)
             mean, variance = (flatten(x) for x in result.weights.posterior)
-            change = mask * (logits - variances.inverse(variance, mean))
+            change = mask * variances.change((start, theta), (variance, mean))
             shared, row = tape.gradient(logits, given, change, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             mean = tf.where(mask > 0, mean, theta)
             variance = tf.where(mask > 0, variance, _NO_PRECISION)

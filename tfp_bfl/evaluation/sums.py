@@ -106,7 +106,7 @@ def from_sums(total: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the scores of all examples together, by their names in `Evaluation.metrics`; of no examples none.
 
     accuracy, test_nll, brier, ece, entropy, aleatoric and epistemic are those of the examples in one place, to
-    rounding; of `number_sums` all of `RegressionEvaluation.metrics`.
+    rounding; of `number_sums` all of `RegressionEvaluation.metrics` but crps.
     """
     count = float(total["count"])
     if not count:

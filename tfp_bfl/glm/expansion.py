@@ -38,7 +38,7 @@ class Expansion(NamedTuple):
 
 
 def expand(ask: Callable[[np.ndarray], Sums], coefficients: np.ndarray, information: np.ndarray) -> Expansion:
-    """Return mean and covariance to the second order of Laplace's expansion at the maximum b*, from 2 p messages.
+    """Return mean and covariance to the second order of Laplace's expansion at the maximum b*, from 2 p + 1 messages.
 
     With T, Q the third and fourth derivatives of the log posterior at b*, S the inverse of the information there, and
     repeated indices summed:

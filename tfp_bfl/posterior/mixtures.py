@@ -46,7 +46,8 @@ def moments(total: MixtureSums, centre: MeanField) -> MeanField:
         return tf.cast(_double(a) + first / weight, a.dtype)
 
     def variance(a: tf.Tensor, second: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        return tf.cast(second / weight - tf.square(first / weight), a.dtype)
+        # Where all parts are points and agree, rounding alone decides the sign.
+        return tf.cast(tf.maximum(second / weight - tf.square(first / weight), 0.0), a.dtype)
 
     return MeanField(_each(mean, centre.mean, total.first), _each(variance, centre.variance, total.second, total.first))
 

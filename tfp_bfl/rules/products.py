@@ -84,7 +84,7 @@ def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisi
 
     Args:
       largest_weight: a public bound in the place of w_max, by which the statistics are a plain sum; None for the
-        largest weight itself.
+        largest weight itself. Secure sums and differential privacy divide weights by a bound of their own, and take 1.
 
     Raises:
       InvalidArgument: largest_weight is not a finite number above zero.
@@ -98,7 +98,8 @@ def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisi
     if largest_weight is not None:
         most = check_number(largest_weight, "largest_weight")
         pool = _product(lambda total: tf.constant(most))
-        return Rule(_weighted_precisions, add, pool, "weighted_conflation", one_shot=True, linear=True, units=_units)
+        units = _units if most == 1 else None
+        return Rule(_weighted_precisions, add, pool, "weighted_conflation", one_shot=True, linear=True, units=units)
     pool = _product(lambda total: total.weight)
     return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True, linear=True)
 

@@ -188,7 +188,8 @@ def _plain_sum(rule: AnyRule) -> tuple[WeightsRule, Callable[[ModelWeights], Any
     if inner.units is None or inner.takes != WEIGHTS:
         raise InvalidArgument(
             f"The rule {inner.name!r} needs more of the clients than a sum, and only a sum hides them: use one such as "
-            "'log_linear_pool' or 'naive_weighted_average', without a robust aggregator but clip."
+            "'log_linear_pool', 'naive_weighted_average' or weighted_conflation(largest_weight=1), without a robust "
+            "aggregator but clip."
         )
     return inner, inner.units
 

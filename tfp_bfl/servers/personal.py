@@ -60,9 +60,9 @@ def personal(
 
     theta <- optimizer(theta, theta - pooled),   psi, e_m by `Learning`
 
-    The rates of psi and e_m are at most (1 - momentum) sum_m b_m ||Delta_m||^2 / ||gradient||^2, the Polyak step of
-    sum_m b_m ||l_m - l'_m||^2 / 2: to first order logits then move no further than the clients' own did. Without it a
-    hypernetwork amplifies common changes of the clients, and increasingly so during training.
+    The rates of psi and e_m are at most (1 - momentum) sum_m b_m ||Delta_m||^2 / ||gradient||^2, Delta_m = l_m - l'_m:
+    to first order the logits then move along the clients' changes no further than these. Without it a hypernetwork
+    amplifies common changes of the clients, and increasingly so during training.
 
     A round reports how far training moved the clients' logits, `logit_change`: sqrt(sum_m b_m ||l_m - l'_m||^2), and
     the dropout rates of its clients (`models.DropoutRates`).
@@ -104,14 +104,14 @@ def personal(
         change = each(tf.subtract, trained(weights), trained(pool))
         pulled_back = Parameters(extra.shared, extra.rows)
         # With differential privacy the sums have noise, and these are not negative.
-        polyak = tf.maximum(extra.moved, 0.0) / tf.maximum(
+        largest = tf.maximum(extra.moved, 0.0) / tf.maximum(
             tf.square(tf.linalg.global_norm(tf.nest.flatten(pulled_back))), 1e-30
         )
         gradients = change, pulled_back
         norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
         change, gradient = each(lambda g: g * tf.minimum(1.0, clip_norm / tf.maximum(norm, 1e-30)), gradients)
         optimizer_state, (means, point) = chosen.next(state.optimizer, trained(weights), change)
-        cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * polyak)) if capped else how
+        cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * largest)) if capped else how
         is_present = tf.ones_like(extra.present) if absent_decay else tf.sign(tf.maximum(extra.present, 0.0))
         parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), is_present)
         variance = variances.of_client(parameters, variances.num_clients, flatten(means))

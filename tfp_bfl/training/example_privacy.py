@@ -23,8 +23,8 @@ class ExamplePrivacy(NamedTuple):
     g = (1 / B) (sum_(i in S) min(1, C / ||g_i||) g_i + s C z),   z ~ N(0, I)
 
     in the place of the batch's mean gradient, g_i of example i's -log p in means and point weights together; each
-    example is in S with probability B / N, for itself. The KL's gradient knows no example, and neither does that of
-    log s, which is the same g times the weights' noise.
+    example is in S with probability B / N, for itself. For a client with fewer examples than a batch, B is N. The KL's
+    gradient knows no example, and neither does that of log s, which is the same g times the weights' noise.
 
     Fields:
       clip_norm: C.

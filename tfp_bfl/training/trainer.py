@@ -125,6 +125,7 @@ class Trainer:
         linear = message.told.gradient if isinstance(message.told, LinearTerm) else None
         count = tf.cast(num_present(examples), tf.float32)
         target = target or Target(self.weights.prior, count)
+        expected = tf.minimum(tf.cast(batch_size, tf.float32), count)  # of the examples of a drawn batch
 
         @without_autograph
         def step(
@@ -136,7 +137,7 @@ class Trainer:
         ) -> tuple[_Sums, State]:
             sums, state = carried
             rows = _Rows(features, labels, present)
-            nll = self._step(rows, step_seed, sums.steps, target, anchor, batch_size, linear)
+            nll = self._step(rows, step_seed, sums.steps, target, anchor, expected, linear)
             steps = sums.steps + 1
             diverged_at = tf.where(self._is_sound(nll, rows.size) | (sums.diverged_at > 0), sums.diverged_at, steps)
             sums = _Sums(sums.nll + nll, steps, diverged_at)
@@ -164,12 +165,12 @@ class Trainer:
         number: tf.Tensor,
         target: Target,
         anchor: tf.Tensor,
-        batch_size: int,
+        expected: tf.Tensor,
         linear: Optional[tf.Tensor],
     ) -> tf.Tensor:
         draw = self.weights.draw(seed)
         if self._privacy:
-            in_values = self._private(rows.features, rows.labels, seed, draw, batch_size)
+            in_values = self._private(rows.features, rows.labels, seed, draw, expected)
             nll, in_noise, in_noise_of_drawn_labels = tf.constant(0.0), in_values[: draw.noise.shape[0]], None
         else:
             nll, in_values, in_noise, in_noise_of_drawn_labels = self._gradients(rows, seed, draw)
@@ -189,7 +190,9 @@ class Trainer:
         self.weights.update_model()
         return nll
 
-    def _private(self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
+    def _private(
+        self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw, size: tf.Tensor
+    ) -> tf.Tensor:
         """Return the noised mean of the clipped gradients in means and point weights."""
         weights, settings = self.weights, self._privacy
         assert settings

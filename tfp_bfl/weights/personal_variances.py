@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
-from tfp_bfl.layers.variational_dropout import LOGIT_RANGES, PARAMETRIZATIONS, checked_range
+from tfp_bfl.layers.variational_dropout import LOGIT_RANGES, MIN_VARIANCE, PARAMETRIZATIONS, checked_range
 from tfp_bfl.tensors import Scalar
 
 RANGES = {
@@ -165,6 +165,17 @@ class PersonalVariances(NamedTuple):
         """Return l [D] of sigma^2, within `logit_range`."""
         logits = PARAMETRIZATIONS[self.parametrization].inverse(0.5 * tf.math.log(variance), mean)
         return tf.clip_by_value(logits, *self.logit_range)
+
+    def change(self, before: tuple[tf.Tensor, tf.Tensor], after: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        """Return l - l' [D] of a training from and to (sigma^2, mean).
+
+        Training knows variances alone. By log alpha those of weights near 0 are the floor, whatever l is: l is then the
+        logit that the variance stands for, and the change is 0 where training ends at the floor.
+        """
+        change = self.inverse(*before) - self.inverse(*after)
+        if self.parametrization != "log_alpha":
+            return change
+        return tf.where(after[0] > MIN_VARIANCE * (1 + 1e-5), change, 0.0)  # A hair more, for rounding.
 
 
 def hypernetwork(
