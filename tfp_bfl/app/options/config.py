@@ -28,7 +28,7 @@ from tfp_bfl.app.options.fields import (
 )
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, names_code
-from tfp_bfl.app.options.refusals import OF_DATA, check_no_file, must_be
+from tfp_bfl.app.options.refusals import OF_DATA, NoTruthAsNumber, check_no_file, must_be
 from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
 from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
 from tfp_bfl.files.tables import to_csv
@@ -49,7 +49,7 @@ def names_in(value: Optional[str]) -> tuple[str, ...]:
     return tuple(next(csv.reader([value]), [])) if value else ()
 
 
-class RunConfig(pydantic.BaseModel):
+class RunConfig(NoTruthAsNumber):
     """The options that decide a run's result and its folder, besides those of its algorithm.
 
     `make_config` makes one that holds the options of its algorithm too. Options of other algorithms read as their

@@ -11,6 +11,7 @@ from pydantic import Field
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import choices, class_weights
 from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.app.options.refusals import NoTruthAsNumber
 from tfp_bfl.errors import InvalidArgument, check_delta, check_noise
 
 INT32_MAX = 2**31 - 1
@@ -46,7 +47,7 @@ def option(
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
-class Options(pydantic.BaseModel):
+class Options(NoTruthAsNumber):
     """Options of every algorithm.
 
     Attributes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
+import pydantic
+from pydantic_core import PydanticKnownError
+
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as name_of
 
@@ -34,6 +37,22 @@ _OF_FILES = {
     "date_unit": "give the column as numbers",
     "separator": _LEAVE_OUT,
 }
+
+
+class NoTruthAsNumber(pydantic.BaseModel):
+    """A model that refuses True and False for a number; pydantic takes them for 1 and 0."""
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        # NumPy's type is called bool_ in version 1, bool in version 2.
+        if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+            types = str(cls.model_fields[str(info.field_name)].annotation)
+            if "bool" not in types and "float" in types:
+                raise PydanticKnownError("float_type")
+            if "bool" not in types and "int" in types:
+                raise PydanticKnownError("int_type")
+        return value
 
 
 def must_be(error: Any) -> str:

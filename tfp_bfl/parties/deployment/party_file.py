@@ -10,7 +10,7 @@ from typing import Optional, Union
 import pydantic
 
 from tfp_bfl.app.options.config import read_yaml
-from tfp_bfl.app.options.refusals import must_be
+from tfp_bfl.app.options.refusals import NoTruthAsNumber, must_be
 from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
@@ -22,7 +22,7 @@ _SECRET_BYTES = 32
 _OF_RUNS = tuple(name for name in TABLE_OPTIONS if name != "drop")
 
 
-class PartyFile(pydantic.BaseModel):
+class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
     """The configuration of a site, which the site never sends.
 
     Attributes:
