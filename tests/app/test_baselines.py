@@ -10,7 +10,7 @@ import scipy.stats
 import sklearn.linear_model
 
 import tfp_bfl as bfl
-from tfp_bfl.app.one_run import baselines
+from tfp_bfl.app.one_run import baselines, records
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(300, 3)).astype(np.float32)
@@ -47,6 +47,18 @@ def test_the_linear_model_of_numbers_is_in_their_units():
     model = SimpleNamespace(mean=np.full(100, NOISY[:200].mean()), stddev=np.full(100, NOISY[:200].std()))
     (warning,) = baselines.worse_than(model, [mean, linear], test)
     assert "worse than a baseline" in warning and f"linear model is {linear.metrics['test_nll']:.3f}" in warning
+
+
+def test_numbers_far_from_zero_keep_their_scores():
+    """Labels in float32 are all 1e9: the RMSE of a constant was 0 there."""
+    labels = ((NOISY - NOISY[:200].mean()) / NOISY[:200].std()).astype(np.float32)
+    found = []
+    for shift in (0.0, 1e9):
+        train, test = split(labels, target=bfl.data.Column("y", shift, 3.0))
+        found.append(baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test))
+        np.testing.assert_allclose(records.truth(test), shift + 3 * labels[200:].astype(np.float64), rtol=1e-15)
+    for near, far in zip(*found):
+        assert far.metrics == pytest.approx(near.metrics, rel=1e-5)
 
 
 def test_the_linear_model_of_several_classes_is_the_mode_under_the_prior():

@@ -126,12 +126,13 @@ def test_out_of_distribution_images_of_a_path(digits, tmp_path, capsys):
 
 
 def test_out_of_distribution_rows_of_a_table(tmp_path):
-    """As they are in the file: the run's model standardises them."""
+    """Standardised by the run's columns, and for its model again as they are in the file."""
     (tmp_path / "new.csv").write_text("dose,name,age\n" + "2.5,x,40\n" * 3)
     columns = (bfl.data.Column("age", 50.0, 9.0), bfl.data.Column("dose", 2.0, 1.0))
     like = bfl.data.Source("rows", "test", np.zeros((2, 2)), np.zeros(2, int), ("a", "b"), columns)
     other = pages._from_path(tmp_path / "new.csv", like)
-    np.testing.assert_array_equal(other.features, [[40, 2.5]] * 3)
+    np.testing.assert_array_equal(other.features, np.float32([[-10 / 9, 0.5]] * 3))
+    np.testing.assert_allclose(pages._as_exported(other), [[40, 2.5]] * 3, rtol=1e-6)
     with pytest.raises(InvalidArgument, match="has neither images nor columns with names: name a dataset"):
         pages._from_path(tmp_path / "new.csv", dataclasses.replace(like, columns=()))
 

@@ -87,3 +87,27 @@ def test_bad_models_and_labels_are_refused():
         evaluation.evaluate_regression(bfl.models.mlp("deterministic", (3,), 3), np.zeros((2, 3)), np.zeros(2))
     with pytest.raises(InvalidArgument, match="one for each of the 2"):
         evaluation.evaluate_regression(bfl.models.mlp("deterministic", (3,), 2), np.zeros((2, 3)), np.zeros(3))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e9, -1e12])
+def test_scores_in_units_are_those_of_standardised_labels(shift):
+    """RMSE was 0, and all intervals covered, where float32 has no digits left for y = shift + 10 label."""
+    features = RNG.normal(size=(300, 1)).astype(np.float32)
+    labels = (2 * features[:, 0] + 0.5 * RNG.normal(size=300)).astype(np.float32)
+    model = knowing(0.5)
+    plain = evaluation.evaluate_regression(model, features, labels)
+    found = evaluation.evaluate_regression(model, features, labels, scale=10.0, shift=shift)
+    ratios = {"rmse": 10, "mae": 10, "crps": 10, "coverage": 1, "interval_width": 10, "aleatoric": 100, "epistemic": 1}
+    for name, ratio in ratios.items():
+        assert found.metrics[name] == pytest.approx(ratio * plain.metrics[name], rel=1e-6)
+    assert found.metrics["test_nll"] == pytest.approx(plain.metrics["test_nll"] + np.log(10))
+    assert 0 < found.metrics["coverage"] < 1
+    for name in ("mean", "low", "high"):
+        assert getattr(found, name).dtype == np.float64
+        np.testing.assert_allclose((getattr(found, name) - shift) / 10, getattr(plain, name), atol=1e-4)
+
+
+@pytest.mark.parametrize("units", [{"scale": 0.0}, {"scale": -1.0}, {"scale": float("nan")}, {"shift": float("inf")}])
+def test_units_that_are_none_are_refused(units):
+    with pytest.raises(InvalidArgument, match=next(iter(units))):
+        evaluation.evaluate_regression(knowing(0.5), np.zeros((2, 1), np.float32), np.zeros(2), **units)

@@ -11,6 +11,8 @@ from tfp_bfl.data.names import as_text, ordered
 from tfp_bfl.errors import InvalidArgument, shown
 
 _IMAGE_DIMENSIONS = 4
+# float32 rounds numbers of a column that are so many times as large as its range by 0.6 % of the range.
+MOST_OFFSET = 1e5
 
 
 def checked_features(features: Any) -> np.ndarray:
@@ -24,8 +26,60 @@ def checked_features(features: Any) -> np.ndarray:
       features: array, or an object that reads slices of one.
 
     Raises:
-      InvalidArgument: they are no numbers, not finite, of one dimension, or images of other values.
+      InvalidArgument: they are no numbers, not finite, of one dimension, or images of other values; or a column that
+        is not float32 is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
     """
+    array = _checked(features)
+    if array is not features and array.dtype == np.float32:
+        _check_offsets(np.asarray(features))
+    return array
+
+
+def exact_features(features: Any) -> np.ndarray:
+    """Return features as `checked_features` does, but tables [N, columns] as they are.
+
+    A table is standardised next, in float64, and rounded once.
+
+    Raises:
+      InvalidArgument: as `checked_features`, but columns of tables may be far from zero.
+    """
+    array = _checked(features)
+    if len(array.shape) == 2:
+        return np.asarray(features)
+    return array if array is features else checked_features(features)
+
+
+def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features of a training set and of its test set, both bytes or both floats.
+
+    Images of 0 and 1 alone are bytes if the images of the other set are.
+
+    Args:
+      train, test: results of `exact_features`.
+
+    Raises:
+      InvalidArgument: their examples differ in shape, or their images in scale.
+    """
+    if train.shape[1:] != test.shape[1:]:
+        raise InvalidArgument(
+            f"The examples of the test data have the shape {list(test.shape[1:])}, but those of the training data have "
+            f"{list(train.shape[1:])}: both must agree."
+        )
+    if len(train.shape) != _IMAGE_DIMENSIONS or (train.dtype == np.uint8) == (test.dtype == np.uint8):
+        return train, test
+    both = [images if images.dtype == np.uint8 else np.asarray(images) for images in (train, test)]
+    if not all(np.array_equal(images, np.rint(images)) for images in both):
+        which = ("training", "test") if train.dtype == np.uint8 else ("test", "training")
+        raise InvalidArgument(
+            f"The images of the {which[0]} data are bytes, but those of the {which[1]} data are floats from 0 to 1: "
+            "give both in one form."
+        )
+    first, second = (images.astype(np.uint8, copy=False) for images in both)
+    return first, second
+
+
+def _checked(features: Any) -> np.ndarray:
+    """Return the result of `checked_features`, whatever float32 rounds away."""
     on_demand = not hasattr(features, "numpy") and all(hasattr(features, x) for x in ("shape", "dtype", "__getitem__"))
     if isinstance(features, np.memmap) or (on_demand and not isinstance(features, np.ndarray)):
         if len(features.shape) == _IMAGE_DIMENSIONS and features.dtype.kind in "biu" and features.dtype != np.uint8:
@@ -128,6 +182,21 @@ def _check_finite(array: np.ndarray) -> None:
         raise InvalidArgument(
             f"features hold {int(bad.sum())} numbers that are not finite, the first in example {first[0]} at "
             f"{first[1:]}: fill them in, or leave those examples out."
+        )
+
+
+def _check_offsets(array: np.ndarray) -> None:
+    """Raise InvalidArgument if float32 would round the differences within a column [N, ..., columns] away."""
+    if array.dtype == np.float32 or array.ndim >= _IMAGE_DIMENSIONS or not array.size:
+        return
+    rows = array.reshape(-1, array.shape[-1])
+    low, high = rows.min(0).astype(np.float64), rows.max(0).astype(np.float64)
+    far = (high > low) & (np.maximum(np.abs(low), np.abs(high)) > MOST_OFFSET * (high - low))
+    if far.any():
+        column = int(np.argmax(far))
+        raise InvalidArgument(
+            f"features in column {column} are from {low[column]:.10g} to {high[column]:.10g}, and float32 would round "
+            "their differences away: subtract the mean of the column first, in float64."
         )
 
 

@@ -7,8 +7,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tfp_bfl.data.checks import checked_features
+from tfp_bfl.data.checks import exact_features, of_one_form
 from tfp_bfl.data.clients import Clients
+from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.tables import as_table, is_table
@@ -54,10 +55,7 @@ def examples_in(value: Any, where: str, reading: Reading) -> Examples:
         lookup(dict.fromkeys(_PARTS), name, "array", f"in {where}")
     if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
         raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
-    given, owners = arrays["features"], arrays.get("clients")
-    features = checked_features(given)
-    if features.ndim == 2:  # As they were given: standardisation is exact, and rounds once.
-        features = np.asarray(given)
+    features, owners = exact_features(arrays["features"]), arrays.get("clients")
     if owners is not None:
         owners = np.asarray(owners)
         if owners.shape != (len(features),):
@@ -68,6 +66,25 @@ def examples_in(value: Any, where: str, reading: Reading) -> Examples:
         owners = names_of(owners, "clients", where)
     columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
     return Examples(features, np.asarray(arrays["labels"]), owners, columns)
+
+
+def in_one_form(train: Examples, test: Optional[Examples]) -> tuple[Examples, Optional[Examples]]:
+    """Return training and test examples with checked features, of one shape and type.
+
+    A table that is to be encoded stays as it is.
+
+    Raises:
+      InvalidArgument: one is such a table and the other is not, or as `checks.of_one_form`.
+    """
+    if isinstance(train.features, Raw) or (test is not None and isinstance(test.features, Raw)):
+        if test is not None and isinstance(train.features, Raw) != isinstance(test.features, Raw):
+            raise InvalidArgument("One of training and test data is a table, the other is none: give both in one form.")
+        return train, test
+    features = exact_features(train.features)
+    if test is None or isinstance(test.features, Raw):
+        return train._replace(features=features), None
+    first, second = of_one_form(features, exact_features(test.features))
+    return train._replace(features=first), test._replace(features=second)
 
 
 def split_clients(clients: Clients) -> tuple[Source, np.ndarray]:
@@ -92,7 +109,7 @@ def check_alike(train: Source, test: Any) -> None:
         raise InvalidArgument(
             f"test_data has the type {type(test).__name__}, but must be a Source, as the training data are."
         )
-    for name in ("element_shape", "class_names", "target", "columns", "encoding"):
+    for name in ("element_shape", "is_image", "class_names", "target", "columns", "encoding"):
         ours, theirs = getattr(train, name), getattr(test, name)
         if ours != theirs:
             raise InvalidArgument(

@@ -14,12 +14,12 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data._random import generator
-from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
+from tfp_bfl.data.checks import checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of
 from tfp_bfl.data.folders import image_files, read_folder, splits
-from tfp_bfl.data.in_memory import check_alike, examples_in, kind_of, split_clients
+from tfp_bfl.data.in_memory import check_alike, examples_in, in_one_form, kind_of, split_clients
 from tfp_bfl.data.names import as_text, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
@@ -196,12 +196,12 @@ def _split(path: Any, reading: Reading, test: Any) -> tuple[list[Examples], Opti
         given, _ = _read(test, _of_test(reading, train), "test_data")
     has_names = bool(train.class_names)
     regresses, labels_are = reading.regresses, f"The labels of {_name_of(path, label)}"
+    train, given = in_one_form(train, given)
     if regresses:
         train = train._replace(labels=checked_targets(train.labels, len(train.features)))
     else:
-        features = train.features if isinstance(train.features, Raw) else checked_features(train.features)
-        labels, class_names = checked_labels(train.labels, len(features), train.class_names)
-        train = train._replace(features=features, labels=labels, class_names=class_names)
+        labels, class_names = checked_labels(train.labels, len(train.features), train.class_names)
+        train = train._replace(labels=labels, class_names=class_names)
         _check_classes(train, labels_are, is_part)
     if given is None:
         held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)

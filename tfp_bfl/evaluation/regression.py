@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import special
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.evaluation.predictive import sampled_outputs
 from tfp_bfl.weights import mean_and_log_variance
 
@@ -17,6 +17,8 @@ from tfp_bfl.weights import mean_and_log_variance
 COVERAGE = 0.9
 # Halvings of an interval of as many standard deviations: to 1e-5 of one.
 _STEPS = 24
+# Of a target, so that its square is finite and above 0.
+_SCALES = (1e-150, 1e150)
 
 
 class GaussianSummary(NamedTuple):
@@ -39,7 +41,7 @@ class RegressionEvaluation(NamedTuple):
     Fields:
       metrics: rmse, mae, test_nll (nats), crps, coverage and interval_width (of the central interval of `COVERAGE`),
         and means over the examples of aleatoric and epistemic, variances.
-      mean, stddev: [N], of the predictive distribution.
+      mean, stddev: [N], of the predictive distribution; this and all other arrays are float64.
       aleatoric, epistemic: [N], the parts of its variance.
       low, high: [N], the ends of the central interval of `COVERAGE`.
     """
@@ -223,29 +225,37 @@ def evaluate_regression(
         raise InvalidArgument(
             f"The model gives {model.output_shape[-1]} outputs, but to regress it must give two: mean and log variance."
         )
-    truth = shift + scale * np.asarray(labels, np.float32)
+    check_number(scale, "scale", within=_SCALES)
+    if not math.isfinite(shift):
+        raise InvalidArgument(f"shift is {shift}, but must be finite.")
+    truth = np.asarray(labels, np.float32)
     if truth.shape != (len(features),):
         raise InvalidArgument(
             f"labels have the shape {list(truth.shape)}, but must be one for each of the {len(features)} examples."
         )
+    # In standardised units: float32 has no digits left for a number far from zero.
     parts: list[tuple[Any, ...]] = []
     for outputs in sampled_outputs(model, features, num_samples, seed, batch_size, precision):
-        means, variances = gaussians(outputs, scale, shift)
+        means, variances = gaussians(outputs)
         start = sum(len(part[0]) for part in parts)
         targets = truth[start : start + means.shape[1]]
         summary, ends = summarise_gaussians(means, variances), central_interval(means, variances)
         parts.append((*summary, *ends, mixture_nll(means, variances, targets)))
         parts[-1] += (mixture_crps(means, variances, targets),)
-    mean, aleatoric, epistemic, low, high, nll, crps = (np.concatenate(part) for part in zip(*parts))
+    mean, aleatoric, epistemic, low, high, nll, crps = (
+        np.concatenate(part).astype(np.float64, copy=False) for part in zip(*parts)
+    )
     metrics = {
-        "rmse": math.sqrt(np.mean(np.square(truth - mean))),
-        "mae": np.mean(np.abs(truth - mean)),
-        "test_nll": np.mean(nll),
-        "crps": np.mean(crps),
+        "rmse": scale * math.sqrt(np.mean(np.square(truth - mean))),
+        "mae": scale * np.mean(np.abs(truth - mean)),
+        "test_nll": np.mean(nll) + math.log(scale),
+        "crps": scale * np.mean(crps),
         "coverage": np.mean((low <= truth) & (truth <= high)),
-        "interval_width": np.mean(high - low),
-        "aleatoric": np.mean(aleatoric),
-        "epistemic": np.mean(epistemic),
+        "interval_width": scale * np.mean(high - low),
+        "aleatoric": scale**2 * np.mean(aleatoric),
+        "epistemic": scale**2 * np.mean(epistemic),
     }
     numbers = {name: float(x) for name, x in metrics.items()}
+    mean, low, high = (shift + scale * x for x in (mean, low, high))
+    aleatoric, epistemic = scale**2 * aleatoric, scale**2 * epistemic
     return RegressionEvaluation(numbers, mean, np.sqrt(aleatoric + epistemic), aleatoric, epistemic, low, high)

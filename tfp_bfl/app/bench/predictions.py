@@ -10,6 +10,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores
 from tfp_bfl.app.one_run.job import Job
+from tfp_bfl.app.one_run.records import truth
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
 
@@ -98,7 +99,7 @@ def predict(job: Job, model: tf.keras.Model, parts: Parts) -> Predicted:
     found = build.scorer(job.config, source)(model, source.features, source.labels)
     names = _OF_CLASSES if source.target is None else _OF_NUMBERS
     arrays = {name: getattr(found, name) for name in names}
-    return Predicted(_truth(source), parts.owners, arrays, found.metrics)
+    return Predicted(truth(source), parts.owners, arrays, found.metrics)
 
 
 def predict_personal(job: Job, result: bfl.federated.SimulationResult, parts: Parts) -> Predicted:
@@ -131,7 +132,7 @@ def predict_personal(job: Job, result: bfl.federated.SimulationResult, parts: Pa
     )
     after = [each for each in found[1::2] if each]
     arrays = {name: np.concatenate([getattr(each, name) for each in after]) for name in _OF_CLASSES}
-    return Predicted(_truth(parts.source.select(parts.places)), parts.owners, arrays, {})
+    return Predicted(truth(parts.source.select(parts.places)), parts.owners, arrays, {})
 
 
 class _Shards:
@@ -142,11 +143,6 @@ class _Shards:
 
     def examples(self, k: int) -> tuple[None, np.ndarray, np.ndarray]:
         return (None, *self._parts.of(k))
-
-
-def _truth(source: bfl.data.Source) -> np.ndarray:
-    """Return labels, numbers in their own units."""
-    return source.labels if source.target is None else source.target.mean + source.target.scale * source.labels
 
 
 Predict = Callable[[Parts], Predicted]

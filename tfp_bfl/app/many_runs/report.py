@@ -28,6 +28,7 @@ from tfp_bfl.app.one_run.records import (
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.resolve import title
+from tfp_bfl.data.encoding import scaled
 from tfp_bfl.data.folders import image_files
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export.info import has_unusual
@@ -140,13 +141,19 @@ def _read_results(
     test = data.test
     rounds = read_json(folder / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES)
     predictions = _read_predictions(folder / "predictions.npz", test)
-    if not np.array_equal(predictions["labels"], truth(test)):
+    if not _are_same(predictions["labels"], truth(test)):
         raise InvalidArgument(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
         )
     clients = datasets.shares(config, data.train, data.clients).clients
     return results(name, config, summary, rounds, predictions, test, clients)
+
+
+def _are_same(recorded: np.ndarray, labels: np.ndarray) -> bool:
+    """Return whether labels are those that a run recorded; older runs recorded numbers as float32."""
+    rounding = 4 * np.spacing(np.float32(np.abs(labels).max())) if recorded.dtype == np.float32 else 0.0
+    return bool(np.all(np.abs(recorded - labels) <= rounding))
 
 
 def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
@@ -180,7 +187,7 @@ def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping
 def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
     """Return the images of a path, or the rows of a table, in the form that a run's model accepts; without labels."""
     if like.columns:
-        features = bfl.data.read_encoded(path, like.encoding, like.columns).rows
+        features = scaled(bfl.data.read_encoded(path, like.encoding, like.columns).rows, like.columns)
     elif len(like.element_shape) == 3:
         paths = sorted(image_files(path)) if path.is_dir() else path
         images = bfl.data.read_images(paths, like.element_shape)
@@ -191,7 +198,8 @@ def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
         raise InvalidArgument(
             f"--ood {path} is a path, and {like.name} has neither images nor columns with names: name a dataset."
         )
-    return bfl.data.Source(path.stem, "test", features, np.zeros(len(features), np.int32), ("",))
+    labels = np.zeros(len(features), np.int32)
+    return bfl.data.Source(path.stem, "test", features, labels, ("",), columns=like.columns)
 
 
 def _form(source: bfl.data.Source) -> str:
@@ -230,7 +238,8 @@ def _as_exported(source: bfl.data.Source) -> np.ndarray:
     if not source.columns:
         return source.features
     means, scales = (np.array([getattr(column, name) for column in source.columns]) for name in ("mean", "scale"))
-    return (source.features * scales + means).astype(np.float32)
+    exact: np.ndarray = source.features.astype(np.float64) * scales + means
+    return exact
 
 
 def _batches(features: np.ndarray) -> Iterator[tf.Tensor]:

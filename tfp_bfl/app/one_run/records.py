@@ -133,8 +133,8 @@ def truth(test: bfl.data.Source) -> np.ndarray:
 
 
 def in_units(labels: np.ndarray, target: Optional[bfl.data.Column]) -> np.ndarray:
-    """Return labels as predictions are of them: classes, or numbers in the units of their target."""
-    return labels if target is None else target.mean + target.scale * labels
+    """Return labels as predictions are of them: classes, or numbers in the units of their target, in float64."""
+    return labels if target is None else target.mean + target.scale * np.asarray(labels, np.float64)
 
 
 def results(
