@@ -22,6 +22,7 @@ from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.command import Grouped, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.writing import system_error
 from tfp_bfl.parties.deployment.cli import deploy
 
 EXAMPLES = """
@@ -375,11 +376,14 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return _fail(error, 1)
     except ModuleNotFoundError as error:
         return _fail(missing_package(error.name), 1)
-    except OSError as error:
-        return _fail(_of_the_system(error), 1)
     except (KeyboardInterrupt, click.Abort):
         logging.getLogger("tensorflow").setLevel(logging.CRITICAL)  # Which complains of what it was not let do.
         return _fail("interrupted.", 130)
+    except Exception as error:
+        of_system = system_error(error)
+        if of_system is None:
+            raise
+        return _fail(_of_the_system(of_system), 1)
     return status if isinstance(status, int) else 0
 
 

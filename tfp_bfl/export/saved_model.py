@@ -18,7 +18,7 @@ from tfp_bfl.export import loading, manifest, model_card
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.signatures import make_functions, make_signatures
-from tfp_bfl.files.writing import begun
+from tfp_bfl.files.writing import begun, space
 from tfp_bfl.models import check_keras_2
 
 Source = Union[tf.keras.Model, str, "os.PathLike[str]", Any]
@@ -87,7 +87,7 @@ def save(
     Raises:
       InvalidArgument: there is something at `path`, or `model_or_run`, `info` or `unusual` is not what is described
         above.
-      OSError: the disk is full; nothing is left at `path` then.
+      OSError: the folder can't be written, such as to a full disk; nothing is left at `path` then.
 
     Example:
       >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2, seed=0)
@@ -154,7 +154,8 @@ def _write(
         asset = pathlib.Path(draft) / information.NAME
         asset.write_text(texts[manifest.INFO], encoding="utf-8")
         module.info = tf.saved_model.Asset(str(asset))
-        tf.saved_model.save(module, str(folder), signatures=signatures)
+        with space(folder, writes=True):
+            tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
 def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:

@@ -21,7 +21,7 @@ from tfp_bfl.export.info import columns_of, features_of, target_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
-from tfp_bfl.files.writing import write_bytes
+from tfp_bfl.files.writing import space, write_bytes
 from tfp_bfl.layers import as_floats
 from tfp_bfl.weights import num_members
 
@@ -169,7 +169,7 @@ def _downstream(operations: Any, source: tf.Tensor) -> set[str]:
 
 def _convert(module: _Fixed, signatures: dict[str, Any]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        with _silence():
+        with _silence(), space(folder, writes=True):
             tf.saved_model.save(module, folder, signatures=signatures)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures))
         return converter.convert()

@@ -94,10 +94,15 @@ class Checkpoints:
           record: of the run.
 
         Raises:
-          OSError: it can't be written, such as to a full disk; the checkpoints before stay.
+          OSError: it can't be written, such as to a full disk; the checkpoints before stay, and nothing else.
         """
-        with space(self.directory):
-            self._save(state, record)
+        with space(self.directory, writes=True):
+            try:
+                self._save(state, record)
+            except Exception:
+                with contextlib.suppress(OSError):
+                    self._remove_halves(self.rounds())
+                raise
 
     def _save(self, state: ServerState, record: Record) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -156,7 +161,11 @@ class Checkpoints:
         rounds = self.rounds()
         for number in rounds[: -self._keep]:
             _with(self._prefix(number), _SUMS).unlink()  # First: half a checkpoint is none.
-        names = {_with(self._prefix(n), end).name for n in rounds[-self._keep :] for end in (_SUMS, *_PARTS)}
+        self._remove_halves(rounds[-self._keep :])
+
+    def _remove_halves(self, rounds: Sequence[int]) -> None:
+        """Delete all files of checkpoints but those of some rounds."""
+        names = {_with(self._prefix(n), end).name for n in rounds for end in (_SUMS, *_PARTS)}
         for path in self.directory.iterdir():
             if _OURS.fullmatch(path.name) and path.name not in names:
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Writing of files as a whole or not at all, with one error for a full disk."""
+"""Writing of files as a whole or not at all; errors of TensorFlow's writers are errors of the system, OSError."""
 
 from __future__ import annotations
 
@@ -8,10 +8,24 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Union
+from typing import Optional, Union
 
 Path = Union[str, "os.PathLike[str]"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+# Errors of TensorFlow, which is not imported here, that a writer of files raises.
+_OF_WRITERS = {
+    "AbortedError": errno.EIO,
+    "AlreadyExistsError": errno.EEXIST,
+    "DataLossError": errno.EIO,
+    "FailedPreconditionError": errno.EIO,
+    "NotFoundError": errno.ENOENT,
+    "OutOfRangeError": errno.EFBIG,
+    "PermissionDeniedError": errno.EACCES,
+    "UnavailableError": errno.EIO,
+    "UnknownError": errno.EIO,
+}
 
 
 def is_full(error: BaseException) -> bool:
@@ -21,19 +35,54 @@ def is_full(error: BaseException) -> bool:
     return type(error).__name__ == "ResourceExhaustedError" and any(os.strerror(x) in str(error) for x in _FULL)
 
 
+def system_error(error: BaseException, before: str = "; ") -> Optional[OSError]:
+    """Return an error as an OSError if it is one, or an error of TensorFlow such as "/data/x; Permission denied".
+
+    Args:
+      error: any error.
+      before: the text before the system's words in an error of TensorFlow.
+
+    Returns:
+      The OSError, of TensorFlow's errors without a path; None for other errors.
+    """
+    if isinstance(error, OSError):
+        return error
+    if not any(base.__name__ == "OpError" for base in type(error).__mro__):
+        return None
+    stated = [number for number in errno.errorcode if f"{before}{os.strerror(number)}" in str(error)]
+    if not stated:
+        return None
+    number = max(stated, key=lambda x: len(os.strerror(x)))  # "No such device" begins "No such device or address".
+    return OSError(number, os.strerror(number))
+
+
 @contextlib.contextmanager
-def space(path: Path) -> Iterator[None]:
+def space(path: Path, writes: bool = False) -> Iterator[None]:
     """Raise an OSError that names `path`, the file or folder that is written, if the disk is full inside the block.
 
+    Args:
+      path: of the file or folder.
+      writes: the block only writes files, so that each error of TensorFlow about files is an OSError: a file that is
+        too large, a missing permission, a fault of the disk, a file system that is read-only.
+
     Raises:
-      OSError: the disk is full.
+      OSError: the disk is full, or, with `writes`, TensorFlow cannot write.
     """
     try:
         yield
     except Exception as error:
-        if not is_full(error):
+        number = errno.ENOSPC if is_full(error) else _number(error) if writes else None
+        if number is None:
             raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from None
+        raise OSError(number, os.strerror(number), os.fspath(path)) from None
+
+
+def _number(error: Exception) -> Optional[int]:
+    """Return the number of the system's error that an error of a writer of TensorFlow states; None for others."""
+    if isinstance(error, OSError):
+        return None
+    stated = system_error(error, before="")
+    return stated.errno if stated else _OF_WRITERS.get(type(error).__name__)
 
 
 @contextlib.contextmanager
@@ -54,8 +103,10 @@ def begun(path: Path, remove: bool = False) -> Iterator[None]:
     except BaseException:
         target = pathlib.Path(path)
         if target.is_dir():
-            for part in target.iterdir() if there else [target]:
-                shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
+            # What cannot be removed, such as from a read-only disk, must not hide why it was to be.
+            with contextlib.suppress(OSError):
+                for part in target.iterdir() if there else [target]:
+                    shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
         else:
             # A path that cannot be made has nothing to remove.
             with contextlib.suppress(OSError, ValueError):

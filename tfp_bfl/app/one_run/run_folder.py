@@ -107,7 +107,9 @@ def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pa
 @contextlib.contextmanager
 def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: Optional[OnRound]) -> Iterator[OnRound]:
     """Return the function that records a round: metrics.jsonl, progress, TensorBoard events."""
-    writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
+    events = folder / "tensorboard"
+    with space(events, writes=True):
+        writer = tf.summary.create_file_writer(str(events)) if config.tensorboard else None
     begun: list[int] = []
     with open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
 
@@ -124,14 +126,15 @@ def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: Op
             if hook:
                 hook(row)
             if writer:
-                with writer.as_default(step=number):
+                with space(events, writes=True), writer.as_default(step=number):
                     for name, value in row.items():
                         if isinstance(value, (int, float)):
                             tf.summary.scalar(name, value)
 
         yield on_round
     if writer:
-        writer.close()
+        with space(events, writes=True):
+            writer.close()
 
 
 def _cut_before(lines: TextIO, number: int) -> None:

@@ -24,6 +24,7 @@ from tfp_bfl.engines.ray.tasks import Tasks
 from tfp_bfl.errors import ComputationError, InvalidArgument
 from tfp_bfl.federated.local import LocalEngine, client_of
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed_spec, types_of
+from tfp_bfl.files.writing import space
 
 
 class Program(NamedTuple):
@@ -93,7 +94,8 @@ def program_of(round: Round) -> Program:
     module.work = tf.function(work, [*leaves, *examples], autograph=False)
     module.add = tf.function(add, [*of_total, *of_total], autograph=False)
     with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder)
+        with space(folder, writes=True):
+            tf.saved_model.save(module, folder)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             tar.add(folder, arcname=".")
