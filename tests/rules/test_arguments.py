@@ -101,3 +101,34 @@ def test_a_rule_by_its_name_or_lifted_is_the_rule(rule):
 def test_what_gives_no_posterior_is_refused(rule):
     with pytest.raises(InvalidArgument, match=r"gives a .*, but aggregate pools to one posterior"):
         rules.aggregate(rule, stack())
+
+
+MIXED = {
+    "whole numbers": (np.zeros((3, 2), int), np.ones((3, 2), int), "type int64, but"),
+    "means of one type": (np.zeros((3, 2), np.float32), np.ones((3, 2)), "types float32 and float64, but"),
+    "leaves of two types": ((np.zeros((3, 1), np.float32), np.zeros((3, 1))), None, "types float32 and float64, but"),
+}
+
+
+@every_rule
+@pytest.mark.parametrize("case", MIXED)
+def test_posteriors_that_are_no_floats_of_one_type(name, case):
+    mean, variance, message = MIXED[case]
+    variance = tf.nest.map_structure(np.ones_like, mean) if variance is None else variance
+    with pytest.raises(InvalidArgument, match=message):
+        rules.aggregate(rules.parse_rule(name), MeanField(mean, variance))
+
+
+def test_an_anchor_of_another_type():
+    anchor = MeanField({"w": np.zeros(2)}, {"w": np.ones(2)})
+    with pytest.raises(InvalidArgument, match="anchor must have the type of the posteriors, float32"):
+        rules.aggregate("distributed_weight_consolidation", stack(), anchor=anchor)
+
+
+def test_a_result_that_is_not_finite():
+    """The variance of means 1e20 and -1e20 is 1e40, which float32 lacks."""
+    mean, variance = np.float32([[1e20], [-1e20]]), np.ones((2, 1), np.float32)
+    with pytest.raises(InvalidArgument, match="'linear_pool' overflows float32"):
+        rules.aggregate("linear_pool", MeanField(mean, variance))
+    pooled = rules.aggregate("linear_pool", MeanField(mean.astype(np.float64), variance.astype(np.float64)))
+    np.testing.assert_allclose(pooled.variance, [1e40])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 from scipy import special
 
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import MOST_NAMES, InvalidArgument, check_count
 from tfp_bfl.evaluation.conformal import Score, score_of
 from tfp_bfl.evaluation.limits import check_share
 from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
@@ -127,7 +127,8 @@ def calibrate_clients(
         1 - (1 - confidence) / K (Bonferroni), with larger sets.
 
     Raises:
-      InvalidArgument: fewer than two clients with examples, or shares that are not above 0 and below 1.
+      InvalidArgument: histograms with different bins, fewer than two clients with examples, or shares that are not
+        above 0 and below 1.
 
     Example:
       >>> rng = np.random.default_rng(0)
@@ -139,7 +140,11 @@ def calibrate_clients(
     """
     check_share(coverage, "coverage")
     check_share(confidence, "confidence")
-    counts = np.stack([_checked(histogram) for histogram in histograms]) if len(histograms) else np.zeros((0, 1))
+    checked = [_checked(histogram) for histogram in histograms]
+    if len({len(histogram) for histogram in checked}) > 1:
+        bins = ", ".join(str(len(histogram)) for histogram in checked[:MOST_NAMES])
+        raise InvalidArgument(f"The histograms of the clients have {bins} bins, but all must have the same.")
+    counts = np.stack(checked) if checked else np.zeros((0, 1))
     counts = counts[counts.sum(1) > 0]
     if len(counts) < 2:
         raise InvalidArgument(f"{len(counts)} clients have held-out examples, but how clients differ takes at least 2.")

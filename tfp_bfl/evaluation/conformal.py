@@ -7,7 +7,7 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.errors import LARGEST, InvalidArgument, check_count, check_number
 from tfp_bfl.evaluation.limits import check_share
 from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
 from tfp_bfl.named import Table, WithArgument, parse
@@ -139,6 +139,7 @@ def prediction_sets(probabilities: Any, limit: float, score: Union[str, Score] =
       array([[ True, False],
              [ True,  True]])
     """
+    check_number(limit, "limit", zero=True, within=(0.0, LARGEST))
     array = check_probabilities(probabilities).numpy()
     sets: np.ndarray = score_of(score)(array) >= limit
     sets[np.arange(len(array)), array.argmax(-1)] = True

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from scipy import optimize, stats
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, negative_log_likelihood
 from tfp_bfl.evaluation.out_of_distribution import check_scores
 
@@ -228,10 +228,14 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
 def at_temperature(probabilities: Any, temperature: float) -> np.ndarray:
     """Return softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer.
 
+    Raises:
+      InvalidArgument: the temperature is not a finite number above 0.
+
     Example:
       >>> print(np.round(bfl.evaluation.at_temperature(np.array([0.9, 0.1]), 2.0), 2))
       [0.75 0.25]
     """
+    temperature = check_number(temperature, "temperature")
     logits = np.log(np.maximum(np.asarray(probabilities, np.float64), _TINY)) / temperature
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)

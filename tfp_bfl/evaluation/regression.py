@@ -10,6 +10,7 @@ import tensorflow as tf
 from scipy import special
 
 from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.evaluation.limits import check_share
 from tfp_bfl.evaluation.predictive import sampled_outputs
 from tfp_bfl.weights import mean_and_log_variance
 
@@ -98,11 +99,15 @@ def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = C
       means, variances: [S, B].
       coverage: in (0, 1).
 
+    Raises:
+      InvalidArgument: coverage is not between 0 and 1.
+
     Example:
       >>> low, high = bfl.evaluation.central_interval(np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32))
       >>> print(np.round(low, 2), np.round(high, 2))
       [-1.64] [1.64]
     """
+    check_share(coverage, "coverage")
     stddevs = tf.sqrt(variances)
     reach = stddevs * -_quantile((1 - coverage) / 2)
     # Each quantile of a mixture lies between those of its parts.
@@ -136,11 +141,26 @@ def _quantile(probability: float) -> float:
 def mixture_nll(means: Any, variances: Any, labels: Any) -> tf.Tensor:
     """Return -log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B].
 
+    Args:
+      means: [S, B].
+      variances: [S, B], above 0.
+      labels: [B].
+
+    Raises:
+      InvalidArgument: the shapes do not fit, a number is not finite, or a variance is not above 0; in a graph nothing
+        is checked.
+
     Example:
       >>> means, variances = np.array([[0.0], [2.0]], np.float32), np.ones((2, 1), np.float32)
       >>> print(np.round(bfl.evaluation.mixture_nll(means, variances, np.array([1.0], np.float32)), 3))
       [1.419]
     """
+    if tf.executing_eagerly():
+        _check_mixture(means, variances, labels)
+    return _nll(tf.convert_to_tensor(means), tf.convert_to_tensor(variances), labels)
+
+
+def _nll(means: tf.Tensor, variances: tf.Tensor, labels: Any) -> tf.Tensor:
     square = tf.square(labels - means) / variances
     logs = -0.5 * (square + tf.math.log(2 * math.pi * variances))
     return math.log(means.shape[0]) - tf.reduce_logsumexp(logs, 0)
@@ -164,7 +184,7 @@ def mixture_crps(means: Any, variances: Any, labels: Any) -> np.ndarray:
       float64 [B].
 
     Raises:
-      InvalidArgument: the shapes do not fit, or a variance is below 0.
+      InvalidArgument: the shapes do not fit, a number is not finite, or a variance is below 0.
 
     Sources: Gneiting & Raftery 2007, equation 21; Grimit et al. 2006, for the mixture.
 
@@ -172,14 +192,25 @@ def mixture_crps(means: Any, variances: Any, labels: Any) -> np.ndarray:
       >>> print(np.round(bfl.evaluation.mixture_crps([[0.0], [2.0]], [[1.0], [1.0]], [1.0]), 3))
       [0.359]
     """
+    return _crps(*_check_mixture(means, variances, labels, zero=True))
+
+
+def _check_mixture(means: Any, variances: Any, labels: Any, zero: bool = False) -> tuple[np.ndarray, ...]:
+    """Return means and variances [S, B] and labels [B] in float64; variances may be 0 with `zero`."""
     means, variances, labels = (np.asarray(x, np.float64) for x in (means, variances, labels))
     if means.ndim != 2 or means.shape != variances.shape or labels.shape != means.shape[1:] or not len(means):
         raise InvalidArgument(
             f"means and variances must be of shape [S, B] and labels [B], but they are {list(means.shape)}, "
             f"{list(variances.shape)} and {list(labels.shape)}."
         )
-    if np.any(variances < 0):
-        raise InvalidArgument("The variances must be at least 0.")
+    if not all(np.isfinite(x).all() for x in (means, variances, labels)):
+        raise InvalidArgument("means, variances and labels must be finite, but hold NaN or infinity.")
+    if np.any(variances < 0) or (not zero and not np.all(variances)):
+        raise InvalidArgument(f"The variances must be {'at least' if zero else 'above'} 0.")
+    return means, variances, labels
+
+
+def _crps(means: np.ndarray, variances: np.ndarray, labels: np.ndarray) -> np.ndarray:
     between = sum(_mean_distance(mean - means, variance + variances) for mean, variance in zip(means, variances))
     crps: np.ndarray = _mean_distance(labels - means, variances) - between / (2 * len(means))
     return crps
@@ -240,8 +271,10 @@ def evaluate_regression(
         start = sum(len(part[0]) for part in parts)
         targets = truth[start : start + means.shape[1]]
         summary, ends = summarise_gaussians(means, variances), central_interval(means, variances)
-        parts.append((*summary, *ends, mixture_nll(means, variances, targets)))
-        parts[-1] += (mixture_crps(means, variances, targets),)
+        # Unchecked: a model that diverged has scores that are not finite.
+        exact = [np.asarray(x, np.float64) for x in (means, variances, targets)]
+        scores = _nll(means, variances, targets), _crps(exact[0], exact[1], exact[2])
+        parts.append((*summary, *ends, *scores))
     mean, aleatoric, epistemic, low, high, nll, crps = (
         np.concatenate(part).astype(np.float64, copy=False) for part in zip(*parts)
     )

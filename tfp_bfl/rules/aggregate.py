@@ -41,8 +41,9 @@ def aggregate(
       The pooled posterior, leaves [...].
 
     Raises:
-      InvalidArgument: not a rule; weights zero, negative or not finite, or not K of them; variances zero, negative or
-        not finite; means not finite; leaves that do not share K; no anchor for a rule that needs one.
+      InvalidArgument: not a rule; leaves that are no floats or of several types; a result that is not finite;
+        weights zero, negative or not finite, or not K of them; variances zero, negative or not finite; means not
+        finite; leaves that do not share K; no anchor for a rule that needs one.
 
     Example:
       >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
@@ -60,7 +61,7 @@ def aggregate(
     stacked = MeanField(*stacked)
     means, variances = ([tf.convert_to_tensor(x) for x in tf.nest.flatten(part)] for part in stacked)
     num_clients = _num_clients(means, variances)
-    dtype = means[0].dtype
+    dtype = _dtype(means + variances)
     stacked = MeanField(
         tf.nest.pack_sequence_as(stacked.mean, means), tf.nest.pack_sequence_as(stacked.variance, variances)
     )
@@ -82,7 +83,24 @@ def aggregate(
     shares = shares / tf.reduce_max(shares)
     anchor = _checked_anchor(anchor, stacked, unsound) if rule.uses_anchor and anchor else None
     pool = _compile(_pool) if compiled else _pool
-    return pool(rule, stacked, shares, anchor)
+    pooled = pool(rule, stacked, shares, anchor)
+    if tf.executing_eagerly() and not all(bool(tf.reduce_all(tf.math.is_finite(x))) for x in tf.nest.flatten(pooled)):
+        raise InvalidArgument(
+            f"The rule {rule.name!r} overflows {dtype.name} for these posteriors: their means or variances are too "
+            "large, too small or too far apart for it."
+        )
+    return pooled
+
+
+def _dtype(leaves: list[tf.Tensor]) -> tf.DType:
+    """Return the type that all leaves share."""
+    types = sorted({x.dtype.name for x in leaves})
+    if len(types) > 1 or not leaves[0].dtype.is_floating:
+        raise InvalidArgument(
+            f"The posteriors have the type{'s' if len(types) > 1 else ''} {' and '.join(types)}, but must be floats of "
+            "one type: cast them, such as to float32."
+        )
+    return leaves[0].dtype
 
 
 @functools.cache
@@ -114,6 +132,8 @@ def _checked_anchor(anchor: MeanField, stacked: MeanField, unsound: _Unsound) ->
     want, have = (tf.nest.flatten(x) for x in (stacked, anchor))
     if len(want) != len(have) or any(w.shape[1:] != h.shape for w, h in zip(want, have)):
         raise InvalidArgument("The anchor must have the shapes [...] of one posterior of the stack.")
+    if any(w.dtype != h.dtype for w, h in zip(want, have)):
+        raise InvalidArgument(f"The anchor must have the type of the posteriors, {want[0].dtype.name}.")
     if tf.executing_eagerly():
         for m, v in zip(tf.nest.flatten(anchor.mean), tf.nest.flatten(anchor.variance)):
             if any(bool(bad[0]) for bad in unsound(m[tf.newaxis], v[tf.newaxis])):
