@@ -5,7 +5,9 @@ import pytest
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
-from tfp_bfl import glm
+from tfp_bfl import data, glm
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.glm import report
 
 NAMES = ["age", "dose", "share"]
 SPREAD = np.array([10.0, 1.0, 0.1])
@@ -41,6 +43,61 @@ def test_the_posterior_is_that_of_all_rows_in_one_place(family, prior):
     np.testing.assert_allclose(federated.covariance, central.covariance, rtol=1e-6)
     assert federated.messages == (1 if family == "gaussian" else federated.messages) <= 10
     assert (federated.count, federated.num_clients, len(federated.mean)) == (400, 8, 4)
+
+
+def of_source(labels, **options):
+    """A source of four rows for each label, as two clients."""
+    labels = np.repeat(labels, 4)
+    features = np.random.default_rng(0).normal(size=(len(labels), 1))
+    source = data.Source("table", "train", features, labels, **options)
+    return source, source.partition(data.iid(2), seed=0)
+
+
+FITS = {"fit": glm.fit, "random effects": glm.fit_hierarchical, "one message": glm.one_message}
+
+
+@pytest.mark.parametrize("how", FITS)
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_classes_that_are_numbers_are_these_numbers(family, how):
+    source, clients = of_source([0, 1, 2, 5, 9])
+    assert max(source.labels) == 4
+    numbers = np.array([0, 1, 2, 5, 9.0])[source.labels]
+    rows = [(source.features[part], numbers[part]) for part in clients.indices]
+    one, other = (FITS[how](given, family, prior_stddev=3.0) for given in (clients, rows))
+    means = [report.posterior_of(x if how != "one message" else x.posterior).mean for x in (one, other)]
+    np.testing.assert_array_equal(*means)
+
+
+def test_classes_for_bernoulli_are_two():
+    _, clients = of_source([7, 8])
+    _, same = of_source([0, 1])
+    np.testing.assert_array_equal(glm.fit(clients, "bernoulli").mean, glm.fit(same, "bernoulli").mean)
+    _, swapped = of_source([0, 1], class_names=("1", "0"))
+    np.testing.assert_allclose(glm.fit(swapped, "bernoulli").mean, -glm.fit(same, "bernoulli").mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "family", "message"),
+    [
+        (["a", "b", "c"], (), "gaussian", "classes, such as 'a', but the family gaussian requires numbers"),
+        (["a", "b"], (), "poisson", "classes, such as 'a', but the family poisson requires numbers"),
+        (["a", "b"], (), "cox", "classes, such as 'a', but the family cox requires numbers"),
+        ([0, 1], ("no", "yes", "unknown"), "bernoulli", "are 3 classes, but the family bernoulli requires two"),
+    ],
+)
+def test_class_numbers_are_no_outcome(labels, names, family, message):
+    clients = of_source(labels, class_names=names)[1]
+    with pytest.raises(InvalidArgument, match=message):
+        glm.fit(clients, family)
+
+
+def test_classes_of_clients_that_join_are_these_numbers():
+    source, clients = of_source([0, 1, 2, 5, 9])
+    numbers = np.array([0, 1, 2, 5, 9.0])[source.labels]
+    rows = [(source.features[part], numbers[part]) for part in clients.indices]
+    first = glm.fit(rows, names=["x1"])
+    one, other = (glm.revise(first, add=given).posterior.mean for given in (clients, rows))
+    np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("family", ["bernoulli", "poisson"])

@@ -52,6 +52,7 @@ def fit(
 
     Args:
       clients: `data.Clients`, in the units of its table, or a list of (features [n, d], outcome [n]) of each client.
+        The outcome of `data.Clients` without a target is the number that names the class.
         There are p = d + 1 coefficients with the intercept; p = d for "cox". For "cox" the outcome is (time, event)
         [n, 2], with an event of 1, or 0 for a censored row.
       family: "gaussian", "bernoulli", "poisson" or "cox".

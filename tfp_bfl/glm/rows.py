@@ -7,7 +7,8 @@ from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
-from tfp_bfl.data import Clients
+from tfp_bfl.data import Clients, Source
+from tfp_bfl.data.names import value
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.glm.families import Family
 
@@ -61,7 +62,7 @@ def read(
     Raises:
       InvalidArgument: shapes that do not fit, values that are not finite, or outcomes that the family does not have.
     """
-    pairs = _pairs(clients)
+    pairs = _pairs(clients, family)
     if not pairs:
         raise InvalidArgument("clients is empty, but at least one client must have rows.")
     if exposure is not None and len(exposure) != len(pairs):
@@ -82,19 +83,42 @@ def read(
     return Table(rows, [INTERCEPT, *chosen] if intercept else chosen)
 
 
-def _pairs(clients: Given) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pairs(clients: Given, family: Optional[Family]) -> list[tuple[np.ndarray, np.ndarray]]:
     if not isinstance(clients, Clients):
         pairs = list(clients)
         for k, pair in enumerate(pairs):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise InvalidArgument(f"Client {k} must be a pair (features [n, p], outcome [n]), not {shown(pair)}.")
         return pairs
-    source, target = clients.source, clients.source.target
-    features, outcome = np.asarray(source.features, np.float64), np.asarray(source.labels, np.float64)
+    source = clients.source
+    features, outcome = np.asarray(source.features, np.float64), _outcome(source, family)
     if source.columns:  # In the units of the table.
         features = features * [column.scale for column in source.columns] + [column.mean for column in source.columns]
-    outcome = outcome if target is None else outcome * target.scale + target.mean
     return [(features[part], outcome[part]) for part in clients.indices]
+
+
+def _outcome(source: Source, family: Optional[Family]) -> np.ndarray:
+    """Return the labels of a source in the units of the table: labels of classes are the numbers that name the classes.
+
+    For "bernoulli" the second of two classes is the event, unless the classes are 0 and 1.
+    """
+    if source.target is not None:
+        return np.asarray(source.labels, np.float64) * source.target.scale + source.target.mean
+    values = [value(name) for name in source.class_names]
+    is_binary = family is not None and family.name == "bernoulli"
+    if is_binary and {*values} != {0, 1}:
+        if len(values) != 2:
+            raise InvalidArgument(
+                f"The labels of {source.name} are {len(values)} classes, but the family bernoulli requires two."
+            )
+        return np.asarray(source.labels, np.float64)
+    if None in values:
+        example, name = source.class_names[values.index(None)], "cox" if family is None else family.name
+        raise InvalidArgument(
+            f"The labels of {source.name} are classes, such as {shown(example)}, but the family {name} requires "
+            "numbers: read the data with task regression, or give Source a target."
+        )
+    return np.array(values, np.float64)[source.labels]
 
 
 def _names(clients: Given, names: Optional[Sequence[str]], width: int) -> list[str]:
