@@ -148,6 +148,49 @@ def test_predictions_for_known_and_new_clients(table, tmp_path, options, family)
     assert low < mean < high
 
 
+def with_clients(path, names, count=160):
+    """A table with an outcome that differs between clients, whose names are written as given."""
+    rng, sites = np.random.default_rng(3), np.arange(count) % len(names)
+    x = rng.normal(size=count)
+    y = x + 5.0 * sites + 0.1 * rng.normal(size=count)
+    path.write_text("x,site,y\n" + "".join(f"{a},{names[k]},{b}\n" for a, k, b in zip(x, sites, y)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "wanted"),
+    [
+        (["1.0", "2.0", "3.0", "4.0"], ["1.0", "2", " 3.00 ", "5.0"], ["1", "2", "3", "4"]),
+        (["1", "2", "3", "4"], ["1.0", "2.0", "3.0", "5.0"], ["1", "2", "3", "4"]),
+        (["NA", "b", "c", "007"], ["NA", " b", "007", "7"], ["NA", "b", "c", "007"]),
+    ],
+)
+def test_a_client_has_one_name_in_fit_and_predictions(tmp_path, names, asked, wanted):
+    table, out = with_clients(tmp_path / "d.csv", names), tmp_path / "out"
+    given = ["--outcome", "y", "--client-column", "site", "--random", "(intercept)"]
+    result = run(table, *given, "--predict", table, "--output", out)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "160 predictions, 0 of them for new clients." in result.output
+    assert set(json.loads((out / "posterior.json").read_text())["clients"]) == set(wanted)
+    found = list(csv.DictReader((out / "predictions.csv").open()))
+    assert [row["client"] for row in found[:4]] == wanted
+    rows, again = tmp_path / "new.csv", tmp_path / "again"
+    rows.write_text("x,site\n" + "".join(f"0.5,{name}\n" for name in asked))
+    assert run(table, *given, "--predict", rows, "--output", again).exit_code == 0
+    found = list(csv.DictReader((again / "predictions.csv").open()))
+    assert [row["new client"] for row in found] == ["no", "no", "no", "yes"]
+    assert [round(float(row["mean"]) / 5) for row in found[:2]] == [0, 1]
+
+
+def test_spellings_of_one_client_are_one_client_with_a_note(tmp_path):
+    table = with_clients(tmp_path / "d.csv", ["A", "b", "A ", "NA", "2", "2.0"])
+    result = run(table, "--outcome", "y", "--client-column", "site")
+    assert "4 clients" in result.output.splitlines()[0]
+    assert "'site' writes the client 'A' in 2 ways, such as 'A' and 'A ': they are one client." in result.output
+    assert "'site' writes the client '2' in 2 ways, such as '2' and '2.0'" in result.output
+    assert "'site' names a client 'NA': empty these cells if it stands for a missing name." in result.output
+
+
 @pytest.mark.tff
 @pytest.mark.deep(after="tests/glm/test_graphs.py")
 @pytest.mark.parametrize("options", [["--random", "(intercept)"], ["--second-order"]])

@@ -1,6 +1,7 @@
 """Tables as programs write them: names that look like numbers, encodings, separators, row indices, gaps."""
 
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
@@ -37,7 +38,7 @@ def repeated(*names):
         (("NA", "null", "nan"), ("NA", "nan", "null")),
         (("10", "9", "-1", "2.5"), ("-1", "2.5", "9", "10")),
         (("²", "①", "٣", "c10", "c9"), ("c9", "c10", "²", "٣", "①")),
-        (("inst 3.0", "3.0", "3"), ("3", "3.0", "inst 3.0")),
+        (("inst 3.0", "3.5", "3"), ("3", "3.5", "inst 3.0")),
     ],
 )
 def test_clients_and_classes_are_the_names_in_the_file(tmp_path, names, wanted):
@@ -48,6 +49,19 @@ def test_clients_and_classes_are_the_names_in_the_file(tmp_path, names, wanted):
         assert data.client_names == tuple(sorted(wanted, key=natural)) and set(wanted) == set(names)
     with_classes = read_own(write(tmp_path / "c.csv", ["x", "label"], X, repeated(*[n for n in names if n != "2.5"])))
     assert sorted(with_classes.train.class_names) == sorted(n for n in names if n != "2.5")
+
+
+@pytest.mark.parametrize("form", ["file", "frame", "archive", "arrays"])
+def test_spellings_of_one_client_are_one_client(tmp_path, form):
+    names = repeated("A", "A ", " A", "3", "3.0", "b")
+    path = tmp_path / {"file": "d.csv", "archive": "d.npz"}.get(form, "none")
+    write(tmp_path / "d.csv", ["x", "clients", "label"], X, names, LABELS)
+    np.savez(tmp_path / "d.npz", features=X[:, None], labels=LABELS, clients=np.array(names, str))
+    frame = pandas.DataFrame({"x": X, "clients": names, "label": LABELS})
+    given = {"frame": frame, "arrays": (X[:, None], LABELS, np.array(names, object))}.get(form, path)
+    data = read_own(given, client="clients" if form in ("file", "frame") else None)
+    assert data.client_names == ("3", "A", "b")
+    assert "'clients' writes the client 'A' in 3 ways, such as 'A' and 'A ': they are one client." in data.notes
 
 
 def test_classes_that_are_numbers_are_in_the_order_of_their_values(tmp_path):

@@ -10,7 +10,6 @@ They follow each other:
 from typing import TYPE_CHECKING
 
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
-from tfp_bfl.data.cells import EMPTY
 from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
 from tfp_bfl.data.clients import ClientData, ClientExamples, ClientRows, Clients
 from tfp_bfl.data.cohorts import answering, cohort, each_drawn
@@ -19,6 +18,7 @@ from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.in_memory import kind_of
 from tfp_bfl.data.loading import EMBEDDED_TABLES, list_sources, load, names_clients, peek
+from tfp_bfl.data.names import EMPTY
 from tfp_bfl.data.own import OwnData, digest, is_own, read_own, read_part
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, match_numbers, to_float
-from tfp_bfl.data.names import as_text
+from tfp_bfl.data.names import EMPTY, as_category, as_text
 from tfp_bfl.errors import lookup, shown
 
-# Words for an empty cell of every kind, beside "": the reader of files has the same list.
-_WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "null", "NULL")
-EMPTY = (*_WORDS, "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
-# What is white space in Python, of ASCII and beyond.
-_SPACE = "[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-# The rules by which text becomes a category, in order: a regular expression of Python and of RE2, and what replaces it.
-# White space around text is removed, and a plain number is written in one way: 0 for "0.0", "+0", "-0" and "0.", 0.5
-# for ".50". Codes with leading zeros and numbers with an exponent stay as they are.
-CATEGORY_RULES = (
-    (f"^{_SPACE}+", ""),
-    (f"{_SPACE}+$", ""),
-    (r"^\+?(\.[0-9]+)$", r"0\1"),
-    (r"^-(\.[0-9]+)$", r"-0\1"),
-    (r"^\+?(-?(?:0|[1-9][0-9]*))(?:\.0*)?$", r"\1"),
-    (r"^\+?(-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])0*$", r"\1"),
-    (r"^-0$", "0"),
-)
 # Text with more values than this is rather a name than a category.
 MOST_LEVELS = 30
 # The length in days of the units that dates are counted in, from 1970-01-01 on.
@@ -211,21 +193,6 @@ def texts(column: Any) -> np.ndarray:
     levels[[x in EMPTY for x in levels]] = ""
     cells: np.ndarray = levels[encoded.indices.fill_null(len(levels) - 1).to_numpy()]
     return cells
-
-
-def as_category(text: str) -> str:
-    """Return the category that text names, by `CATEGORY_RULES`.
-
-    Readers of files and of tables in memory, and the graphs of exports, use these rules.
-
-    Example:
-      >>> from tfp_bfl.data.cells import as_category
-      >>> [as_category(x) for x in (" Male", "0.0", "007", "1.50")]
-      ['Male', '0', '007', '1.5']
-    """
-    for pattern, replacement in CATEGORY_RULES:
-        text = re.sub(pattern, replacement, text)
-    return text
 
 
 def _in_words(values: Any) -> np.ndarray:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from tfp_bfl.data.cells import BLANK, EMPTY, TEXT_KINDS, Cells, blank, is_blank, read_cells_as, read_columns
-from tfp_bfl.data.columns import Troubles, numbers, texts
+from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_cells_as, read_columns
+from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
-from tfp_bfl.data.names import as_text, ordered
+from tfp_bfl.data.names import EMPTY, as_text, client_names, ordered
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
@@ -125,7 +125,9 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     numeric = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
     troubles = Troubles(where, numeric if strict else "leave columns out with --drop")
     features: Any = numbers(table, columns, troubles) if strict else _raw(table, columns, reading, troubles)
-    owners = None if client is None else texts(table, client, troubles if strict else None)
+    owners, of_clients = None, []
+    if client is not None:
+        owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
     if reading.regresses:
         labels = numbers(table, [label], troubles, strict)[:, 0]
         filled = ~np.isnan(labels)
@@ -133,7 +135,7 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
         labels = texts(table, label, troubles if strict else None)
         filled = _filled(labels)
     troubles.check()
-    notes = [] if reading.regresses else _words_among(labels, label)
+    notes = [*of_clients, *([] if reading.regresses else _words_among(labels, label))]
     if not strict:
         features, columns, of_features = _features(features, reading)
         notes += of_features
@@ -230,6 +232,19 @@ def check_no_table(reading: Reading, where: str) -> None:
     for name in ("drop", "separator", "only", "categorical", "date_unit"):
         if getattr(reading, name):
             raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
+
+
+def clients_of(array: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return an array with the names of clients as text, object [N], and sentences on them.
+
+    Args:
+      array, name, where: as of `names_of`.
+
+    Raises:
+      InvalidArgument: a name is empty.
+    """
+    owners, notes = client_names(names_of(array, name, where).tolist(), name)
+    return owners, tuple(notes)
 
 
 def names_of(array: Any, name: str, where: str) -> np.ndarray:

@@ -13,6 +13,26 @@ from tfp_bfl.errors import InvalidArgument, shown
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?\s*", re.ASCII)
 
+# Of the clients with several spellings, that notes list.
+_MOST_CLIENTS = 3
+# Words for an empty cell of every kind, beside "": the reader of files has the same list.
+_WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "null", "NULL")
+EMPTY = (*_WORDS, "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
+# What is white space in Python, of ASCII and beyond.
+_SPACE = "[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+# The rules by which text becomes a category, in order: a regular expression of Python and of RE2, and what replaces it.
+# White space around text is removed, and a plain number is written in one way: 0 for "0.0", "+0", "-0" and "0.", 0.5
+# for ".50". Codes with leading zeros and numbers with an exponent stay as they are.
+CATEGORY_RULES = (
+    (f"^{_SPACE}+", ""),
+    (f"{_SPACE}+$", ""),
+    (r"^\+?(\.[0-9]+)$", r"0\1"),
+    (r"^-(\.[0-9]+)$", r"-0\1"),
+    (r"^\+?(-?(?:0|[1-9][0-9]*))(?:\.0*)?$", r"\1"),
+    (r"^\+?(-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])0*$", r"\1"),
+    (r"^-0$", "0"),
+)
+
 
 def value(name: str) -> Optional[Decimal]:
     """Return the number that a name states, exactly; None for other text.
@@ -48,6 +68,59 @@ def _text(x: Any) -> str:
     if x is None or (isinstance(x, float) and x != x):
         return ""
     return str(int(x)) if isinstance(x, float) and x.is_integer() else str(x)
+
+
+def as_category(text: str) -> str:
+    """Return the category that text names, by `CATEGORY_RULES`.
+
+    Readers of files and of tables in memory, and the graphs of exports, use these rules.
+
+    Example:
+      >>> from tfp_bfl.data.names import as_category
+      >>> [as_category(x) for x in (" Male", "0.0", "007", "1.50")]
+      ['Male', '0', '007', '1.5']
+    """
+    for pattern, replacement in CATEGORY_RULES:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[str]]:
+    """Return the names of clients, and sentences on them: files, tables in memory and predictions have the same names.
+
+    Blanks around a name are removed, and a plain number is written in one way (`as_category`): 1, 1.0, "1" and "1.0 "
+    name the client "1". "NA" is a name like any other.
+
+    Args:
+      values: N numbers, texts, bytes or other objects; None, NaN and blanks where there is no client.
+      column: the column or array with the names, for the sentences.
+
+    Returns:
+      Names, object [N], "" where there is no client; and sentences on spellings of one client.
+
+    Raises:
+      InvalidArgument: as of `as_text`.
+    """
+    written = as_text(values)
+    names = {text: as_category(text) for text in dict.fromkeys(written.tolist())}
+    spellings: dict[str, list[str]] = {}
+    for text, name in names.items():
+        spellings.setdefault(name, []).append(text)
+    spellings.pop("", None)
+    notes = [
+        f"{shown(column)} writes the client {shown(name)} in {len(found)} ways, such as "
+        f"{' and '.join(map(shown, found[:2]))}: they are one client."
+        for name, found in spellings.items()
+        if len(found) > 1
+    ]
+    if len(notes) > _MOST_CLIENTS:
+        notes = [*notes[:_MOST_CLIENTS], f"{len(notes) - _MOST_CLIENTS} further clients have several spellings."]
+    notes += [
+        f"{shown(column)} names a client {shown(word)}: empty these cells if it stands for a missing name."
+        for word in EMPTY
+        if word in spellings
+    ]
+    return np.fromiter((names[text] for text in written.tolist()), object, len(written)), notes
 
 
 def natural(name: str) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, BinaryIO, Optional
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import EMPTY
+from tfp_bfl.data.names import EMPTY
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 TABLES = (".csv", ".tsv", ".parquet")

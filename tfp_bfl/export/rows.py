@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import EMPTY, Feature
-from tfp_bfl.data.cells import CATEGORY_RULES
+from tfp_bfl.data.names import CATEGORY_RULES
 
 # The function and the signature that accept them.
 NAME = "predict_rows"

@@ -11,7 +11,7 @@ import numpy as np
 from tfp_bfl import files
 from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_cells_as, read_columns, texts
 from tfp_bfl.data.columns import Troubles, decoded
-from tfp_bfl.data.names import as_text, natural, value
+from tfp_bfl.data.names import client_names, natural, value
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -109,14 +109,14 @@ def read_design(
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     values = _outcome(table, outcome, where)
     check_outcome(values, outcome, where)
-    owners = as_text(decoded(table[client_column]).to_pylist()) if client_column else None
-    owners = np.full(table.num_rows, "all rows", object) if owners is None else owners
+    owners, of_clients = np.full(table.num_rows, "all rows", object), []
+    if client_column:
+        owners, of_clients = client_names(decoded(table[client_column]).to_pylist(), client_column)
     keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
     keep &= True if exposure is None else np.isfinite(exposure)
-    notes = _event_note(table, outcome, where) + _note(
-        int(np.sum(~keep)), "without an outcome, a client or an exposure"
-    )
+    left_out = _note(int(np.sum(~keep)), "without an outcome, a client or an exposure")
+    notes = [*_event_note(table, outcome, where), *of_clients, *left_out]
     blocks, names, complete = [], [], np.ones(table.num_rows, bool)
     patterns: dict[bytes, str] = {}
     troubles = Troubles(where, "leave columns out with --drop")

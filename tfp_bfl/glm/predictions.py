@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.cells import texts
+from tfp_bfl.data.columns import decoded
+from tfp_bfl.data.names import client_names as names_of_clients
 from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
@@ -57,12 +58,17 @@ def columns_of(
     where = path_name(path)
     table = read_table(path, separator, text=[client_column] if client_column else [])
     if client_column:
-        owned = texts(table[client_column]) != ""
+        owned = _owners(table, client_column) != ""
         table = table.filter(owned.tolist()).drop_columns([client_column])
     described = describe(table, outcome, where, date_unit=date_unit, **chosen)
     plan = agree({where: described}, outcome, "indicate", date_unit)
     cells = Cells(table, outcome, plan, missing, where)
     return Columns(plan, settle(plan, missing, cells.sums())[0])
+
+
+def _owners(table: Any, column: str) -> np.ndarray:
+    """Return the client of each row, by the names of the fit [N]."""
+    return names_of_clients(decoded(table[column]).to_pylist(), column)[0]
 
 
 def write_predictions(
@@ -98,7 +104,7 @@ def write_predictions(
     where, posterior = path_name(table), posterior_of(result)
     rows = read_table(table, separator, text=[client_column] if client_column else [])
     has_client = client_column in rows.column_names
-    owners = texts(rows[str(client_column)]) if has_client else np.full(rows.num_rows, "", object)
+    owners = _owners(rows, str(client_column)) if has_client else np.full(rows.num_rows, "", object)
     features = encode(rows, columns.plan, columns.encoding, where)
     if features.shape[1] != len(posterior.names) - (posterior.family != "cox"):
         raise InvalidArgument(f"The columns of {where} are not those of the fit.")

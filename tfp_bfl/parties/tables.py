@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.cells import BLANK, DATE_UNITS, EMPTY, MOST_LEVELS, TEXT_KINDS, Cells
+from tfp_bfl.data.cells import BLANK, DATE_UNITS, MOST_LEVELS, TEXT_KINDS, Cells
 from tfp_bfl.data.encoding import ColumnMessage, Feature, Raw, describe_column, fit_column
-from tfp_bfl.data.names import check_spelling
+from tfp_bfl.data.names import EMPTY, check_spelling
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, lookup, shown
