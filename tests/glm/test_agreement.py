@@ -5,7 +5,8 @@ import pyarrow
 import pytest
 
 from tfp_bfl import glm
-from tfp_bfl.glm.agreement import Cells, agree, check_description, describe, settle
+from tfp_bfl.glm.agreement import Cells, agree, describe, settle
+from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.design import Outcome, read_design
 from tfp_bfl.glm.rows import INTERCEPT
 
@@ -70,6 +71,17 @@ def test_a_column_that_one_site_lacks_is_filled_with_the_mean_of_the_others():
     assert len(set(column.tolist())) == 1 and 50 < column[0] < 70
     with pytest.raises(ValueError, match="The column 'age' is empty at s0: leave it out with --drop, or give"):
         fit_at_sites(tables, outcome, "drop")
+
+
+@pytest.mark.parametrize(("first", "is_used"), [(0, False), (1, False), (1980, True)])
+def test_row_numbers_of_a_table_that_is_divided_are_left_out(first, is_used):
+    whole = table().append_column("row", pyarrow.array(range(first, first + 300)))
+    tables = {f"s{k}": whole.slice(100 * k, 100) for k in range(3)}
+    tables = {site: one.drop_columns(["site"]) for site, one in tables.items()}
+    _, names, notes = fit_at_sites(tables, Outcome("ill", "bernoulli"), "drop")
+    assert ("row" in names) == is_used
+    assert names == read_design(whole.drop_columns(["site"]), Outcome("ill", "bernoulli")).names
+    assert ("The column 'row' numbers the rows and is left out." in notes) != is_used
 
 
 @pytest.mark.parametrize(

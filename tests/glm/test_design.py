@@ -51,12 +51,18 @@ def test_words_for_empty_cells_are_empty():
     assert design.names == ["sex[Male]"] and sum(len(y) for _, y in design.clients) == 3
 
 
-def test_a_column_that_numbers_the_rows_is_left_out():
-    design = read(table={"rownames": [5, 6, 7, 8, 9, 10], **TABLE})
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_numbers_the_rows_is_left_out(first):
+    design = read(table={"rownames": [first, *range(first + 1, first + 6)], **TABLE})
     assert "rownames" not in design.names
     assert any("'rownames' numbers the rows" in note for note in design.notes)
-    years = read(table={"year": [5, 6, 7, 8, 9, 10], **TABLE}, only=["year"])
-    assert years.names == ["year"]
+    assert read(table={"year": [1, 2, 3, 4, 5, 6], **TABLE}, only=["year"]).names == ["year"]
+
+
+def test_a_predictor_that_sorts_the_rows_is_used():
+    table = {"year": [2005, 2006, 2007, 2008, 2009, 2010], **TABLE}
+    design = read(table=table)
+    assert "year" in design.names and not any("numbers the rows" in note for note in design.notes)
 
 
 def test_rows_without_an_exposure_are_left_out():

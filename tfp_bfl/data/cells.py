@@ -19,6 +19,9 @@ DATE_UNITS = {"days": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2
 # Cells that are no numbers are errors in a column of numbers up to this share, and beyond it categories.
 _MOST_ERRORS = 0.2
 TEXT_KINDS = ("category", "ordinal")
+# Of a column that counts the rows of a table, and of one that does not begin at 0 or 1: it numbers the rows if another
+# site has the first ones.
+ROWS, ROWS_ON = COUNTERS = ("row number", "later row number")
 # Of a column without a value at one site: other sites may have values.
 BLANK = "empty"
 
@@ -33,7 +36,7 @@ class Cells(NamedTuple):
       values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
       levels: of ordinal cells, in their order; () otherwise.
       is_whole: whether the numbers have an integer type.
-      numbers_rows: whether the column counts the rows of one site's table, which may be divided since.
+      rows_of: `counter` of the column in one site's table, which may be divided since.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Cells(NamedTuple):
     values: np.ndarray
     levels: tuple[str, ...] = ()
     is_whole: bool = False
-    numbers_rows: bool = False
+    rows_of: str = ""
 
     @property
     def empty(self) -> np.ndarray:
@@ -50,9 +53,16 @@ class Cells(NamedTuple):
         return empty
 
     @property
+    def counter(self) -> str:
+        """`ROWS` if the column counts the rows from 0 or 1, as row names do; `ROWS_ON` from another number; else ""."""
+        if not self.is_whole or len(self.values) < 2 or not np.all(np.diff(self.values) == 1):
+            return ""
+        return ROWS if self.values[0] in (0, 1) else ROWS_ON
+
+    @property
     def counts_rows(self) -> bool:
-        """Whether the column counts the rows up by one, as the row names of R do."""
-        return self.is_whole and len(self.values) > 1 and bool(np.all(np.diff(self.values) == 1))
+        """Whether the column counts the rows from 0 or 1: one that begins elsewhere may be a year or a dose."""
+        return self.counter == ROWS
 
 
 def read_columns(
@@ -230,13 +240,13 @@ def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
 
 
 def _without_words(column: Any) -> Any:
-    """Return text with null for empty cells and for the words that stand for them."""
+    """Return text without blanks around it, null for empty cells and for the words that stand for them."""
     import pyarrow
     import pyarrow.compute as compute
 
     trimmed = compute.utf8_trim_whitespace(column)
     empty = compute.is_in(trimmed, pyarrow.array(["", *EMPTY]))
-    return compute.if_else(empty, None, column)
+    return compute.if_else(empty, None, trimmed)  # Of a column that is a slice `if_else` returns other text.
 
 
 def _numbers(column: Any, name: str, troubles: Troubles) -> Optional[Cells]:

@@ -184,7 +184,7 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
     free = [name for name in columns if name not in empty and name not in fixed]
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
-    found |= {x.name: x._replace(numbers_rows=x.counts_rows) for x in read}
+    found |= {x.name: x._replace(rows_of=x.counter) for x in read}
     found |= {name: read_cells_as(table[name], name, kind, troubles, unit) for name, kind in fixed.items()}
     return list(found.values())
 
@@ -193,7 +193,7 @@ def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple
     """Return the features, their names, and a sentence for each column that is left out as it counts the rows."""
     if reading.is_part:
         return raw, tuple(x.name for x in raw.columns), []
-    counting = [x.name for x in raw.columns if x.counts_rows and x.values[0] in (0, 1) and x.name not in reading.only]
+    counting = [x.name for x in raw.columns if x.counts_rows and x.name not in reading.only]
     if reading.columns or len(counting) == len(raw.columns):
         counting = []
     raw = Raw([x for x in raw.columns if x.name not in counting], raw.unit)

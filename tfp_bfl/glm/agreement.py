@@ -11,12 +11,12 @@ The result is that of `design.read_design` on all rows in one place.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.cells import MOST_LEVELS, read_columns, texts
+from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, ROWS, read_columns, texts
 from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.names import natural
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -26,10 +26,9 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import Rows, read
 from tfp_bfl.glm.sums import pack, unpack
 
-NUMBER, CATEGORY, EMPTY, ROW_NUMBER, DATE = KINDS = ("number", "category", "empty", "row number", "date")
+NUMBER, CATEGORY, EMPTY, DATE = ("number", "category", "empty", "date")
+KINDS = (NUMBER, CATEGORY, EMPTY, DATE, *COUNTERS)
 _IN_WORDS = {NUMBER: "numbers", CATEGORY: "text", DATE: "dates"}
-# Of the description of a table: columns, with one for each level of text, and characters of a name or level.
-MOST_COLUMNS, _MOST_CHARACTERS = 2000, 10_000
 
 
 class Column(NamedTuple):
@@ -141,7 +140,7 @@ def _describe(
         return Column(name, DATE)
     values = design.categories(cells)
     if values is None:
-        return Column(name, ROW_NUMBER if cells.counts_rows and not is_chosen else NUMBER)
+        return Column(name, NUMBER if is_chosen else cells.counter or NUMBER)
     levels = sorted(set(values.tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS:
         raise InvalidArgument(
@@ -149,47 +148,6 @@ def _describe(
             "out with --drop."
         )
     return Column(name, CATEGORY, tuple(levels))
-
-
-def check_description(site: str, summary: Any, left_out: Collection[str] = (), only: Collection[str] = ()) -> None:
-    """Check the form of a description that a site sent, before it is sent on.
-
-    Args:
-      site: name of the site.
-      summary: what it sent.
-      left_out: names of columns that no description may have.
-      only: the names that it may have; () for all others.
-
-    Raises:
-      InvalidArgument: it is not of the form that `describe` gives, or too large.
-    """
-    wrong = InvalidArgument(f"The description of {site}'s table does not have the required form.")
-    if not isinstance(summary, Mapping) or not isinstance(summary.get("columns"), list):
-        raise wrong
-    columns = summary["columns"]
-    if not _are_texts(summary.get("events")) or not all(map(_is_column, columns)):
-        raise wrong
-    names = [name for name, _, _ in columns]
-    if len({*names}) < len(names) or not {*left_out}.isdisjoint(names) or (only and not {*names} <= {*only}):
-        raise wrong
-    size = sum(max(1, len(levels)) for _, _, levels in columns)
-    if size > MOST_COLUMNS:
-        raise InvalidArgument(
-            f"{site}'s table has {size:,} columns, with one for each level of text, but at most {MOST_COLUMNS:,} are "
-            "possible: leave columns out with --drop."
-        )
-
-
-def _are_texts(x: Any) -> bool:
-    """Return whether this is a list of different texts, as a table can hold."""
-    is_text = lambda y: isinstance(y, str) and len(y) <= _MOST_CHARACTERS and y == y.encode(errors="ignore").decode()
-    return isinstance(x, list) and len(x) <= MOST_LEVELS and all(map(is_text, x)) and len({*x}) == len(x)
-
-
-def _is_column(x: Any) -> bool:
-    if not isinstance(x, list) or len(x) != 3 or x[1] not in KINDS:
-        return False
-    return _are_texts(x[:1]) and _are_texts(x[2]) and bool(x[2]) == (x[1] == CATEGORY)
 
 
 def num_sums(plan: Plan) -> int:
@@ -224,11 +182,12 @@ def agree(
     columns, notes = [], []
     for name in dict.fromkeys(name for own in of_sites.values() for name in own):
         found = {site: own[name] for site, own in of_sites.items() if name in own}
-        if all(column.kind == ROW_NUMBER for column in found.values()):
+        kinds_of = {column.kind for column in found.values()}
+        if ROWS in kinds_of and kinds_of <= {*COUNTERS}:
             notes.append(f"The column {shown(name)} numbers the rows and is left out.")
             continue
         filled = {site: c.kind for site, c in found.items() if c.kind != EMPTY}
-        kinds = {NUMBER if kind == ROW_NUMBER else kind: site for site, kind in filled.items()}
+        kinds = {NUMBER if kind in COUNTERS else kind: site for site, kind in filled.items()}
         absent = [site for site in of_sites if site not in found or found[site].kind == EMPTY]
         if len(kinds) > 1:
             first, second = [f"{_IN_WORDS[x]} at {kinds[x]}" for x in (NUMBER, DATE, CATEGORY) if x in kinds][:2]

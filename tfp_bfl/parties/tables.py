@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.cells import BLANK, DATE_UNITS, MOST_LEVELS, TEXT_KINDS, Cells
+from tfp_bfl.data.cells import BLANK, COUNTERS, DATE_UNITS, MOST_LEVELS, ROWS, TEXT_KINDS, Cells
 from tfp_bfl.data.encoding import ColumnMessage, Feature, Raw, describe_column, fit_column
 from tfp_bfl.data.names import EMPTY, check_spelling
 from tfp_bfl.data.schema import Schema
@@ -20,9 +20,7 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Options of a run that all sites apply to their tables.
 TABLE_OPTIONS = ("drop", "only", "categorical", "date_unit")
-# A column that counts the rows.
-ROWS = "row number"
-_NUMBERS = ("number", "truth", ROWS)
+_NUMBERS = ("number", "truth", *COUNTERS)
 KINDS = (*_NUMBERS, "date", *TEXT_KINDS, BLANK)
 # Bounds on a description: columns, categories of a column, of all columns, and characters of one.
 MOST_COLUMNS, MOST_CATEGORIES, _MOST_TOGETHER, _MOST_CHARACTERS = 10_000, 10_000, 100_000, 1000
@@ -83,7 +81,7 @@ def describe_table(raw: Raw, options: TableOptions, most_categories: int = MOST_
                 f"{most_categories:,} are described: leave it out with --drop, or let the site's file allow more "
                 "(max_categories)."
             )
-        kind = ROWS if cells.numbers_rows and cells.name not in options.only else cells.kind
+        kind = cells.rows_of if cells.rows_of and cells.name not in options.only else cells.kind
         described.append({"name": cells.name, "kind": kind, "order": list(cells.levels), **message._asdict()})
     return described
 
@@ -185,7 +183,8 @@ def agree_columns(
     columns: list[Column] = []
     for name in names:
         found = {site: own[name] for site, own in of_sites.items() if name in own}
-        if all(x["kind"] in (ROWS, BLANK) for x in found.values()) and any(x["kind"] == ROWS for x in found.values()):
+        kinds = {x["kind"] for x in found.values()}
+        if ROWS in kinds and kinds <= {*COUNTERS, BLANK}:
             continue
         kind, order = _kind(name, found)
         messages = [_message(found.get(site), size) for site, size in zip(of_sites, sizes.values())]
@@ -238,7 +237,7 @@ def _kind(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple
         )
     if not there:
         return "number", ()
-    return "number" if len(kinds) > 1 or kinds == {ROWS} else kinds.pop(), orders.pop()
+    return "number" if len(kinds) > 1 or kinds <= {*COUNTERS} else kinds.pop(), orders.pop()
 
 
 def pool_rare(described: Sequence[Mapping[str, Any]], encoding: Collection[Feature]) -> list[dict[str, Any]]:

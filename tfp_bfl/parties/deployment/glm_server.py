@@ -14,7 +14,8 @@ from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, check_description, num_sums, settle
+from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, num_sums, settle
+from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.federation import Question, ask_sums, check_columns
 from tfp_bfl.glm.fit import fit_federation
 from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
