@@ -125,7 +125,8 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     numeric = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
     troubles = Troubles(where, numeric if strict else "leave columns out with --drop")
     features: Any = numbers(table, columns, troubles) if strict else _raw(table, columns, reading, troubles)
-    owners, of_clients = None, []
+    owners: Optional[np.ndarray] = None
+    of_clients: list[str] = []
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
     if reading.regresses:

@@ -317,7 +317,7 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, 
     for name in ("features", "labels", *([client] if client else [])):
         if name not in arrays:
             lookup(arrays, name, "array", f"in {files.name(path)}")
-    owners, notes = arrays.get(client or "clients"), ()
+    owners, notes = arrays.get(client or "clients"), tuple[str, ...]()
     if owners is not None:
         if owners.shape != (len(arrays["features"]),):
             raise InvalidArgument(

@@ -109,7 +109,7 @@ def read_design(
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     values = _outcome(table, outcome, where)
     check_outcome(values, outcome, where)
-    owners, of_clients = np.full(table.num_rows, "all rows", object), []
+    owners, of_clients = np.full(table.num_rows, "all rows", object), list[str]()
     if client_column:
         owners, of_clients = client_names(decoded(table[client_column]).to_pylist(), client_column)
     keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
