@@ -174,14 +174,6 @@ def test_dates_order_truth_and_missing_columns(tmp_path):
     ]
 
 
-def test_row_numbers_begin_at_0_or_1_at_some_site(tmp_path):
-    for k, name in enumerate(("north", "south")):
-        of = {"id": np.arange(ROWS) + ROWS * k + 1, "year": np.arange(ROWS) + 1960}
-        put(tmp_path, name, table(k, **of).drop_columns(["seen"]), suffix=".parquet")
-    names = [column.name for column in agreed(tmp_path)[0].columns]
-    assert "year" in names and "id" not in names
-
-
 def test_a_site_that_restarts_has_the_same_encoding(tmp_path):
     for k, name in enumerate(("north", "south")):
         put(tmp_path, name, table(k), suffix=".parquet")
