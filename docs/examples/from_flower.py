@@ -10,11 +10,11 @@ def model(kind):
     return lambda: bfl.models.lenet(kind, train.element_shape, train.num_classes, seed=0)
 
 
-options = {"element_spec": clients.element_spec, "local_epochs": 5, "batch_size": 32}
-averaging = bfl.algorithms.fed_opt(model("deterministic"), learning_rate=0.05, **options)
+options = {"element_spec": clients.element_spec, "local_epochs": 5, "batch_size": 32, "learning_rate": 0.03}
+averaging = bfl.algorithms.fed_opt(model("deterministic"), **options)
 bayesian = bfl.algorithms.variational(model("flipout"), **options)
 
 for name, process in {"FedAvg": averaging, "Bayesian": bayesian}.items():
-    result = bfl.simulate(process, clients, rounds=3, engine="local")
+    result = bfl.simulate(process, clients, rounds=20, engine="local")
     scores = bfl.evaluation.evaluate(result.model, test.features, test.labels).metrics
     print(f"{name}: accuracy {scores['accuracy']:.2f}, epistemic {scores['epistemic']:.4f}")

@@ -1,6 +1,7 @@
 """The examples of the documentation run as they stand there, and are short."""
 
 import functools
+import json
 import pathlib
 import re
 import runpy
@@ -10,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.docs.test_commands import PAGES
 from tfp_bfl import errors
+from tfp_bfl.app.cli import run_command_line
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 EXAMPLES = sorted(path.stem for path in (DOCS / "examples").glob("*.py"))
@@ -99,7 +102,12 @@ def test_from_tfp(capsys):
 
 @pytest.mark.long
 @pytest.mark.deep(after="tests/docs/test_examples.py")
-def test_from_flower(capsys):
+def test_from_flower(capsys, tmp_path):
+    """The program and the command of the page train alike, up to the order of sums."""
     averaging, bayesian = run("from_flower", capsys)[1].splitlines()
+    (command,) = PAGES["from_flower.md"]
+    assert run_command_line([*command, "--engine", "local", "--output", str(tmp_path / "run")]) == 0
+    accuracy = json.loads((tmp_path / "run" / "summary.json").read_text())["accuracy"]
+    assert float(re.search(r"accuracy (\d\.\d+)", averaging)[1]) == pytest.approx(accuracy, abs=0.02)
     assert averaging.startswith("FedAvg: accuracy 0.") and averaging.endswith("epistemic 0.0000")
     assert float(bayesian.split()[-1]) > 0
