@@ -292,6 +292,26 @@ def test_labels_of_which_nothing_is_learnt(tmp_path, labels, task, message):
         read_own(path, task=task)
 
 
+@pytest.mark.parametrize("labels", [("yes", "yes ", "no"), ("0", "1", "0.0", "1.0")])
+def test_names_of_classes_that_look_alike_are_refused(tmp_path, labels):
+    path = write(tmp_path / "d.csv", ["x", "label"], X, repeated(*labels))
+    with pytest.raises(InvalidArgument, match=r"differ in blanks or in the way to write a number: write them alike"):
+        read_own(path)
+
+
+def test_labels_are_no_clients(tmp_path):
+    with pytest.raises(InvalidArgument, match="'label' is label and client-column: name two columns"):
+        read_own(write(tmp_path / "d.csv", ["x", "label"], X, LABELS), client="label")
+
+
+def test_class_names_of_an_archive_differ(tmp_path):
+    np.savez(
+        tmp_path / "d.npz", features=X[:, None], labels=repeated("a", "b").astype(str), class_names=["a", "b", "a"]
+    )
+    with pytest.raises(InvalidArgument, match="class_names hold 'a' more than once"):
+        read_own(tmp_path / "d.npz")
+
+
 def test_one_site_may_have_one_class(tmp_path):
     path = write(tmp_path / "d.csv", ["x", "label"], X, repeated("yes"))
     assert read_part(path).train.class_names == ("yes",)

@@ -65,6 +65,11 @@ def test_a_predictor_that_sorts_the_rows_is_used():
     assert "year" in design.names and not any("numbers the rows" in note for note in design.notes)
 
 
+def test_the_outcome_is_no_client():
+    with pytest.raises(ValueError, match="must name different columns"):
+        read_design(pyarrow.table({"x": [1, 2, 3], "y": [1, 2, 2]}), Outcome("y", "gaussian"), "y")
+
+
 def test_rows_without_an_exposure_are_left_out():
     counts = {**TABLE, "years": [1.0, None, 2.0, 1.0, 3.0, 1.0], "grade": [1, 2, 3, 2, 1, 1]}
     design = read(Outcome("grade", "poisson", exposure="years"), only=["sex"], table=counts)

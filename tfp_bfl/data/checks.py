@@ -125,6 +125,9 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
             f"labels have the shape {list(array.shape)}, but must be one number for each of the {num_examples} "
             "examples: of one-hot labels give np.argmax(labels, -1)."
         )
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgument(f"class_names hold {shown(twice)} more than once, but each class needs its own name.")
     if array.dtype.kind == "f":
         whole = np.isfinite(array).all() and np.array_equal(array, np.rint(array))
         if not whole:

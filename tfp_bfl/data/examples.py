@@ -114,6 +114,8 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
         for name in given:
             if name not in table.column_names and not (reading.is_part and option in ("only", "categorical")):
                 lookup(table.column_names, name, "column", f"in {where} for {reading.option_prefix}{option}")
+    if client == label:
+        raise InvalidArgument(f"The column {shown(label)} is label and client-column: name two columns.")
     check_columns(table, reading.columns, where)
     rest = [name for name in reading.only or table.column_names if name not in (label, client, *reading.left_out)]
     if reading.is_part:

@@ -146,6 +146,26 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(distinct, key=natural if all(value(x) is not None for x in distinct) else None))
 
 
+def check_distinct(names: Iterable[str], where: str) -> None:
+    """Check that no two class names are one name but for blanks and the way in which a number is written.
+
+    Args:
+      names: of classes.
+      where: of the labels, as an error says it.
+
+    Raises:
+      InvalidArgument: two distinct names are alike (`as_category`).
+    """
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        first = found.setdefault(as_category(name), name)
+        if first != name:
+            raise InvalidArgument(
+                f"{where} hold {shown(first)} and {shown(name)}, which differ in blanks or in the way to write a "
+                "number: write them alike."
+            )
+
+
 def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -> None:
     """Check that no class or column has one spelling at one client and another, which differs in case, at others.
 

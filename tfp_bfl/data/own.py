@@ -20,7 +20,7 @@ from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import check_alike, examples_in, in_one_form, kind_of, split_clients
-from tfp_bfl.data.names import as_text, check_spelling, value
+from tfp_bfl.data.names import as_text, check_distinct, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
@@ -294,6 +294,7 @@ def _name_of(data: Any, label: str) -> str:
 def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
     """Check that labels are two or more classes."""
     names, number = examples.class_names, len(examples.labels)
+    check_distinct(names, what)
     if len(names) == 1 and not is_part:
         raise InvalidArgument(f"{what} are all {shown(names[0])}: a model requires two classes or more.")
     values = [x for x in map(value, names) if x is not None]

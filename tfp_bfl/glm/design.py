@@ -95,7 +95,7 @@ def read_design(
     where = "the table" if is_table(path) else files.name(pathlib.Path(path))
     text = [name for name in (client_column,) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
-    reserved = [x for x in (outcome.column, outcome.event, outcome.exposure, client_column) if x]
+    reserved = _reserved(outcome, client_column)
     for option, names in (
         ("--outcome, --event, --exposure or --client-column", reserved),
         ("--only", only),
@@ -159,6 +159,14 @@ def read_design(
         clients,
         notes,
     )
+
+
+def _reserved(outcome: Outcome, client_column: Optional[str]) -> list[str]:
+    """Return the columns that are no features, which must differ."""
+    reserved = [x for x in (outcome.column, outcome.event, outcome.exposure, client_column) if x]
+    if len({*reserved}) < len(reserved):
+        raise InvalidArgument("--outcome, --event, --exposure and --client-column must name different columns.")
+    return reserved
 
 
 def _by_client(

@@ -9,7 +9,7 @@ from typing import Any, Union
 import numpy as np
 
 from tfp_bfl.data.encoding import Feature
-from tfp_bfl.data.names import check_spelling, natural
+from tfp_bfl.data.names import check_distinct, check_spelling, natural
 from tfp_bfl.data.parts import Part
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Source
@@ -109,6 +109,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
         columns = zip(*(summary["columns"] for summary in summaries.values()))
         pooled = tuple(_pooled(sizes, column) for column in columns)
     target = None if one["target"] is None else _pooled(sizes, [summary["target"] for summary in summaries.values()])
+    check_distinct([c for summary in summaries.values() for c in summary["class_names"]], "The labels of all sites")
     check_spelling({site: summary["class_names"] for site, summary in summaries.items()})
     if target is not None and not target.stddev:
         raise InvalidArgument(f"The labels of all sites are {target.mean:g}: there is nothing to predict.")
