@@ -24,7 +24,7 @@ class EncodedRows(NamedTuple):
     """Rows of a table as a model requires them.
 
     Fields:
-      rows: float32 [N, D].
+      rows: float64 [N, D], not standardised: float32 may lack the digits of a number far from zero.
       notes: a sentence for each column with levels, or empty cells, that the training did not have.
     """
 
@@ -41,7 +41,7 @@ def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = Non
       separator: as of `read_own`.
 
     Returns:
-      float32 [N, D].
+      float64 [N, D].
 
     Raises:
       InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
@@ -53,7 +53,7 @@ def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = Non
     check_columns(table, columns, where)
     rows = numbers(table, columns, troubles)
     troubles.check()
-    return rows.astype(np.float32)
+    return rows
 
 
 def read_encoded(
@@ -80,4 +80,4 @@ def read_encoded(
     troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
     raw = Raw([read_cells_as(table[x.name], x.name, x.kind, troubles, x.unit) for x in features])
     troubles.check()
-    return EncodedRows(encode(raw, features, columns).astype(np.float32), tuple(unknown_levels(raw, features)))
+    return EncodedRows(encode(raw, features, columns), tuple(unknown_levels(raw, features)))

@@ -33,11 +33,13 @@ class Head(NamedTuple):
 
     Fields:
       outputs: of each function.
-      of_sample: the model's outputs [B, K] -> what one weight sample says [B, L].
+      of_sample: the model's outputs [B, K] -> what one weight sample says [B, L]; numbers are standardised.
       summary: samples [S, B, L] -> the outputs of predict.
       at_mean: [B, L] -> those of mean.
       sampled: samples [S, B, L] -> those of sample.
       limited: (outputs of predict, a limit) -> those of abstain.
+      sample_in_units: [B, L] of one weight sample -> the same in the units of the target.
+      in_units: (outputs of standardised numbers, type of the examples) -> outputs in the units of the target.
     """
 
     outputs: Mapping[str, Mapping[str, int]]
@@ -46,6 +48,8 @@ class Head(NamedTuple):
     at_mean: Callable[[tf.Tensor], Outputs]
     sampled: Callable[[tf.Tensor], Outputs]
     limited: Callable[[Outputs, tf.Tensor], Outputs]
+    sample_in_units: Callable[[tf.Tensor], tf.Tensor]
+    in_units: Callable[[Outputs, tf.DType], Outputs]
 
 
 def head(target: Optional[Sequence[Any]], unusual: bool = False) -> Head:
@@ -74,7 +78,16 @@ def _classes() -> Head:
         return {**outputs, "label": tf.where(outputs["entropy"] <= limit, outputs["label"], -1)}
 
     sampled = lambda samples: {"probabilities": samples}
-    return Head(CLASS_OUTPUTS, tf.nn.softmax, summary, at_mean, sampled, limited)
+    return Head(
+        CLASS_OUTPUTS,
+        tf.nn.softmax,
+        summary,
+        at_mean,
+        sampled,
+        limited,
+        lambda sample: sample,
+        lambda outputs, _: outputs,
+    )
 
 
 def _label(probabilities: tf.Tensor) -> tf.Tensor:
@@ -83,7 +96,7 @@ def _label(probabilities: tf.Tensor) -> tf.Tensor:
 
 def _numbers(shift: float, scale: float) -> Head:
     def of_sample(outputs: tf.Tensor) -> tf.Tensor:
-        mean, variance = gaussians(outputs, scale, shift)
+        mean, variance = gaussians(outputs)
         return tf.stack([mean, tf.sqrt(variance)], -1)
 
     def summary(samples: tf.Tensor) -> Outputs:
@@ -94,7 +107,18 @@ def _numbers(shift: float, scale: float) -> Head:
         return {"mean": mean, "stddev": tf.sqrt(aleatoric + epistemic), **parts}
 
     def limited(outputs: Outputs, limit: tf.Tensor) -> Outputs:
-        return {**outputs, "mean": tf.where(outputs["stddev"] <= limit, outputs["mean"], float("nan"))}
+        answered = outputs["stddev"] <= tf.cast(limit, outputs["stddev"].dtype)
+        return {**outputs, "mean": tf.where(answered, outputs["mean"], float("nan"))}
+
+    def sample_in_units(sample: tf.Tensor) -> tf.Tensor:
+        return tf.stack([shift + scale * sample[..., 0], scale * sample[..., 1]], -1)
+
+    def in_units(outputs: Outputs, dtype: tf.DType) -> Outputs:
+        factors = dict.fromkeys(("aleatoric", "epistemic"), (0.0, scale**2))
+        factors |= {"stddev": (0.0, scale), **dict.fromkeys(("mean", "low", "high"), (shift, scale))}
+        dtype = tf.float64 if dtype == tf.float64 else tf.float32
+        found = {name: (tf.cast(outputs[name], dtype), *x) for name, x in factors.items() if name in outputs}
+        return {**outputs, **{name: start + factor * x for name, (x, start, factor) in found.items()}}
 
     both = lambda samples: {"mean": samples[..., 0], "stddev": samples[..., 1]}
-    return Head(NUMBER_OUTPUTS, of_sample, summary, both, both, limited)
+    return Head(NUMBER_OUTPUTS, of_sample, summary, both, both, limited, sample_in_units, in_units)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import Feature
@@ -104,6 +105,28 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
             "least zero of each column that the model takes."
         )
     return [(name, float(mean), float(stddev) or 1.0) for name, mean, stddev in columns]
+
+
+# float32 rounds a number that is so many standard deviations from zero by 0.0006 or 0.06 of one.
+_OFFSET, MOST_OFFSET = 1e4, 1e6
+
+
+def offsets_of(info: Info, least: float = _OFFSET) -> dict[str, float]:
+    """Return |mean| / stddev of the columns and of the target where it is above `least`, by name.
+
+    float32 rounds such numbers visibly: 2^-24 |mean| is the largest rounding error. It is infinite for a standard
+    deviation that float32 lacks.
+    """
+    constant = {name for name, _, stddev in (info.data or {}).get("columns", []) if not stddev}
+    stated = [*columns_of(info), *([target] if (target := target_of(info)) else [])]
+    offsets = {}
+    for name, mean, divisor in stated:
+        if name in constant:
+            continue
+        offset = abs(mean) / divisor if divisor >= np.finfo(np.float32).tiny else math.inf
+        if offset > least:
+            offsets[name] = offset
+    return offsets
 
 
 def features_of(info: Info) -> tuple[Feature, ...]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from tfp_bfl.export.info import Info, calibration_of, columns_of, features_of, target_of
+from tfp_bfl.export.info import Info, calibration_of, columns_of, features_of, offsets_of, target_of
 from tfp_bfl.export.rows import inputs_of
 from tfp_bfl.export.statement import statement, temperature_of
 from tfp_bfl.labels import label_of
@@ -157,13 +157,27 @@ def card(info: Info) -> str:
         **facts["versions"],
         data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")
         + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else "")
-        + _rows(info),
+        + _rows(info)
+        + (f"\n\n{_cell(note)}" if (note := rounding(info)) else ""),
         configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
         metrics=_measured_on(data)
         + _table(_labelled(info.metrics), "metric")
         + _outside(info.metrics, data, info.calibration is not None),
         calibration=_calibration(info) + _unusual(data.get("unusual")),
         answers=answers,
+    )
+
+
+def rounding(info: Info) -> str:
+    """Return a warning about numbers that the float32 inputs and outputs of a model round visibly; "" for none."""
+    offsets = offsets_of(info)
+    if not offsets:
+        return ""
+    names = ", ".join(list(offsets)[:_MOST_LEVELS])
+    return (
+        f"float32 rounds these numbers, far from zero for their standard deviation, by up to "
+        f"{max(offsets.values()) * 2**-24:.2g} of one: {names}. Call the functions with float64; signatures, "
+        "predict_rows and TensorFlow Lite accept only float32."
     )
 
 

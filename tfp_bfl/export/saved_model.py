@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import shutil
@@ -20,6 +21,8 @@ from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.files.writing import begun, space
 from tfp_bfl.models import check_keras_2
+
+logger = logging.getLogger(__name__)
 
 Source = Union[tf.keras.Model, str, "os.PathLike[str]", Any]
 
@@ -65,12 +68,13 @@ def save(
 
     Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, int32 or int64, which are scaled inside; other
     numbers, and numbers that are not finite, are refused.
-    Rows of a table [B, D] are standardised inside by the columns that `info.data` names. A signature takes one
-    type: those named above take float32, and for images "predict_uint8" and the like uint8. num_samples and seed are
-    int32 scalars, max_uncertainty a float32 one; the same seed gives the same answer. Outputs: probabilities (of
-    predict also as `mean`, their name in `tfp_bfl.evaluation.decompose`); entropy, normalised to [0, 1]; aleatoric and
-    epistemic, the traces of its matrices; label, int32. Each weight sample is one pass, the same for the whole batch;
-    Monte Carlo dropout stays on (but in `mean`), BatchNorm uses its moving statistics.
+    Rows of a table [B, D] are standardised inside by the columns that `info.data` names. The functions accept float64
+    too, standardise it in float64 and then predict numbers in float64; a warning names columns that float32 rounds
+    visibly. A signature takes one type: those named above float32, for images "predict_uint8" and the like uint8.
+    num_samples and seed are int32 scalars, max_uncertainty a float32 one; the same seed gives the same answer. Outputs:
+    probabilities (of predict also as `mean`, their name in `tfp_bfl.evaluation.decompose`); entropy, normalised to [0,
+    1]; aleatoric and epistemic, the traces of its matrices; label, int32. Each weight sample is one pass, the same for
+    the whole batch; Monte Carlo dropout stays on (but in `mean`), BatchNorm uses its moving statistics.
 
     Beside the graph lie assets/info.json, with what is known of the model, model_card.md, which says it in words, and
     sha256sums.txt, the checksums of all other files, by which `load` and `sha256sum --check` find what was changed.
@@ -122,12 +126,18 @@ def save(
         information.features_of(whole)  # Refused, if they are none, before anything is written.
         texts = _texts(whole)
         write = lambda: _write(model, folder, texts, whole, unusual)
+    _warn(information.merged(info, known))
     with begun(folder):
         _make(folder)
         write()
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         manifest.write_manifest(folder)
+
+
+def _warn(info: Info) -> None:
+    if note := model_card.rounding(info):
+        logger.warning(note)
 
 
 def _make(folder: pathlib.Path) -> None:

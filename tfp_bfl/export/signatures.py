@@ -66,14 +66,16 @@ def make_functions(
         accepts {column: [B]} as they are.
       unusual: of the model (`evaluation.fit_unusual`); None for a model without this output.
     """
-    answers = head(target)
-    shape = model.input_shape[1:]
-    stochastic = is_stochastic(model)
-    scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
+    answers, stochastic = head(target), is_stochastic(model)
+    scaled = tf.TensorSpec([None, *model.input_shape[1:]], tf.float32, "images")
 
-    # Not tensors, which a SavedModel would hold as objects of their own.
-    means, stddevs = (np.array([column[i] for column in columns], np.float32) for i in (1, 2))
-    standardised = (lambda rows: (rows - means) / stddevs) if columns else (lambda images: images)
+    standardised = _standardiser(columns)
+
+    def prepared(images: tf.Tensor) -> tf.Tensor:
+        checked = _scaled(images)
+        return standardised(checked if images.dtype == tf.float32 or not columns else tf.cast(images, tf.float64))
+
+    in_units = lambda outputs, images: answers.in_units(outputs, images.dtype)
 
     # What costs is traced here, once, for floats; what follows calls it. To save a function is to trace it again.
     def traced(*inputs: tf.TensorSpec) -> Callable[[Callable[..., Any]], Any]:
@@ -82,25 +84,29 @@ def make_functions(
     pair = tf.TensorSpec([2], tf.int32, "seed")
     number = {name: tf.TensorSpec([], dtype, name) for name, dtype in NUMBERS.items()}
 
+    def of_sample(rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        with _portable(model):
+            return answers.of_sample(draw_outputs(model, rows, seed))
+
     @functools.partial(tf.function, input_signature=[scaled, pair], autograph=False)
     def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        with _portable(model):
-            return answers.of_sample(draw_outputs(model, standardised(images), seed))
+        return answers.sample_in_units(of_sample(standardised(images), seed))
 
-    at_sample = draw.get_concrete_function()
+    # Traced again where units differ, not called: TensorFlow Lite's file is split within the graph of `draw`.
+    at_sample = traced(pair)(of_sample) if columns or target else draw.get_concrete_function()
 
     # Not traced for nothing: a function without variables would be an operation of its own.
-    scored = (lambda images: {}) if unusual is None else traced()(_scorer(model, unusual, standardised))
+    scored = (lambda images: {}) if unusual is None else traced()(_scorer(model, unusual))
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         with _portable(model), sampling("mean"):
-            at = answers.at_mean(answers.of_sample(model(standardised(images), training=False)))
+            at = answers.at_mean(answers.of_sample(model(images, training=False)))
         return {**at, **scored(images)}
 
     @traced(number["num_samples"], number["seed"])
     def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return outputs [S, B, L]; a model without anything random has one sample."""
+        # [S, B, L]; a model without anything random has one sample.
         with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
             seeds = sample_seeds(seed, num_samples if stochastic else 1)
         return tf.map_fn(lambda seed: at_sample(images, seed), seeds, fn_output_signature=tf.float32)
@@ -110,25 +116,24 @@ def make_functions(
         return {**answers.summary(drawn(images, num_samples, seed)), **scored(images)}
 
     def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        return at_mean(_scaled(images))
+        return in_units(at_mean(prepared(images)), images)
 
     def sample(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
-        samples = drawn(_scaled(images), num_samples, seed)
-        return answers.sampled(samples if stochastic else tf.repeat(samples, num_samples, 0))
+        samples = drawn(prepared(images), num_samples, seed)
+        return in_units(answers.sampled(samples if stochastic else tf.repeat(samples, num_samples, 0)), images)
 
     def predict(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
-        return summarised(_scaled(images), num_samples, seed)
+        return in_units(summarised(prepared(images), num_samples, seed), images)
 
     def abstain(
         images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        outputs = summarised(_scaled(images), num_samples, seed)
-        return answers.limited(outputs, max_uncertainty)
+        return answers.limited(predict(images, num_samples, seed), max_uncertainty)
 
     def predict_rows(
         rows: Mapping[str, tf.Tensor], num_samples: Any = NUM_SAMPLES, seed: Any = 0
     ) -> dict[str, tf.Tensor]:
-        return summarised(_scaled(encode(rows)), num_samples, seed)
+        return predict(encode(rows), num_samples, seed)
 
     module = tf.Module()
     if features:
@@ -141,16 +146,26 @@ def make_functions(
     return module
 
 
-def _scorer(
-    model: tf.keras.Model, unusual: Unusual, standardised: Callable[[tf.Tensor], tf.Tensor]
-) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-    """Return the function from examples to the output `unusual`."""
+def _standardiser(columns: Sequence[Sequence[Any]]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return the function from rows to float32 rows as a model takes them: computed in their type, rounded once."""
+    if not columns:
+        return lambda rows: rows
+
+    def standardised(rows: tf.Tensor) -> tf.Tensor:
+        # Not tensors, which a SavedModel would hold as objects of their own.
+        means, stddevs = (np.array([column[i] for column in columns], rows.dtype.as_numpy_dtype) for i in (1, 2))
+        return tf.cast((rows - means) / stddevs, tf.float32)
+
+    return standardised
+
+
+def _scorer(model: tf.keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Return the function from examples as the model takes them to the output `unusual`."""
     features_of = penultimate(model)
 
     def scored(images: tf.Tensor) -> dict[str, tf.Tensor]:
         with _portable(model), sampling("mean"):
-            rows = standardised(images)
-            return {"unusual": unusual_score(unusual, features_of(rows), rows)}
+            return {"unusual": unusual_score(unusual, features_of(images), images)}
 
     return scored
 

@@ -17,7 +17,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading, rows
 from tfp_bfl.export.heads import Head, head
-from tfp_bfl.export.info import columns_of, features_of, target_of
+from tfp_bfl.export.info import MOST_OFFSET, columns_of, features_of, offsets_of, target_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
@@ -51,7 +51,8 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
 
     Raises:
       InvalidArgument: there is something at `path`, num_samples is below 1, seed is no int32, the file would be larger
-        than 2 GiB, or `model_or_run` is not what `save` takes.
+        than 2 GiB, a column or the target is so far from zero that float32 rounds it by 0.06 standard deviations or
+        more, or `model_or_run` is not what `save` takes.
     """
     check_count(num_samples, "num_samples")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**31) <= seed < 2**31:
@@ -69,6 +70,12 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         shape, stochastic, members = model.input_shape[1:], is_stochastic(model), num_members(model)
     if num_samples < members:
         raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
+    if offsets := offsets_of(known, MOST_OFFSET):
+        name, offset = next(iter(offsets.items()))
+        raise InvalidArgument(
+            f"The mean of {shown(name)} is {offset:.3g} standard deviations from zero, which the float32 of TensorFlow "
+            "Lite rounds away: subtract a constant in the table and train again."
+        )
     fixed = _Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known)))
     signatures = {
         f"{name}{suffix}": getattr(fixed, name).get_concrete_function(tf.TensorSpec([None, *shape], dtype, "images"))
