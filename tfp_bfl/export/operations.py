@@ -10,22 +10,24 @@ EXPORTED = _words(
     """
     Abs AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
     FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd MatMul
-    MaxPool Maximum Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp
+    MaxPool Maximum Mean Minimum Mul NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp
     RealDiv Relu Reshape RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze
     StatefulPartitionedCall StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2
-    StatelessRandomUniformIntV2 StatelessRandomUniformV2 StatelessWhile StopGradient StridedSlice Sub Sum
+    StatelessRandomUniformIntV2 StatelessRandomUniformV2 StopGradient StridedSlice Sub Sum
     TensorListFromTensor TensorListGetItem TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp
     While ZerosLike
     """
 )
 
-# What other layers, activations of Keras and rows of tables add: functions of tensors alone, all of them.
+# What other layers, activations of Keras, rows of tables and earlier exports add: functions of tensors alone, all of
+# them.
 ARITHMETIC = _words(
     """
     Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
-    Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
-    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size Slice
-    Softplus Softsign SpaceToBatchND Split SplitV StaticRegexReplace StringStrip Tanh Transpose Unpack Xlogy
+    Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min Neg
+    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size
+    Slice Softplus Softsign SpaceToBatchND Split SplitV StatelessWhile StaticRegexReplace StringStrip Tanh Transpose
+    Unpack Xlogy
     """
 )
 
