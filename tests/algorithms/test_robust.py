@@ -10,6 +10,7 @@ from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, models, rules, weighting
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated import simulate
 
 from .method import CLIENTS, SEED, SOURCE, mlp
 from .methods import ADAM, METRICS, assert_same, variational_result
@@ -99,7 +100,8 @@ def test_clients_that_count_the_same_count_the_prior_as_with_equal_weights():
         algorithms.variational(make, "naive_weighted_average", weights, **options)
         for weights in ("train_size", "equal")
     )
-    run = lambda process: process.next(process.initialize(), CLIENTS.shards(range(3), 3)).state.weights
+    # By `simulate`, which tells clients the size of the federation.
+    run = lambda process: simulate(process, CLIENTS, rounds=1, engine="local").state.weights
     assert_same(run(by_size), run(equal), rtol=1e-6)
 
 

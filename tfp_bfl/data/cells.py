@@ -54,14 +54,14 @@ class Cells(NamedTuple):
 
     @property
     def counter(self) -> str:
-        """`ROWS` if the column counts the rows from 0 or 1, as row names do; `ROWS_ON` from another number; else ""."""
+        """Return `ROWS` for a column that counts the rows from 0 or 1, `ROWS_ON` from another number, else ""."""
         if not self.is_whole or len(self.values) < 2 or not np.all(np.diff(self.values) == 1):
             return ""
         return ROWS if self.values[0] in (0, 1) else ROWS_ON
 
     @property
     def counts_rows(self) -> bool:
-        """Whether the column counts the rows from 0 or 1: one that begins elsewhere may be a year or a dose."""
+        """Return whether the column counts the rows from 0 or 1: one that begins elsewhere may be a year or a dose."""
         return self.counter == ROWS
 
 

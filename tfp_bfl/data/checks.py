@@ -30,8 +30,7 @@ def checked_features(features: Any) -> np.ndarray:
         is not float32 is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
     """
     array = _checked(features)
-    if array is not features and array.dtype == np.float32:
-        _check_offsets(np.asarray(features))
+    _check_rounding(features, array)
     return array
 
 
@@ -46,7 +45,8 @@ def exact_features(features: Any) -> np.ndarray:
     array = _checked(features)
     if len(array.shape) == 2:
         return np.asarray(features)
-    return array if array is features else checked_features(features)
+    _check_rounding(features, array)
+    return array
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -188,8 +188,11 @@ def _check_finite(array: np.ndarray) -> None:
         )
 
 
-def _check_offsets(array: np.ndarray) -> None:
-    """Raise InvalidArgument if float32 would round the differences within a column [N, ..., columns] away."""
+def _check_rounding(features: Any, rounded: np.ndarray) -> None:
+    """Raise InvalidArgument if float32 rounds the differences within a column [N, ..., columns] away."""
+    if rounded is features or rounded.dtype != np.float32:
+        return
+    array = np.asarray(features)
     if array.dtype == np.float32 or array.ndim >= _IMAGE_DIMENSIONS or not array.size:
         return
     rows = array.reshape(-1, array.shape[-1])

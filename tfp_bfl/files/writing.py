@@ -12,8 +12,6 @@ from typing import Optional, Union
 
 Path = Union[str, "os.PathLike[str]"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
 # Errors of TensorFlow, which is not imported here, that a writer of files raises.
 _OF_WRITERS = {
     "AbortedError": errno.EIO,
