@@ -148,6 +148,47 @@ def test_predictions_for_known_and_new_clients(table, tmp_path, options, family)
     assert low < mean < high
 
 
+@pytest.mark.parametrize("only", ["age,sex,visits", "visits,sex,age"])
+def test_predictions_have_the_coefficients_of_their_columns(table, tmp_path, only):
+    out = tmp_path / "fit"
+    given = ["--outcome", "days", "--client-column", "hospital", "--only", only, "--output", out]
+    assert run(table, *given, "--predict", table).exit_code == 0
+    posterior = json.loads((out / "posterior.json").read_text())
+    of = dict(zip(posterior["names"], posterior["mean"]))
+    with open(out / "predictions.csv") as found, open(table) as rows:
+        for row, mine in zip(csv.DictReader(rows), csv.DictReader(found)):
+            if row["age"]:
+                exact = of["(intercept)"] + of["age"] * float(row["age"]) + of["visits"] * float(row["visits"])
+                exact += of["sex[Male]"] * (row["sex"] == "Male")
+                assert float(mine["mean"]) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("missing", ["drop", "indicate"])
+def test_levels_of_rows_without_an_outcome_are_no_levels(tmp_path, missing):
+    path, out = tmp_path / "d.csv", tmp_path / "fit"
+    rows = [f"{k % 7 + k % 3},{'bcd'[k % 3]}" for k in range(60)]
+    path.write_text("y,kind\n,a\n,e\n" + "\n".join(rows) + "\n")
+    result = run(path, "--outcome", "y", "--missing", missing, "--predict", path, "--output", out)
+    assert result.exit_code == 0, (result.output, result.exception)
+    means = [row["mean"] for row in csv.DictReader((out / "predictions.csv").open())]
+    # As an empty cell: no prediction, or that of the mean row.
+    assert means[:2] == ["", ""] if missing == "drop" else float(means[0]) == pytest.approx(float(means[1]))
+    for k, kind in enumerate("bcd"):
+        exact = np.mean([float(row[0]) for row in rows if row[2] == kind])
+        assert float(means[2 + k]) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [("sex\nMale\n", "has no column 'age'"), ("age,sex\nold,Male\n", "is no number"), ("", "Empty CSV file")],
+)
+def test_rows_that_cannot_be_predicted_are_refused_before_anything_is_written(table, tmp_path, rows, says):
+    path, out = tmp_path / "new.csv", tmp_path / "fit"
+    path.write_text(rows)
+    result = run(table, "--outcome", "days", "--only", "age,sex", "--predict", path, "--output", out)
+    assert result.exit_code != 0 and says in str(result.exception) and not out.exists()
+
+
 def with_clients(path, names, count=160):
     """A table with an outcome that differs between clients, whose names are written as given."""
     rng, sites = np.random.default_rng(3), np.arange(count) % len(names)

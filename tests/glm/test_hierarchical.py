@@ -127,21 +127,24 @@ def test_predictions_for_a_client_have_the_variance_of_the_joint_normal():
     result = glm.fit_hierarchical(pairs, random=["(intercept)", "x1"])
     dispersion, between = result.posterior.dispersion, result.between
     blocks, sizes = [np.column_stack([np.ones(len(x)), x]) for x, _ in pairs], 3 + 2 * 6
+    # u = root v with standard normal v: the covariance between clients may be singular.
+    values, vectors = np.linalg.eigh(between)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
     information = np.zeros((sizes, sizes))
     for k, design in enumerate(blocks):
         whole = np.zeros((len(design), sizes))
-        whole[:, :3], whole[:, 3 + 2 * k : 5 + 2 * k] = design, design[:, :2]
+        whole[:, :3], whole[:, 3 + 2 * k : 5 + 2 * k] = design, design[:, :2] @ root
         information += whole.T @ whole / dispersion
-        information[3 + 2 * k : 5 + 2 * k, 3 + 2 * k : 5 + 2 * k] += np.linalg.inv(between)
+        information[3 + 2 * k : 5 + 2 * k, 3 + 2 * k : 5 + 2 * k] += np.eye(2)
     covariance = np.linalg.inv(information)
     x = np.array([[0.5, -1.0]])
     row = np.zeros(sizes)
-    row[:3], row[3 + 2 * 2 : 5 + 2 * 2] = [1, 0.5, -1.0], [1, 0.5]
+    row[:3], row[3 + 2 * 2 : 5 + 2 * 2] = [1, 0.5, -1.0], root.T @ [1, 0.5]
     exact = np.sqrt(row @ covariance @ row)
     # The uncertainty of the variances is in the posterior of b too.
     assert result.linear_predictor(x, 2)[1][0] == pytest.approx(exact, rel=0.03)
-    own, shared = result.effects[2], result.posterior
-    apart = np.sqrt(shared.linear_predictor(x)[1][0] ** 2 + row[7:9] @ own.covariance @ row[7:9])
+    own, shared, u = result.effects[2], result.posterior, np.array([1.0, 0.5])
+    apart = np.sqrt(shared.linear_predictor(x)[1][0] ** 2 + u @ own.covariance @ u)
     assert apart > 1.1 * exact
 
 

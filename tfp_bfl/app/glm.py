@@ -49,7 +49,7 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
     if output is not None:
         _check_output(output)
     _check_options(family, {**given, "output": output})
-    from tfp_bfl.glm import design, engines, report
+    from tfp_bfl.glm import design, engines, predictions, report
 
     engines.check_engine(given["engine"])
     read = design.read_design(
@@ -63,7 +63,7 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         separator=given["separator"],
         date_unit=given["date_unit"],
     )
-    columns = _columns(table, family, given) if given["predict"] else None
+    rows = _rows_to_predict(table, read, family, given) if given["predict"] else None
     result = _fit(read, family, given)
     posterior = report.posterior_of(result)
     notes = [*read.notes, *posterior.warnings]
@@ -78,15 +78,16 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         drawn = report.estimates(result, read.clients, read.client_names, read.exposure, given["level"], _priors(given))
         how = given["level"], [*notes, *further], of, drawn
         report.write_folder(pathlib.Path(output), result, read.client_names, *how)
-        if columns is not None:
-            for line in _predict(pathlib.Path(output), columns, result, read.client_names, given):
+        if rows is not None:
+            predicted = pathlib.Path(output) / "predictions.csv"
+            for line in predictions.write_predictions(predicted, rows, result, read.client_names, given["level"]):
                 click.echo(line)
-        files = "report.html, coefficients.csv, posterior.json" + (" and predictions.csv" if columns else "")
+        files = "report.html, coefficients.csv, posterior.json" + (" and predictions.csv" if rows else "")
         click.echo(f"{output} holds {files}.")
 
 
-def _columns(table: str, family: str, given: dict[str, Any]) -> Any:
-    """Return the columns of the fit, for predictions; the table to predict must be there."""
+def _rows_to_predict(table: str, read: Any, family: str, given: dict[str, Any]) -> Any:
+    """Return the rows of --predict in the columns of the fit, before anything is fitted or written."""
     from tfp_bfl.glm import design, predictions
 
     if not os.path.isfile(given["predict"]):
@@ -94,19 +95,10 @@ def _columns(table: str, family: str, given: dict[str, Any]) -> Any:
     outcome = design.Outcome(
         given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]
     )
-    chosen: dict[str, Any] = {name: names_of(given[name]) for name in ("only", "drop", "categorical")}
-    how = given["client_column"], given["missing"], given["separator"], given["date_unit"]
-    return predictions.columns_of(pathlib.Path(table), outcome, *how, **chosen)
-
-
-def _predict(
-    folder: pathlib.Path, columns: Any, result: Any, client_names: list[str], given: dict[str, Any]
-) -> list[str]:
-    from tfp_bfl.glm.predictions import write_predictions
-
-    how = given["client_column"], given["separator"], given["level"]
+    how = names_of(given["categorical"]), given["missing"], given["separator"], given["date_unit"]
+    columns = predictions.columns_of(pathlib.Path(table), outcome, given["client_column"], read.columns, *how)
     rows = pathlib.Path(given["predict"])
-    return write_predictions(folder / "predictions.csv", rows, result, columns, client_names, *how)
+    return predictions.read_rows(rows, columns, read.names, given["client_column"], given["separator"])
 
 
 def _check_output(output: str) -> None:

@@ -32,6 +32,7 @@ class Design(NamedTuple):
       names: of the p features, such as "age" and "sex[Male]".
       client_names: of each client.
       notes: sentences on what was done with the table.
+      columns: of the table that the features are of.
     """
 
     clients: list[tuple[np.ndarray, np.ndarray]]
@@ -39,6 +40,7 @@ class Design(NamedTuple):
     names: list[str]
     client_names: list[str]
     notes: list[str]
+    columns: tuple[str, ...]
 
 
 class Outcome(NamedTuple):
@@ -112,12 +114,11 @@ def read_design(
     owners, of_clients = np.full(table.num_rows, "all rows", object), list[str]()
     if client_column:
         owners, of_clients = client_names(decoded(table[client_column]).to_pylist(), client_column)
-    keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
+    keep = has_outcome(table, outcome, where) & (owners != "")
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
-    keep &= True if exposure is None else np.isfinite(exposure)
     left_out = _note(int(np.sum(~keep)), "without an outcome, a client or an exposure")
     notes = [*_event_note(table, outcome, where), *of_clients, *left_out]
-    blocks, names, complete = [], [], np.ones(table.num_rows, bool)
+    blocks, names, complete, columns = [], [], np.ones(table.num_rows, bool), []
     patterns: dict[bytes, str] = {}
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
@@ -142,6 +143,7 @@ def read_design(
             complete &= ~empty
             notes += _empty_clients(name, empty, owners, keep)
         blocks.append(block)
+        columns.append(name)
         names += own
     left = keep & complete
     notes += _note(int(np.sum(keep & ~complete)), "with an empty cell: --missing indicate keeps them")
@@ -158,7 +160,15 @@ def read_design(
         names,
         clients,
         notes,
+        tuple(columns),
     )
+
+
+def has_outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
+    """Return whether each row of a table has an outcome and, where one is named, an exposure, bool [N]."""
+    values = _outcome(table, outcome, where)
+    found: np.ndarray = np.all(np.isfinite(values.reshape(len(values), -1)), 1)
+    return found if outcome.exposure is None else found & np.isfinite(numbers(table, outcome.exposure, where))
 
 
 def _reserved(outcome: Outcome, client_column: Optional[str]) -> list[str]:

@@ -81,8 +81,8 @@ def maximise(
 
         b <- b + (information + diag(precision))^-1 (gradient - precision b)
 
-    A step that lowers the log posterior is halved. The steps end where the squared length of the next one, in posterior
-    standard deviations, is below 1e-13; this last step is taken without another message.
+    A step that lowers the log posterior, or overflows there, is halved. The steps end where the squared length of the
+    next one, in posterior standard deviations, is below 1e-13; this last step is taken without another message.
 
     Args:
       ask: coefficients -> the sums of all clients there; one message.
@@ -106,12 +106,11 @@ def maximise(
     while messages < most:
         sums, messages = ask(coefficients), messages + 1
         value = sums.log_likelihood - 0.5 * float(precision @ coefficients**2)
-        if not value > best - _ROUNDING * abs(best):
+        information, gradient = sums.information + prior, sums.gradient - precision * coefficients
+        is_finite = np.isfinite(value) and np.all(np.isfinite(gradient)) and np.all(np.isfinite(information))
+        if not is_finite or value <= best - _ROUNDING * abs(best):
             coefficients = (coefficients + previous) / 2
             continue
-        information, gradient = sums.information + prior, sums.gradient - precision * coefficients
-        if not np.all(np.isfinite(information)):
-            break
         step = _step(information, gradient)
         previous, best = coefficients, value
         coefficients = coefficients + step

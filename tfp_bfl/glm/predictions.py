@@ -17,11 +17,23 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.glm.agreement import Cells, Encoding, Plan, agree, describe, encode, settle
-from tfp_bfl.glm.design import Outcome
+from tfp_bfl.glm.design import Outcome, has_outcome
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import quantile
 from tfp_bfl.glm.report import Result, posterior_of
+
+
+class Rows(NamedTuple):
+    """The rows of a table to predict, in the columns of a fit.
+
+    Fields:
+      owners: the client of each row, "" without one [N].
+      features: of each row, NaN in those that can't be encoded [N, p].
+    """
+
+    owners: np.ndarray
+    features: np.ndarray
 
 
 class Columns(NamedTuple):
@@ -40,30 +52,65 @@ def columns_of(
     path: pathlib.Path,
     outcome: Outcome,
     client_column: Optional[str],
-    missing: str,
+    used: Sequence[str],
+    categorical: Sequence[str] = (),
+    missing: str = "drop",
     separator: Optional[str] = None,
     date_unit: Optional[str] = None,
-    **chosen: Sequence[str],
 ) -> Columns:
-    """Return the columns of a fit to a table.
+    """Return the columns of a fit to a table, with the levels of the rows that have an outcome.
 
     Args:
       path: of the table of the fit.
-      outcome, client_column, missing, separator, date_unit: as of `design.read_design`.
-      **chosen: `only`, `drop` and `categorical`, likewise.
+      outcome, client_column, categorical, missing, separator, date_unit: as of `design.read_design`.
+      used: the columns that the fit uses, `Design.columns`.
 
     Raises:
       InvalidArgument: as of `design.read_design`.
     """
     where = path_name(path)
     table = read_table(path, separator, text=[client_column] if client_column else [])
+    left = has_outcome(table, outcome, where)
     if client_column:
-        owned = _owners(table, client_column) != ""
-        table = table.filter(owned.tolist()).drop_columns([client_column])
-    described = describe(table, outcome, where, date_unit=date_unit, **chosen)
+        left &= _owners(table, client_column) != ""
+    # In the order of the fit, which is that of `only`.
+    of_outcome = [name for name in (outcome.column, outcome.event, outcome.exposure) if name]
+    table = table.select([*of_outcome, *used]).filter(left.tolist())
+    described = describe(table, outcome, where, only=used, categorical=categorical, date_unit=date_unit)
     plan = agree({where: described}, outcome, "indicate", date_unit)
     cells = Cells(table, outcome, plan, missing, where)
     return Columns(plan, settle(plan, missing, cells.sums())[0])
+
+
+def read_rows(
+    path: pathlib.Path,
+    columns: Columns,
+    names: Sequence[str],
+    client_column: Optional[str] = None,
+    separator: Optional[str] = None,
+) -> Rows:
+    """Return the rows of a table, encoded in the columns of a fit.
+
+    Args:
+      path: of the table, with the columns of the fit.
+      columns: of the fit.
+      names: of its features, `Design.names`.
+      client_column: column with the client of each row; without it all rows are of new clients.
+      separator: as of `data.read_own`.
+
+    Raises:
+      InvalidArgument: there is no such file, it lacks a column, or it has text in a column of numbers.
+    """
+    where = path_name(path)
+    table = read_table(path, separator, text=[client_column] if client_column else [])
+    has_client = client_column in table.column_names
+    owners = _owners(table, str(client_column)) if has_client else np.full(table.num_rows, "", object)
+    if list(columns.encoding.names(columns.plan)) != list(names):
+        raise InvalidArgument(
+            f"The rows of {where} can't be encoded in the columns of the fit, {', '.join(names[:10])}: leave columns "
+            "with few rows out of the fit with --drop."
+        )
+    return Rows(owners, encode(table, columns.plan, columns.encoding, where))
 
 
 def _owners(table: Any, column: str) -> np.ndarray:
@@ -72,16 +119,9 @@ def _owners(table: Any, column: str) -> np.ndarray:
 
 
 def write_predictions(
-    path: pathlib.Path,
-    table: pathlib.Path,
-    result: Result,
-    columns: Columns,
-    client_names: Sequence[str],
-    client_column: Optional[str] = None,
-    separator: Optional[str] = None,
-    level: float = 0.95,
+    path: pathlib.Path, rows: Rows, result: Result, client_names: Sequence[str], level: float = 0.95
 ) -> list[str]:
-    """Write a prediction for each row of a table to a .csv file, and return sentences on them.
+    """Write a prediction for each row to a .csv file, and return sentences on them.
 
     The file has the row, its client, whether the client is new, the mean of the outcome, its central interval, and mean
     and standard deviation of the linear predictor. The interval is that of the mean outcome, not of an outcome; for
@@ -90,28 +130,16 @@ def write_predictions(
 
     Args:
       path: of the .csv file.
-      table: path of the rows, with the columns of the fit.
+      rows: of `read_rows`.
       result: of the fit.
-      columns: of the fit.
-      client_names: of its clients.
-      client_column: column with the client of each row; a client that is not in the fit is new, as all are without it.
-      separator: as of `data.read_own`.
+      client_names: of its clients; a client that is not in the fit is new.
       level: probability of the interval.
-
-    Raises:
-      InvalidArgument: the table lacks a column, or has text in a column of numbers.
     """
-    where, posterior = path_name(table), posterior_of(result)
-    rows = read_table(table, separator, text=[client_column] if client_column else [])
-    has_client = client_column in rows.column_names
-    owners = _owners(rows, str(client_column)) if has_client else np.full(rows.num_rows, "", object)
-    features = encode(rows, columns.plan, columns.encoding, where)
-    if features.shape[1] != len(posterior.names) - (posterior.family != "cox"):
-        raise InvalidArgument(f"The columns of {where} are not those of the fit.")
+    (owners, features), posterior = rows, posterior_of(result)
     whole = ~np.any(np.isnan(features), 1)
     known = {name: number for number, name in enumerate(client_names)}
     has_t = posterior.degrees_of_freedom is not None
-    centre, stddev, mean, degrees = (np.full(rows.num_rows, np.nan) for _ in range(4))
+    centre, stddev, mean, degrees = (np.full(len(owners), np.nan) for _ in range(4))
     for owner in dict.fromkeys(owners.tolist()):
         own = (owners == owner) & whole
         if isinstance(result, Hierarchical):
@@ -133,12 +161,12 @@ def write_predictions(
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(head)
-    for k in range(rows.num_rows):
+    for k in range(len(owners)):
         numbers: list[Any] = [x[k] if whole[k] else "" for x in columns_of_row]
         writer.writerow([k + 1, owners[k], "no" if owners[k] in known else "yes", *numbers])
     write_bytes(path, text.getvalue().encode("utf-8"))
     new = sum(owner not in known for owner in owners)
-    notes = [f"{rows.num_rows:,} predictions, {new:,} of them for new clients."]
+    notes = [f"{len(owners):,} predictions, {new:,} of them for new clients."]
     if not np.all(whole):
         notes.append(f"{int(np.sum(~whole))} rows have an empty cell, or a level that the fit has not: no prediction.")
     return notes

@@ -49,7 +49,9 @@ class Restricted(NamedTuple):
         pairs = [(i, j) for i in range(count) for j in range(i)]
         mixed = [sign * (shifts[i] + shifts[j]) for i, j in pairs for sign in (1, -1)]
         sums, precisions = self._ask(parameters, [*shifts, *-shifts, *mixed])
-        half = 0.5 * np.linalg.slogdet(precisions)[1]
+        signs, logs = np.linalg.slogdet(precisions)
+        # Rounding can leave a matrix indefinite at extreme variances, where the maximum is not: NaN refuses the step.
+        half = np.where((signs > 0) & np.isfinite(logs), 0.5 * logs, np.nan)
         middle, above, below = half[0], half[1 : 1 + count], half[1 + count : 1 + 2 * count]
         twice = above + below - 2 * middle
         curvature = np.diag(twice / steps**2)
