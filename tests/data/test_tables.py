@@ -166,6 +166,37 @@ def test_dates_of_nanoseconds(tmp_path):
     assert train.encoding[0].unit == "days"
 
 
+@pytest.mark.parametrize("unit", [None, "years"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "31.12.2020",
+        "12/31/20",
+        "1/2/2021 10:30",
+        "2020/12/31",
+        "2020-02-30",
+        "31-Dec-2020",
+        "Dec. 31 2020",
+        "3 März 2021",
+    ],
+)
+def test_dates_that_are_not_iso_are_no_categories(tmp_path, text, unit):
+    path = write(tmp_path / "d.csv", ["x", "day", "label"], X, repeated(text, "1.12.2019", "", text), LABELS)
+    with pytest.raises(InvalidArgument) as caught:
+        read_own(path, date_unit=unit)
+    for part in (f"'day' holds dates as text, such as '{text}' in row 1", "write dates as 2020-12-31", "--categorical"):
+        assert part in str(caught.value)
+    assert read_own(path, categorical=["day"], date_unit=unit).train.encoding[1].kind == "category"
+
+
+@pytest.mark.parametrize(
+    "text", ["1.2.3", "2020", "May", "10-20", "1/2", "a 1.12.2020", "10:30", "127.0.0.1", "5 mg 20"]
+)
+def test_categories_that_are_no_dates(tmp_path, text):
+    train = read_own(write(tmp_path / "d.csv", ["x", "t", "label"], X, repeated(text, "b"), LABELS)).train
+    assert train.encoding[1].kind == "category"
+
+
 def test_a_separator_that_is_given(tmp_path):
     path = write(tmp_path / "d.csv", ["x", "label"], X, LABELS, separator=" ")
     assert read_own(path, separator="space").train.class_names == ("no", "yes")

@@ -19,6 +19,12 @@ DATE_UNITS = {"days": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2
 # Cells that are no numbers are errors in a column of numbers up to this share, and beyond it categories.
 _MOST_ERRORS = 0.2
 TEXT_KINDS = ("category", "ordinal")
+# Dates that are not ISO 8601, such as 31.12.2020, 12/31/20, 2020/12/31, 31-Dec-2020 and Dec 31, 2020, and ISO dates
+# that do not exist: the readers of files leave both as text.
+_DAY, _YEAR, _BETWEEN = r"\d{1,2}", r"(?:\d{4}|\d{2})", r"[-/., ]{1,2}"
+_MONTH = r"(?:jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\pL*"
+_ORDERS = (_DAY, _DAY, _YEAR), (r"\d{4}", _DAY, _DAY), (_DAY, _MONTH, _YEAR), (_MONTH, _DAY, r"\d{4}")
+_LIKE_A_DATE = rf"(?i)^(?:{'|'.join(_BETWEEN.join(order) for order in _ORDERS)})(?:[ T,]+\d{{1,2}}:\d{{2}}.*)?$"
 # Of a column that counts the rows of a table, and of one that does not begin at 0 or 1: it numbers the rows if another
 # site has the first ones.
 ROWS, ROWS_ON = COUNTERS = ("row number", "later row number")
@@ -112,8 +118,9 @@ def read_cells(
     Args:
       column: of a pyarrow Table.
       name: of the column.
-      troubles: gets an entry for a column without any value; dates without `date_unit`; text with more than
-        `MOST_LEVELS` values; text in up to a fifth of the cells of a column of numbers; numbers that are not finite.
+      troubles: gets an entry for a column without any value; dates without `date_unit`; text that is mostly dates in
+        another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
+        column of numbers; numbers that are not finite.
       is_category: the column is a category, whatever it holds.
       date_unit: one of `DATE_UNITS`, in which dates become numbers.
     """
@@ -134,6 +141,8 @@ def read_cells(
     plain = _without_words(plain)
     if plain.null_count == len(plain):
         troubles.add(name, "has no value")
+        return None
+    if _are_like_dates(plain, name, troubles):
         return None
     found = match_numbers(plain)
     bad = ~found.good
@@ -237,6 +246,20 @@ def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
         troubles.advise("give --categorical for categories")
         return None
     return cells
+
+
+def _are_like_dates(column: Any, name: str, troubles: Troubles) -> bool:
+    """Return whether most cells of text look like dates: they have an order, which categories would lose."""
+    import pyarrow.compute as compute
+
+    like = compute.match_substring_regex(column, _LIKE_A_DATE).fill_null(False).to_numpy(zero_copy_only=False)
+    if like.sum() <= 0.5 * (len(column) - column.null_count):
+        return False
+    row = int(np.argmax(like))
+    troubles.add(name, f"holds dates as text, such as {shown(column[row].as_py())} in row {row + 1}")
+    troubles.advise("write dates as 2020-12-31 and give --date-unit")
+    troubles.advise("give --categorical for categories")
+    return True
 
 
 def _without_words(column: Any) -> Any:
