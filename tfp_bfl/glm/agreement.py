@@ -232,8 +232,7 @@ class Cells:
         self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
         self._values = self._read_outcome(table)
         self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None
-        used = np.all(np.isfinite(self._values.reshape(len(self._values), -1)), 1)
-        used &= True if self._exposure is None else np.isfinite(self._exposure)
+        used = design.are_filled(self._values, self._exposure)
         blocks = [_block(table, column, where, plan.date_unit)[used] for column in plan.columns]
         self._features = np.concatenate(blocks, 1)
         self._empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)

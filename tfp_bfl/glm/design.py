@@ -114,8 +114,8 @@ def read_design(
     owners, of_clients = np.full(table.num_rows, "all rows", object), list[str]()
     if client_column:
         owners, of_clients = client_names(decoded(table[client_column]).to_pylist(), client_column)
-    keep = has_outcome(table, outcome, where) & (owners != "")
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
+    keep = are_filled(values, exposure) & (owners != "")
     left_out = _note(int(np.sum(~keep)), "without an outcome, a client or an exposure")
     notes = [*_event_note(table, outcome, where), *of_clients, *left_out]
     blocks, names, complete, columns = [], [], np.ones(table.num_rows, bool), []
@@ -166,9 +166,14 @@ def read_design(
 
 def has_outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
     """Return whether each row of a table has an outcome and, where one is named, an exposure, bool [N]."""
-    values = _outcome(table, outcome, where)
+    exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
+    return are_filled(_outcome(table, outcome, where), exposure)
+
+
+def are_filled(values: np.ndarray, exposure: Optional[np.ndarray]) -> np.ndarray:
+    """Return which outcomes [N] or [N, 2] have no empty cell, and an exposure [N] if there is one, bool [N]."""
     found: np.ndarray = np.all(np.isfinite(values.reshape(len(values), -1)), 1)
-    return found if outcome.exposure is None else found & np.isfinite(numbers(table, outcome.exposure, where))
+    return found if exposure is None else found & np.isfinite(exposure)
 
 
 def _reserved(outcome: Outcome, client_column: Optional[str]) -> list[str]:
