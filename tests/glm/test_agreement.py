@@ -45,12 +45,24 @@ def table(seed=0, count=300):
     })  # fmt: skip
 
 
+def without_outcomes(whole):
+    """Return a table of which the first 40 rows have no outcome, and levels that no other row has."""
+    has = np.arange(whole.num_rows) >= 40
+    changed = {name: np.where(has, np.array(whole[name].to_pylist(), object), None) for name in ("days", "ill")}
+    levels = {"chest": "asymptomatic", "sex": "Unknown"}
+    changed |= {name: np.where(has, whole[name].to_pylist(), level) for name, level in levels.items()}
+    for name, cells in changed.items():
+        whole = whole.set_column(whole.column_names.index(name), name, pyarrow.array(cells.tolist()))
+    return whole
+
+
+@pytest.mark.parametrize("change", [lambda whole: whole, without_outcomes], ids=["full", "without_outcomes"])
 @pytest.mark.parametrize("missing", ["drop", "indicate"])
 @pytest.mark.parametrize(
     "outcome", [Outcome("ill", "bernoulli"), Outcome("days", "cox", "ill"), Outcome("days", "gaussian")]
 )
-def test_the_columns_are_those_of_all_rows_in_one_place(outcome, missing):
-    whole, options = table(), {"categorical": ["stage"]}
+def test_the_columns_are_those_of_all_rows_in_one_place(outcome, missing, change):
+    whole, options = change(table()), {"categorical": ["stage"]}
     design = read_design(whole, outcome, "site", missing=missing, **options)
     clients, names, _ = fit_at_sites(sites_of(whole, "site"), outcome, missing, **options)
     assert names == design.names

@@ -103,6 +103,8 @@ def describe(
 ) -> dict[str, Any]:
     """Return what a site says of its table as JSON: columns, the levels of text, and the values of the event.
 
+    Levels are those of the rows with an outcome: others are not in the fit.
+
     Args:
       table: a pyarrow Table.
       outcome: its columns.
@@ -115,12 +117,15 @@ def describe(
     reserved = [x for x in (outcome.column, outcome.event, outcome.exposure) if x]
     for name in reserved:
         lookup(dict.fromkeys(table.column_names), name, "column", f"in {where}")
+    event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
+    used = np.ones(table.num_rows, bool)
+    for name in reserved:
+        used &= texts(table[name]) != "" if name == event else np.isfinite(design.numbers(table, name, where))
     columns = [
-        _describe(table, name, name in categorical, name in only, where, date_unit)
+        _describe(table, name, used, name in categorical, name in only, where, date_unit)
         for name in table.column_names
         if name not in {*reserved, *drop} and (not only or name in only)
     ]
-    event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     events = sorted(set(texts(table[event]).tolist()) - {""}, key=natural) if event else []
     if len(events) > MOST_LEVELS:
         raise InvalidArgument(f"The column {shown(event)} of {where} holds {len(events)} values: name another event.")
@@ -128,9 +133,9 @@ def describe(
 
 
 def _describe(
-    table: Any, name: str, is_category: bool, is_chosen: bool, where: str, date_unit: Optional[str]
+    table: Any, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: Optional[str]
 ) -> Column:
-    if not np.any(texts(table[name]) != ""):
+    if not np.any(texts(table[name])[used] != ""):
         return Column(name, EMPTY)
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, [name], troubles, [name] if is_category else [], date_unit, client=name)
@@ -141,7 +146,7 @@ def _describe(
     values = design.categories(cells)
     if values is None:
         return Column(name, NUMBER if is_chosen else cells.counter or NUMBER)
-    levels = sorted(set(values.tolist()) - {""}, key=natural)
+    levels = sorted(set(values[used].tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS:
         raise InvalidArgument(
             f"The column {shown(name)} of {where} holds {len(levels)} texts, too many for a category: leave it "
