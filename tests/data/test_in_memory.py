@@ -31,8 +31,35 @@ def frame(path):
     return pytest.importorskip("pandas").read_csv(path)
 
 
+class Stream:
+    """A DataFrame of another library, such as polars: it has Arrow's stream, and names that pandas has too."""
+
+    dtypes, to_numpy = [], None
+
+    def __init__(self, table):
+        self.columns, self._table = table.column_names, table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def views(path):
+    """The table with text in the types that polars has: views of strings, also as the values of categories."""
+    table = pyarrow.csv.read_csv(path)
+    for i, name in enumerate(table.column_names):
+        column = table[name]
+        if pyarrow.types.is_string(column.type):
+            codes = column.combine_chunks().dictionary_encode()
+            values = codes.dictionary.cast(pyarrow.string_view())
+            kinds = {"site": pyarrow.DictionaryArray.from_arrays(codes.indices, values)}
+            table = table.set_column(i, name, kinds.get(name, column.cast(pyarrow.string_view())))
+    return table
+
+
 FORMS = {
     "Table": (pyarrow.csv.read_csv, OPTIONS),
+    "views": (views, OPTIONS),
+    "Stream": (lambda path: Stream(pyarrow.csv.read_csv(path)), OPTIONS),
     "DataFrame": (frame, OPTIONS),
     "arrays": (lambda path: (FEATURES, LABELS, SITES), {}),
     "mapping": (lambda path: {"features": FEATURES, "labels": LABELS, "clients": SITES}, {}),
@@ -181,3 +208,49 @@ def test_columns_of_objects_in_a_data_frame(column, message):
     pandas = pytest.importorskip("pandas")
     with pytest.raises(InvalidArgument, match=message):
         data.read_own(pandas.DataFrame({**TABLE, "b": column}))
+
+
+AGES = RNG.integers(20, 90, 60)
+
+
+def columns_of_pandas(pandas):
+    bins = pandas.cut(AGES, [0, 45, 65, 100])
+    first = pandas.Timestamp("2020-01-01").to_period("M")
+    return {
+        "cut": (bins, ["x[>=(45, 65]]", "x[>=(65, 100]]"]),
+        "intervals": (pandas.arrays.IntervalArray(bins), ["x[(0, 45]]", "x[(45, 65]]", "x[(65, 100]]"]),
+        "objects": (bins.astype(object), ["x[(0, 45]]", "x[(45, 65]]", "x[(65, 100]]"]),
+        "periods": (pandas.array([first + int(k) for k in AGES]), ["x"]),
+        "sparse": (pandas.arrays.SparseArray(AGES), ["x"]),
+        "with gaps": (pandas.cut(AGES, [0, 45, 65]), ["x[>=(45, 65]]", "x[missing]"]),
+    }
+
+
+@pytest.mark.parametrize("name", ["cut", "intervals", "objects", "periods", "sparse", "with gaps"])
+def test_columns_that_only_pandas_has(name):
+    pandas = pytest.importorskip("pandas")
+    column, wanted = columns_of_pandas(pandas)[name]
+    given = pandas.DataFrame({"x": column, "sick": LABELS})
+    before = given.dtypes.iloc[0]
+    train = data.read_own(given, label="sick", date_unit="months").train
+    assert [x.name for x in train.columns] == wanted
+    if name == "cut":
+        assert sorted(set(map(tuple, (train.features > 0).tolist()))) == [(False, False), (True, False), (True, True)]
+    if name in ("periods", "sparse"):
+        plain = data.read_own(pandas.DataFrame({"x": AGES, "sick": LABELS}), label="sick").train
+        np.testing.assert_allclose(train.features, plain.features, atol=0.05)
+    assert given.dtypes.iloc[0] == before  # It is not changed in place.
+
+
+@pytest.mark.parametrize("how", ["run ends", "no rows of codes"])
+def test_other_types_of_arrow(how):
+    column = pyarrow.array(np.sort(AGES).astype(float))
+    table = pyarrow.table({"x": column, "sick": LABELS})
+    changed = table.set_column(0, "x", pyarrow.compute.run_end_encode(column))
+    if how == "run ends":
+        found, wanted = (data.read_own(x, label="sick").train.features for x in (changed, table))
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        empty = pyarrow.table({"x": pyarrow.array(["a"]).dictionary_encode().slice(0, 0), "sick": LABELS[:0]})
+        with pytest.raises(InvalidArgument, match="has no rows"):
+            data.read_own(pyarrow.Table.from_batches([], empty.schema), label="sick")

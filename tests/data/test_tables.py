@@ -219,16 +219,60 @@ def test_a_separator_that_is_given(tmp_path):
         (["1234,5", "1,234"], [1234.5, 1.234]),
         ([",5", "3"], [0.5, 3]),
         (["1,234", "2,000"], "'x' holds '1,234' in row 1, where the comma may be decimal or group thousands"),
-        (["1.234,5", "2"], "'x' holds '1.234,5' in row 1, which is no number"),
+        (["2", "1.234"], [2, 1.234]),
+        (["1.234,5", "2"], [1234.5, 2]),
+        (["1.234.567", "-2"], [1234567, -2]),
+        (["1,234.5", "2,000"], [1234.5, 2000]),
+        (["1 234,5", "-12\u00a0000,25"], [1234.5, -12000.25]),
+        (["1'234.5", "12\u2019000"], [1234.5, 12000]),
+        (["1,5", "2.5"], "'x' holds '1,5' in row 1, which is no number"),
+        (["1.23,4", "2"], "'x' holds '1.23,4' in row 1, which is no number"),
+        (["12 34", "2"], "'x' holds '12 34' in row 1, which is no number"),
     ],
 )
-def test_decimal_commas(tmp_path, cells, wanted):
+def test_notations_of_numbers(tmp_path, cells, wanted):
     path = write(tmp_path / "d.csv", ["x", "label"], repeated(*cells), LABELS, separator=";")
     if isinstance(wanted, str):
         with pytest.raises(InvalidArgument, match=wanted):
             read_rows(path, ["x"])
     else:
         np.testing.assert_allclose(read_rows(path, ["x"])[:, 0], np.resize(wanted, ROWS))
+
+
+@pytest.mark.parametrize("other", [["60,5", "7,25"], ["1.234,5", "2"]])
+@pytest.mark.parametrize("cells", [["2", "1.234"], ["1.234", "950", ""], ["2.000"]])
+def test_points_that_may_group_thousands_beside_decimal_commas(tmp_path, cells, other):
+    names, columns = ["x", "y", "label"], [repeated(*cells), repeated(*other), LABELS]
+    path = write(tmp_path / "d.csv", names, *columns, separator=";")
+    row = next(i for i, cell in enumerate(cells) if "." in cell)
+    wanted = f"'x' holds '{cells[row]}' in row {row + 1}, where the point may be decimal or group thousands"
+    frame = pyarrow.table({name: column.astype(str) for name, column in zip(names, columns)})
+    for table in (path, frame, frame.to_pandas()):
+        with pytest.raises(InvalidArgument, match=wanted):
+            read_own(table, label="label")
+    with pytest.raises(InvalidArgument, match=wanted):
+        read_rows(path, ["x"])
+    assert [x.name for x in read_own(path, drop=["x"]).train.columns] == ["y"]
+
+
+@pytest.mark.parametrize("cells", [["2.5", "1.234"], ["1.2345", "3"], ["1e-3", "2"], ["1000.5", "2"]])
+def test_points_that_group_nothing_beside_decimal_commas(tmp_path, cells):
+    path = write(tmp_path / "d.csv", ["x", "y", "label"], repeated(*cells), repeated("60,5"), LABELS, separator=";")
+    np.testing.assert_allclose(read_rows(path, ["x"])[:2, 0], np.array(cells, float))
+
+
+def test_a_column_of_decimal_commas_decides_for_the_others(tmp_path):
+    columns = repeated("1,234", "2,000"), repeated("60,5"), LABELS
+    path = write(tmp_path / "d.csv", ["x", "y", "label"], *columns, separator=";")
+    np.testing.assert_allclose(read_rows(path, ["x"])[:2, 0], [1.234, 2])
+
+
+def test_a_word_among_decimal_commas_is_named(tmp_path):
+    cells = repeated("0,5", "2,5").astype(object)
+    cells[7] = "cash"
+    path = write(tmp_path / "d.csv", ["x", "label"], cells, LABELS, separator=";")
+    with pytest.raises(InvalidArgument, match="'x' holds 'cash' in row 8, which is no number: .*correct the cell"):
+        read_own(path)
 
 
 def test_row_indices_are_no_features(tmp_path):

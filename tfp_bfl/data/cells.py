@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, match_numbers, to_float
+from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, to_float
 from tfp_bfl.data.names import EMPTY, as_category, as_text
+from tfp_bfl.data.numerals import has_decimal_commas, match_numbers
 from tfp_bfl.errors import lookup, shown
 
 # Text with more values than this is rather a name than a category.
@@ -94,7 +95,7 @@ def read_columns(
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
-    found = {name: read_cells(table[name], name, troubles, name in categorical, date_unit) for name in names}
+    found = {name: read_cells(table, name, troubles, name in categorical, date_unit) for name in names}
     site = next((name for name, cells in found.items() if cells is None and _looks_like_names(table[name])), None)
     if client is None and site is not None:
         troubles.advise(f"give --client-column {site} if it names the client of each row")
@@ -108,7 +109,7 @@ def _looks_like_names(column: Any) -> bool:
 
 
 def read_cells(
-    column: Any, name: str, troubles: Troubles, is_category: bool = False, date_unit: Optional[str] = None
+    table: Any, name: str, troubles: Troubles, is_category: bool = False, date_unit: Optional[str] = None
 ) -> Optional[Cells]:
     """Return a column by the values that it holds; None if something is wrong with it.
 
@@ -116,7 +117,7 @@ def read_cells(
     dictionaries (pandas categories) are categories, or ordinal if they are declared so.
 
     Args:
-      column: of a pyarrow Table.
+      table: of pyarrow.
       name: of the column.
       troubles: gets an entry for a column without any value; dates without `date_unit`; text that is mostly dates in
         another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
@@ -126,6 +127,7 @@ def read_cells(
     """
     import pyarrow.types as types
 
+    column, commas = table[name], has_decimal_commas(table)
     if column.null_count == len(column):
         troubles.add(name, "has no value")
         return None
@@ -137,30 +139,30 @@ def read_cells(
     if types.is_temporal(plain.type):
         return _dates(plain, name, troubles, date_unit)
     if not is_text(plain):
-        return _numbers(plain, name, troubles)
+        return _numbers(plain, name, troubles, commas)
     plain = _without_words(plain)
     if plain.null_count == len(plain):
         troubles.add(name, "has no value")
         return None
     if _are_like_dates(plain, name, troubles):
         return None
-    found = match_numbers(plain)
+    found = match_numbers(plain, commas)
     bad = ~found.good
     filled = len(plain) - plain.null_count
     many = bad.sum() < 0.5 * filled and len(plain.unique()) > MOST_LEVELS
-    if found.is_ambiguous or bad.sum() <= _MOST_ERRORS * filled or many:
-        if bad.any() and not found.is_ambiguous:
+    if found.ambiguous or bad.sum() <= _MOST_ERRORS * filled or many:
+        if bad.any() and not found.ambiguous:
             troubles.advise("correct the cell")
             troubles.advise("give --categorical for categories")
-        return _numbers(plain, name, troubles)
+        return _numbers(plain, name, troubles, commas)
     return _few(Cells(name, "category", texts(column)), troubles)
 
 
-def read_cells_as(column: Any, name: str, kind: str, troubles: Troubles, date_unit: Optional[str] = None) -> Cells:
+def read_cells_as(table: Any, name: str, kind: str, troubles: Troubles, date_unit: Optional[str] = None) -> Cells:
     """Return a column in the form in which a model requires it.
 
     Args:
-      column: of a pyarrow Table.
+      table: of pyarrow.
       name: of the column.
       kind: of `Cells`.
       troubles: gets an entry if a cell has another form.
@@ -168,6 +170,7 @@ def read_cells_as(column: Any, name: str, kind: str, troubles: Troubles, date_un
     """
     import pyarrow
 
+    column = table[name]
     if kind in TEXT_KINDS:
         return Cells(name, kind, texts(column))
     plain, nothing = decoded(column), Cells(name, kind, np.full(len(column), np.nan))
@@ -176,7 +179,7 @@ def read_cells_as(column: Any, name: str, kind: str, troubles: Troubles, date_un
     if plain.null_count == len(plain):
         return nothing
     if kind != "date":
-        return _numbers(plain, name, troubles) or nothing
+        return _numbers(plain, name, troubles, has_decimal_commas(table)) or nothing
     if is_text(plain):
         with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
             plain = plain.cast(pyarrow.timestamp("us"))
@@ -272,11 +275,11 @@ def _without_words(column: Any) -> Any:
     return compute.if_else(empty, None, trimmed)  # Of a column that is a slice `if_else` returns other text.
 
 
-def _numbers(column: Any, name: str, troubles: Troubles) -> Optional[Cells]:
+def _numbers(column: Any, name: str, troubles: Troubles, decimal_commas: bool) -> Optional[Cells]:
     """Return a column without dictionaries as numbers; None if a cell is no number."""
     import pyarrow.types as types
 
-    exact = to_float(column, name, troubles)
+    exact = to_float(column, name, troubles, decimal_commas)
     if exact is None:
         return None
     check_finite(exact, np.isnan(exact), name, troubles)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 
 from tfp_bfl.data.names import as_text
+from tfp_bfl.data.numerals import has_decimal_commas, match_numbers
 from tfp_bfl.errors import InvalidArgument, shown
 
 # Most letters of an error's list of columns; of the others the names are stated, of at most so many.
 _MOST_LETTERS, _MOST_OTHERS = 300, 20
-_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-_DECIMAL_COMMA = r"^\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*$"
-# 1,234 is 1.234 where the comma is decimal, and 1234 where it groups thousands.
-_AMBIGUOUS = r"^\s*[+-]?([1-9]\d{0,2},\d{3}|\d+)\s*$"
+# Types of Arrow for text beside string; polars has the second.
+_OTHER_TEXT = ("large_string", "string_view")
 
 
 class BadColumns(InvalidArgument):
@@ -81,7 +80,7 @@ def numbers(table: Any, columns: Sequence[str], troubles: Troubles, full: bool =
       troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
       full: an empty cell is a trouble; otherwise it becomes NaN.
     """
-    return np.stack([_numbers(table[name], name, troubles, full) for name in columns], -1)
+    return np.stack([_numbers(table, name, troubles, full) for name in columns], -1)
 
 
 def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndarray:
@@ -99,18 +98,21 @@ def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndar
 
 
 def decoded(column: Any) -> Any:
-    """Return a column of a pyarrow Table with the values of a dictionary in place of their codes."""
+    """Return a column of a pyarrow Table with values in place of codes and counts, and text as strings."""
     import pyarrow
+    import pyarrow.compute as compute
     import pyarrow.types as types
 
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    return column.cast(pyarrow.string()) if types.is_large_string(column.type) else column
+    if types.is_run_end_encoded(column.type):
+        column = compute.run_end_decode(column)
+    return column.cast(pyarrow.string()) if str(column.type) in _OTHER_TEXT else column
 
 
-def _numbers(column: Any, name: str, troubles: Troubles, full: bool) -> np.ndarray:
-    column = decoded(column)
-    exact = to_float(column, name, troubles)
+def _numbers(table: Any, name: str, troubles: Troubles, full: bool) -> np.ndarray:
+    column = decoded(table[name])
+    exact = to_float(column, name, troubles, has_decimal_commas(table))
     if exact is None:
         return np.zeros(len(column))
     # NaN in a column of numbers is no empty cell where none may be.
@@ -137,20 +139,21 @@ def is_text(column: Any) -> bool:
     return bool(types.is_string(column.type))
 
 
-def to_float(column: Any, name: str, troubles: Troubles) -> Optional[np.ndarray]:
+def to_float(column: Any, name: str, troubles: Troubles, decimal_commas: bool = False) -> Optional[np.ndarray]:
     """Return a column as float64 [N], NaN for an empty cell; None if a cell is no number.
 
     Args:
       column: of a pyarrow Table, without a dictionary.
       name: of the column.
       troubles: gets an entry for the first cell that is no number.
+      decimal_commas: as of `numerals.match_numbers`.
     """
     import pyarrow
     import pyarrow.types as types
 
     kind = column.type
     if is_text(column):
-        return _from_text(column, name, troubles)
+        return _from_text(column, name, troubles, decimal_commas)
     if types.is_null(kind):
         return np.full(len(column), np.nan)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
@@ -166,52 +169,21 @@ def to_float(column: Any, name: str, troubles: Troubles) -> Optional[np.ndarray]
     return None
 
 
-class Matches(NamedTuple):
-    """The numbers in a column of text.
-
-    Fields:
-      column: the text, decimal commas replaced by points.
-      good: mask of the cells that are numbers or empty, bool [N].
-      empty: mask of the empty cells, bool [N].
-      is_ambiguous: commas may be decimal or group thousands.
-    """
-
-    column: Any
-    good: np.ndarray
-    empty: np.ndarray
-    is_ambiguous: bool
-
-
-def match_numbers(column: Any) -> Matches:
-    """Return which cells of a column of text are numbers.
-
-    Args:
-      column: of a pyarrow Table.
-    """
-    import pyarrow.compute as compute
-
-    empty: np.ndarray = compute.equal(compute.utf8_trim_whitespace(column), "").fill_null(True).to_numpy()
-    matches = lambda pattern: compute.match_substring_regex(column, pattern).fill_null(True).to_numpy() | empty
-    good, with_comma = matches(_NUMBER), matches(_DECIMAL_COMMA)
-    if with_comma.all() and not good.all():
-        if matches(_AMBIGUOUS).all():
-            return Matches(column, good, empty, True)
-        column, good = compute.replace_substring(column, ",", "."), with_comma
-    return Matches(column, good, empty, False)
-
-
-def _from_text(column: Any, name: str, troubles: Troubles) -> Optional[np.ndarray]:
+def _from_text(column: Any, name: str, troubles: Troubles, decimal_commas: bool) -> Optional[np.ndarray]:
     """Return a column of text as numbers, NaN where a cell is empty; None if a cell is no number."""
     import pyarrow
     import pyarrow.compute as compute
 
-    found = match_numbers(column)
-    if not found.good.all():
-        row = int(np.argmin(found.good))
-        why = "which is no number"
-        if found.is_ambiguous:
-            why = "where the comma may be decimal or group thousands"
-            troubles.advise("write numbers without such commas")
+    found = match_numbers(column, decimal_commas)
+    wrong = ~found.good
+    why = "which is no number"
+    if found.ambiguous:
+        wrong = compute.match_substring(column, found.ambiguous).fill_null(False).to_numpy()
+        mark = {",": "comma", ".": "point"}[found.ambiguous]
+        why = f"where the {mark} may be decimal or group thousands"
+        troubles.advise(f"write numbers without such {mark}s")
+    if wrong.any():
+        row = int(np.argmax(wrong))
         troubles.add(name, f"holds {shown(column[row].as_py())} in row {row + 1}, {why}")
         return None
     kept = compute.if_else(pyarrow.array(found.empty), None, compute.utf8_trim_whitespace(found.column))

@@ -175,7 +175,7 @@ def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Trouble
         return Raw(_of_part(table, columns, reading, troubles), unit)
     if reading.kinds:
         given = zip(columns, reading.kinds)
-        return Raw([read_cells_as(table[name], name, kind, troubles, unit) for name, kind in given], unit)
+        return Raw([read_cells_as(table, name, kind, troubles, unit) for name, kind in given], unit)
     return Raw(read_columns(table, columns, troubles, reading.categorical, unit, reading.client), unit)
 
 
@@ -188,7 +188,7 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
     found |= {x.name: x._replace(rows_of=x.counter) for x in read}
-    found |= {name: read_cells_as(table[name], name, kind, troubles, unit) for name, kind in fixed.items()}
+    found |= {name: read_cells_as(table, name, kind, troubles, unit) for name, kind in fixed.items()}
     return list(found.values())
 
 

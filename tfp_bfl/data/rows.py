@@ -78,6 +78,6 @@ def read_encoded(
     table = read_table(path, separator, text=[x.name for x in features if x.is_text], keep=names)
     check_columns(table, names, where)
     troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
-    raw = Raw([read_cells_as(table[x.name], x.name, x.kind, troubles, x.unit) for x in features])
+    raw = Raw([read_cells_as(table, x.name, x.kind, troubles, x.unit) for x in features])
     troubles.check()
     return EncodedRows(encode(raw, features, columns), tuple(unknown_levels(raw, features)))

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, BinaryIO, Optional
 
 from tfp_bfl import files
+from tfp_bfl.data.columns import decoded
 from tfp_bfl.data.names import EMPTY
+from tfp_bfl.data.numerals import with_notation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -51,14 +53,18 @@ def read_table(
     if is_parquet and separator is not None:
         raise InvalidArgument(f"{files.name(path)} has no separator, but one is given: leave it out.")
     with files.open_regular(path, "table") as file:
-        read = (lambda: _read_parquet(file)) if is_parquet else (lambda: _read_csv(file, path, separator, text))
-        return _checked(read, files.name(path), drop, {*text, *drop, *keep})
+        written = None if is_parquet else (lambda names: _read_csv(file, path, separator, {*text, *names}))
+        read = (lambda: _read_parquet(file)) if written is None else (lambda: written([]))
+        return _checked(read, files.name(path), drop, {*text, *drop, *keep}, written)
 
 
 def is_table(value: Any) -> bool:
     """Return whether a value is a table in memory: a pandas DataFrame, a pyarrow Table, or another of Arrow's form."""
-    is_frame = type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns")
-    return is_frame or (hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns"))
+    return hasattr(value, "columns") and (_is_of_pandas(value) or hasattr(value, "__arrow_c_stream__"))
+
+
+def _is_of_pandas(value: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "pandas" for kind in type(value).__mro__)
 
 
 def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Any:
@@ -74,7 +80,7 @@ def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collectio
     """
     import pyarrow
 
-    if hasattr(value, "dtypes") and hasattr(value, "to_numpy"):
+    if _is_of_pandas(value):
         read = lambda: _from_pandas(value, where)
     else:
         read = lambda: value if isinstance(value, pyarrow.Table) else pyarrow.table(value)
@@ -86,7 +92,7 @@ def _from_pandas(frame: Any, where: str) -> Any:
     import pyarrow
 
     try:
-        return pyarrow.Table.from_pandas(frame, preserve_index=False)
+        return pyarrow.Table.from_pandas(_in_arrow_types(frame), preserve_index=False)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
         for name, column in frame.items():
             first: Any = None
@@ -102,14 +108,67 @@ def _from_pandas(frame: Any, where: str) -> Any:
         raise
 
 
-def _checked(read: Callable[[], Any], where: str, drop: Collection[str], named: Collection[str]) -> Any:
-    """Return the result of `read` without the columns of `drop` and without row indices that are not in `named`."""
+def _in_arrow_types(frame: Any) -> Any:
+    """Return a DataFrame with the columns that pandas has and Arrow has not in types of both.
+
+    Intervals, as of `pandas.cut`, become text; periods the dates on which they begin; sparse columns full ones.
+    """
+    import pandas
+
+    changed = frame.copy(deep=False)
+    for i, kind in enumerate(frame.dtypes):
+        column, levels = frame.iloc[:, i], getattr(kind, "categories", None)
+        if kind == object:
+            column = column.infer_objects()  # Of intervals and periods, which an array of objects may hold.
+            kind = column.dtype
+        if isinstance(kind, pandas.CategoricalDtype) and isinstance(levels.dtype, pandas.IntervalDtype):
+            changed.isetitem(i, column.cat.rename_categories([str(level) for level in levels]))
+        elif isinstance(kind, pandas.IntervalDtype):
+            changed.isetitem(i, column.map(str, na_action="ignore").astype(object))
+        elif isinstance(kind, pandas.PeriodDtype):
+            changed.isetitem(i, column.dt.to_timestamp())
+        elif isinstance(kind, pandas.SparseDtype):
+            changed.isetitem(i, column.sparse.to_dense())
+    return changed
+
+
+def _without_views(table: Any) -> Any:
+    """Return a table of which the columns, and the values of columns of codes, are `decoded`."""
+    import pyarrow
+    import pyarrow.types as types
+
+    def of_codes(part: Any) -> Any:
+        values = decoded(pyarrow.chunked_array([part.dictionary])).combine_chunks()
+        return pyarrow.DictionaryArray.from_arrays(part.indices, values, ordered=part.type.ordered)
+
+    for i, field in enumerate(table.schema):
+        column = table.column(i)
+        plain = column if types.is_dictionary(field.type) else decoded(column)
+        if plain is column and column.num_chunks and types.is_dictionary(field.type):
+            plain = pyarrow.chunked_array([of_codes(part) for part in column.chunks])
+        if plain.type != field.type:
+            table = table.set_column(i, field.name, plain)
+    return table
+
+
+def _checked(
+    read: Callable[[], Any],
+    where: str,
+    drop: Collection[str],
+    named: Collection[str],
+    written: Optional[Callable[[list[str]], Any]] = None,
+) -> Any:
+    """Return the result of `read` without the columns of `drop` and without row indices that are not in `named`.
+
+    `written` reads columns as text, for `numerals.with_notation`; None for a table whose numbers are not text.
+    """
     import pyarrow
 
     try:
         table = read()
         # Its text too, which nobody has looked at so far.
         table.validate(full=True)
+        table = with_notation(_without_views(table), written)
     except InvalidArgument:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:

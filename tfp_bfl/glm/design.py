@@ -240,7 +240,7 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
 def numbers(table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None) -> np.ndarray:
     """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell."""
     troubles = Troubles(where, f"name a column of {kind}s")
-    cells = read_cells_as(table[name], name, kind, troubles, date_unit)
+    cells = read_cells_as(table, name, kind, troubles, date_unit)
     troubles.check()
     return cells.values
 
