@@ -149,7 +149,7 @@ def test_clients_of_an_archive_that_are_bytes_are_text(tmp_path):
         read_own(tmp_path / "d.npz")
 
 
-@pytest.mark.parametrize("word", ["n/a", "#N/A", "-NaN", "1.#QNAN", "NULL"])
+@pytest.mark.parametrize("word", ["n/a", "#N/A", "-NaN", "1.#QNAN", "NULL", "<NA>"])
 def test_words_for_empty_cells_are_those_of_numbers_and_of_text(tmp_path, word):
     columns = [repeated(1, 2, 3, 4, 5, word), repeated("a", "b", word), LABELS]
     for end in ([], [repeated("x", "y", f" {word} ")]):
@@ -178,6 +178,9 @@ def test_dates_of_nanoseconds(tmp_path):
         "31-Dec-2020",
         "Dec. 31 2020",
         "3 März 2021",
+        "2020-12",
+        "1/2020",
+        "Dec 2020",
     ],
 )
 def test_dates_that_are_not_iso_are_no_categories(tmp_path, text, unit):
@@ -190,7 +193,7 @@ def test_dates_that_are_not_iso_are_no_categories(tmp_path, text, unit):
 
 
 @pytest.mark.parametrize(
-    "text", ["1.2.3", "2020", "May", "10-20", "1/2", "a 1.12.2020", "10:30", "127.0.0.1", "5 mg 20"]
+    "text", ["1.2.3", "2020", "May", "10-20", "1/2", "a 1.12.2020", "10:30", "127.0.0.1", "5 mg 20", "2020-21"]
 )
 def test_categories_that_are_no_dates(tmp_path, text):
     train = read_own(write(tmp_path / "d.csv", ["x", "t", "label"], X, repeated(text, "b"), LABELS)).train
@@ -212,6 +215,18 @@ def test_a_separator_that_is_given(tmp_path):
         read_own(tmp_path / "d.npz", drop=["a"])
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(("first", "separator"), [("sep=;\n", ";"), ("SEP=|\r\n", "|"), ('"sep=,"\n', ",")])
+def test_a_first_line_that_names_the_separator(tmp_path, first, separator, encoding):
+    path = write(tmp_path / "d.csv", ["x", "label"], X, LABELS, separator=separator)
+    text = first + path.read_text()
+    path.write_text(text, encoding=encoding)
+    assert [c.name for c in read_own(path).train.columns] == ["x"]
+    path.write_text(text + f"1{separator}yes{separator}3\n", encoding=encoding)
+    with pytest.raises(InvalidArgument, match=f"Row {ROWS + 1} of .* has 3 cells, but the header has 2"):
+        read_own(path)
+
+
 @pytest.mark.parametrize(
     ("cells", "wanted"),
     [
@@ -225,6 +240,8 @@ def test_a_separator_that_is_given(tmp_path):
         (["1,234.5", "2,000"], [1234.5, 2000]),
         (["1 234,5", "-12\u00a0000,25"], [1234.5, -12000.25]),
         (["1'234.5", "12\u2019000"], [1234.5, 12000]),
+        (["\u22122", "1.5"], [-2, 1.5]),
+        (["\u22121.234,5", "-3"], [-1234.5, -3]),
         (["1,5", "2.5"], "'x' holds '1,5' in row 1, which is no number"),
         (["1.23,4", "2"], "'x' holds '1.23,4' in row 1, which is no number"),
         (["12 34", "2"], "'x' holds '12 34' in row 1, which is no number"),
@@ -271,7 +288,7 @@ def test_a_word_among_decimal_commas_is_named(tmp_path):
     cells = repeated("0,5", "2,5").astype(object)
     cells[7] = "cash"
     path = write(tmp_path / "d.csv", ["x", "label"], cells, LABELS, separator=";")
-    with pytest.raises(InvalidArgument, match="'x' holds 'cash' in row 8, which is no number: .*correct the cell"):
+    with pytest.raises(InvalidArgument, match=r"'x' holds 'cash' in row 8, which is no number: .*correct the cell"):
         read_own(path)
 
 

@@ -20,12 +20,15 @@ DATE_UNITS = {"days": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2
 # Cells that are no numbers are errors in a column of numbers up to this share, and beyond it categories.
 _MOST_ERRORS = 0.2
 TEXT_KINDS = ("category", "ordinal")
-# Dates that are not ISO 8601, such as 31.12.2020, 12/31/20, 2020/12/31, 31-Dec-2020 and Dec 31, 2020, and ISO dates
-# that do not exist: the readers of files leave both as text.
+# Dates that are not ISO 8601, such as 31.12.2020, 12/31/20, 2020/12/31, 31-Dec-2020 and Dec 31, 2020, months such as
+# 2020-12, 12/2020 and Dec 2020, and ISO dates that do not exist: the readers of files leave all as text.
 _DAY, _YEAR, _BETWEEN = r"\d{1,2}", r"(?:\d{4}|\d{2})", r"[-/., ]{1,2}"
 _MONTH = r"(?:jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\pL*"
-_ORDERS = (_DAY, _DAY, _YEAR), (r"\d{4}", _DAY, _DAY), (_DAY, _MONTH, _YEAR), (_MONTH, _DAY, r"\d{4}")
-_LIKE_A_DATE = rf"(?i)^(?:{'|'.join(_BETWEEN.join(order) for order in _ORDERS)})(?:[ T,]+\d{{1,2}}:\d{{2}}.*)?$"
+_DAYS = (_DAY, _DAY, _YEAR), (r"\d{4}", _DAY, _DAY), (_DAY, _MONTH, _YEAR), (_MONTH, _DAY, r"\d{4}")
+_MONTHS = (r"(?:19|20)\d\d", r"(?:0[1-9]|1[012])"), (r"(?:0?[1-9]|1[012])", r"(?:19|20)\d\d"), (_MONTH, r"\d{4}")
+_LIKE_A_DATE = (
+    rf"(?i)^(?:{'|'.join(_BETWEEN.join(order) for order in (*_DAYS, *_MONTHS))})(?:[ T,]+\d{{1,2}}:\d{{2}}.*)?$"
+)
 # Of a column that counts the rows of a table, and of one that does not begin at 0 or 1: it numbers the rows if another
 # site has the first ones.
 ROWS, ROWS_ON = COUNTERS = ("row number", "later row number")

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?\s*", re.ASCI
 _MOST_CLIENTS = 3
 # Words for an empty cell of every kind, beside "": the reader of files has the same list.
 _WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "null", "NULL")
-EMPTY = (*_WORDS, "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
+EMPTY = (*_WORDS, "<NA>", "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 # What is white space in Python, of ASCII and beyond.
 _SPACE = "[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 # The rules by which text becomes a category, in order: a regular expression of Python and of RE2, and what replaces it.

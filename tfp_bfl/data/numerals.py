@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
+_MINUS = "\u2212"
+_SIGN = f"[+{_MINUS}-]?"
 # The key of a table's metadata that says that a column of it has decimal commas.
 _COMMAS = b"tfp_bfl.decimal_commas"
 
@@ -33,12 +35,12 @@ class Notation(NamedTuple):
 
 def _plain(decimal: str) -> Notation:
     d = f"[{decimal}]"
-    return Notation(rf"^\s*[+-]?(\d+{d}?\d*|{d}\d+)([eE][+-]?\d+)?\s*$", decimal)
+    return Notation(rf"^\s*{_SIGN}(\d+{d}?\d*|{d}\d+)([eE][+-]?\d+)?\s*$", decimal)
 
 
 def _grouped(decimal: str, groups: str) -> Notation:
     d = f"[{decimal}]"
-    return Notation(rf"^\s*[+-]?([1-9]\d{{0,2}}([{groups}]\d{{3}})+|\d+)({d}\d*)?\s*$", decimal, groups)
+    return Notation(rf"^\s*{_SIGN}([1-9]\d{{0,2}}([{groups}]\d{{3}})+|\d+)({d}\d*)?\s*$", decimal, groups)
 
 
 _POINT, _COMMA = _plain("."), _plain(",")
@@ -86,13 +88,13 @@ def match_numbers(column: Any, decimal_commas: bool = False) -> Matches:
     if not good[_POINT].all() or decimal_commas:
         good |= {notation: matches(notation) for notation in _NOTATIONS[1:]}
     complete = [notation for notation in good if good[notation].all()]
-    for mark, doubt in _DOUBTS.items():
-        if set(doubt) <= set(complete) and (mark == "," or decimal_commas) and _has(column, mark):
-            if mark == "." or not decimal_commas:
-                return Matches(column, good[doubt[0]], empty, mark)
+    mark = "." if decimal_commas else ","
+    if {*_DOUBTS[mark]} <= {*complete} and _has(column, mark):
+        return Matches(column, good[_DOUBTS[mark][0]], empty, mark)
     found = max(good, key=lambda notation: int(good[notation].sum()))
     if found.groups:
         column = compute.replace_substring_regex(column, f"[{found.groups}]", "")
+    column = compute.replace_substring(column, _MINUS, "-")
     if found.decimal == ",":
         column = compute.replace_substring(column, ",", ".")
     return Matches(column, good[found], empty)

@@ -21,6 +21,8 @@ TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|"}
 _HEAD_BYTES = 2**20
 _BLOCK = 2**20
+# The first line by which a spreadsheet is told the separator; it belongs to no row.
+_SEP_LINE = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
 _INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 
 
@@ -117,10 +119,11 @@ def _in_arrow_types(frame: Any) -> Any:
 
     changed = frame.copy(deep=False)
     for i, kind in enumerate(frame.dtypes):
-        column, levels = frame.iloc[:, i], getattr(kind, "categories", None)
-        if kind == object:
+        column = frame.iloc[:, i]
+        if pandas.api.types.is_object_dtype(kind):
             column = column.infer_objects()  # Of intervals and periods, which an array of objects may hold.
             kind = column.dtype
+        levels: Any = getattr(kind, "categories", None)
         if isinstance(kind, pandas.CategoricalDtype) and isinstance(levels.dtype, pandas.IntervalDtype):
             changed.isetitem(i, column.cat.rename_categories([str(level) for level in levels]))
         elif isinstance(kind, pandas.IntervalDtype):
@@ -205,7 +208,12 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
     _check_encoding(file, encoding, path)
     head = file.read(_HEAD_BYTES).decode(encoding, "ignore")
     file.seek(0)
-    between = _separator(head, path) if separator is None else SEPARATORS.get(separator, separator)
+    told = _SEP_LINE.match(head.lstrip("\ufeff"))
+    skipped = 1 if told else 0
+    if separator is None:
+        between = told[1] if told else _separator(head, path)
+    else:
+        between = SEPARATORS.get(separator, separator)
     if len(between) != 1 or between in '"\n\r':
         raise InvalidArgument(
             f"The separator is {shown(separator)}, but must be one character, or one of {', '.join(SEPARATORS)}."
@@ -220,7 +228,7 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
         file.seek(0)
         return pyarrow.csv.read_csv(
             file,
-            pyarrow.csv.ReadOptions(encoding=encoding, use_threads=use_threads),
+            pyarrow.csv.ReadOptions(encoding=encoding, use_threads=use_threads, skip_rows=skipped),
             pyarrow.csv.ParseOptions(delimiter=between, invalid_row_handler=None if use_threads else keep),
             pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(text, pyarrow.string()), null_values=["", *EMPTY]),
         )
@@ -236,8 +244,8 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
                 raise
             row = rows[0]
             raise InvalidArgument(
-                f"Row {row.number - 1} of {files.name(path)} has {row.actual_columns} cells, but the header has "
-                f"{row.expected_columns}, separated by {shown(between)}: correct the row, or give --separator."
+                f"Row {row.number - 1 - skipped} of {files.name(path)} has {row.actual_columns} cells, but the header "
+                f"has {row.expected_columns}, separated by {shown(between)}: correct the row, or give --separator."
             ) from None
 
 
