@@ -10,6 +10,7 @@ import pytest
 from tfp_bfl.data import read_own, read_part, read_rows
 from tfp_bfl.data.names import check_spelling, natural, ordered
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.glm.design import Outcome, read_design
 
 RNG = np.random.default_rng(1)
 ROWS = 60
@@ -282,6 +283,22 @@ def test_a_column_of_decimal_commas_decides_for_the_others(tmp_path):
     columns = repeated("1,234", "2,000"), repeated("60,5"), LABELS
     path = write(tmp_path / "d.csv", ["x", "y", "label"], *columns, separator=";")
     np.testing.assert_allclose(read_rows(path, ["x"])[:2, 0], [1.234, 2])
+
+
+@pytest.mark.parametrize(
+    ("column", "labels", "wanted"),
+    [
+        (("M", "f", "F"), ("no", "yes"), ["In 'x' 'F' and 'f' differ in case only: they are two values."]),
+        (("M", "F"), ("no", "yes", "No"), ["In 'label' 'No' and 'no' differ in case only: they are two values."]),
+        (("1", "2"), ("a", "A"), []),
+        (("M", "F"), ("no", "yes"), []),
+    ],
+)
+def test_spellings_that_differ_in_case_are_noted(tmp_path, column, labels, wanted):
+    path = write(tmp_path / "d.csv", ["x", "label"], repeated(*column), repeated(*labels))
+    assert [note for note in read_own(path).notes if "case" in note] == wanted
+    found = read_design(path, Outcome("label", "bernoulli", event_values=labels[:1])).notes
+    assert [note for note in found if "case" in note] == [note for note in wanted if "'x'" in note]
 
 
 def test_a_word_among_decimal_commas_is_named(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, to_float
-from tfp_bfl.data.names import EMPTY, as_category, as_text
+from tfp_bfl.data.names import EMPTY, as_category, as_text, note_spellings
 from tfp_bfl.data.numerals import has_decimal_commas, match_numbers
 from tfp_bfl.errors import lookup, shown
 
@@ -61,6 +61,11 @@ class Cells(NamedTuple):
         """The mask of empty cells, bool [N]."""
         empty: np.ndarray = self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
         return empty
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the values that may be mistakes."""
+        return note_spellings(self.values.tolist(), self.name) if self.kind in TEXT_KINDS else []
 
     @property
     def counter(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_cells_as, read_columns
 from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
-from tfp_bfl.data.names import EMPTY, as_text, client_names, ordered
+from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
@@ -138,7 +138,9 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
         labels = texts(table, label, troubles if strict else None)
         filled = _filled(labels)
     troubles.check()
-    notes = [*of_clients, *([] if reading.regresses else _words_among(labels, label))]
+    notes = [*of_clients]
+    if not reading.regresses:
+        notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
     if not strict:
         features, columns, of_features = _features(features, reading)
         notes += of_features
@@ -193,14 +195,15 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
 
 
 def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
-    """Return the features, their names, and a sentence for each column that is left out as it counts the rows."""
+    """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
+    notes = [note for x in raw.columns for note in x.notes]
     if reading.is_part:
-        return raw, tuple(x.name for x in raw.columns), []
+        return raw, tuple(x.name for x in raw.columns), notes
     counting = [x.name for x in raw.columns if x.counts_rows and x.name not in reading.only]
     if reading.columns or len(counting) == len(raw.columns):
         counting = []
     raw = Raw([x for x in raw.columns if x.name not in counting], raw.unit)
-    notes = [
+    notes += [
         f"The column {shown(x)} numbers the rows and is left out: name it with --only to use it." for x in counting
     ]
     names = tuple(x.name for x in raw.columns)

@@ -190,3 +190,19 @@ def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -
                 f"The {what} {shown(first)} of {shown(min(at))} and the {what} {shown(second)} of {shown(min(where))} "
                 "differ in case only: write them alike."
             )
+
+
+def note_spellings(values: Iterable[str], column: str, shortest: int = 1) -> list[str]:
+    """Return a sentence on the first two values of a column that differ in case only; [] if none do.
+
+    Args:
+      values: of the column.
+      column: its name.
+      shortest: letters of a value that is compared; 2 where "a" and "A" may be two letters.
+    """
+    first: dict[str, str] = {}
+    for x in sorted(set(values)):
+        other = first.setdefault(x.casefold(), x)
+        if other != x and len(x) >= shortest:
+            return [f"In {shown(column)} {shown(other)} and {shown(x)} differ in case only: they are two values."]
+    return []

@@ -128,6 +128,7 @@ def read_design(
         if name not in only and cells.counts_rows:
             notes.append(f"The column {shown(name)} numbers the rows and is left out.")
             continue
+        notes += cells.notes
         block, own = _column(cells, keep, where)
         empty = np.isnan(block[:, 0])
         if np.all(empty[keep]):
