@@ -10,7 +10,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores, datasets, ensembles, records
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
-from tfp_bfl.app.options.resolve import POINT, resolved, title
+from tfp_bfl.app.options.resolve import POINT, resolved, title, without_effect
 from tfp_bfl.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def prepare(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, user_data, keep)
         shared: Any = {name: lambda name=name: getattr(read.result()[2], name) for name in ("unlabelled", "clients")}
+        given = config
         config, weights = build.settle(config, sample, code)
         process, trained = ensembles.processes(config, lambda x: build.process(x, sample, code=code, **shared))
         train, test, shares = read.result()
@@ -146,7 +147,7 @@ def prepare(
     everybody = client_scores.everybody(shares.clients, shares.unseen)
     shards = client_scores.shards(config, test, everybody)
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config))
+    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config), *without_effect(given, weights))
     return Job(
         config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards, notes
     )

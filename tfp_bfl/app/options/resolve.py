@@ -105,9 +105,7 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
     if weights is None:
         return recorded
     options = config.own_options()
-    unused = set(_OF_POSTERIOR + _OF_GAUSSIANS) if weights != GAUSSIAN else set()
-    if options.point_weights:  # Of a posterior over point weights the prior is used.
-        unused.discard("prior_stddev")
+    unused = set(_unused(config, weights))
     if names_code(config.model):  # The kind is a wish that a function need not fulfil.
         unused.add("kind")
     extra: dict[str, Any] = {}
@@ -115,6 +113,35 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
         settings = settings_of(options, regression)
         extra = {**settings._asdict(), "noise": inference.default_noise(settings.inference)}
     return {"weights": weights, **{name: x for name, x in recorded.items() if name not in unused}, **extra}
+
+
+def _unused(config: RunConfig, weights: str) -> list[str]:
+    """Return the options that a model with such weights does not use."""
+    unused = [] if weights == GAUSSIAN else [*_OF_POSTERIOR, *_OF_GAUSSIANS]
+    if config.own_options().point_weights:  # Of a posterior over point weights the prior is used.
+        unused = [name for name in unused if name != "prior_stddev"]
+    if weights != DROPOUT:
+        unused.append("dropout_rate")  # output_dropout is refused.
+    return unused if config.kind == "variational_dropout" else [*unused, "parametrization"]
+
+
+def without_effect(config: RunConfig, weights: str) -> tuple[str, ...]:
+    """Return a sentence on the options that were given and have no effect on such weights; () if there are none.
+
+    Args:
+      config: of the run, as it was given.
+      weights: of the model, as `weights_of` returns them.
+    """
+    names = _unused(config, weights)
+    if names_code(config.model):  # Its function may use those of the model.
+        names = [name for name in names if name in _OF_POSTERIOR]
+    fields = type(config).model_fields
+    given = [name for name in names if name in fields and getattr(config, name) != fields[name].default]
+    given = [name for name in given if (name, getattr(config, name)) != ("rule", "naive_weighted_average")]
+    if not given:
+        return ()
+    options = f"{', '.join(given[:-1])} and {given[-1]} have" if len(given) > 1 else f"{given[0]} has"
+    return (f"{options} no effect: the model has {weights}.",)
 
 
 def method(settings: dict[str, Any]) -> dict[str, Any]:
