@@ -57,6 +57,30 @@ def test_a_report_with_table_and_posterior(table, tmp_path):
     assert "exists" in str(again.exception)
 
 
+@pytest.mark.parametrize(
+    ("levels", "new", "options"),
+    [
+        (["TRUE", "FALSE", "unknown"], ["TRUE", "FALSE"], []),
+        (["TRUE", "FALSE"], ["TRUE", "FALSE", "unknown"], []),
+        (["01", "02", "A1"], ["01", "02"], []),
+        (["007", "7", "12"], ["007", "7"], ["--categorical", "group"]),
+        (["08:00", "12:00", "night"], ["08:00", "12:00"], []),
+    ],
+)
+def test_levels_are_those_of_the_fit_whatever_else_a_file_holds(tmp_path, levels, new, options):
+    """The reader of files takes a column of TRUE and FALSE, or of 01 and 02, for another type than text."""
+    rows = [f"{levels[k % len(levels)]},{(k % len(levels)) * 10 + k // len(levels) % 4}" for k in range(60)]
+    (tmp_path / "fit.csv").write_text("\n".join(["group,y", *rows]) + "\n")
+    (tmp_path / "new.csv").write_text("\n".join(["group,site", *(f"{x},s" for x in new)]) + "\n")
+    given = ["--outcome", "y", "--predict", tmp_path / "new.csv", *options, "--output", tmp_path / "out"]
+    result = run(tmp_path / "fit.csv", *given)
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = [row["linear predictor"] for row in csv.DictReader((tmp_path / "out" / "predictions.csv").open())]
+    for level, value in zip(new, found):
+        if level in levels:
+            assert float(value) == pytest.approx(levels.index(level) * 10 + 1.5, abs=0.3)
+
+
 def test_dates_are_predicted_as_the_numbers_that_they_are(tmp_path):
     """Rows with dates and --date-unit, and the same rows with the years since 1970 as numbers."""
     rng = np.random.default_rng(1)

@@ -175,13 +175,18 @@ def test_dates_of_nanoseconds(tmp_path):
         "12/31/20",
         "1/2/2021 10:30",
         "2020/12/31",
-        "2020-02-30",
         "31-Dec-2020",
         "Dec. 31 2020",
         "3 März 2021",
         "2020-12",
         "1/2020",
         "Dec 2020",
+        "Jan-20",
+        "12-Feb",
+        "31DEC2020",
+        "DEC2020",
+        "DEC20",
+        "31DEC2020:10:20:00",
     ],
 )
 def test_dates_that_are_not_iso_are_no_categories(tmp_path, text, unit):
@@ -194,11 +199,51 @@ def test_dates_that_are_not_iso_are_no_categories(tmp_path, text, unit):
 
 
 @pytest.mark.parametrize(
-    "text", ["1.2.3", "2020", "May", "10-20", "1/2", "a 1.12.2020", "10:30", "127.0.0.1", "5 mg 20", "2020-21"]
+    "text",
+    [
+        "1.2.3",
+        "2020",
+        "May",
+        "10-20",
+        "1/2",
+        "a 1.12.2020",
+        "10:30",
+        "127.0.0.1",
+        "5 mg 20",
+        "2020-21",
+        "dec",
+        "MARCH1",
+    ],
 )
 def test_categories_that_are_no_dates(tmp_path, text):
     train = read_own(write(tmp_path / "d.csv", ["x", "t", "label"], X, repeated(text, "b"), LABELS)).train
     assert train.encoding[1].kind == "category"
+
+
+@pytest.mark.parametrize(("bad", "row"), [("unknown", 5), ("31.12.2020", 3)])
+def test_a_cell_that_is_no_date_is_named(tmp_path, bad, row):
+    days = repeated("2020-12-31", "2019-01-05")
+    days[row] = bad
+    path = write(tmp_path / "d.csv", ["x", "day", "label"], X, days, LABELS)
+    with pytest.raises(InvalidArgument, match=f"'day' holds '{bad}' in row {row + 1}, which is no date such as"):
+        read_own(path, date_unit="years")
+
+
+def test_a_date_that_does_not_exist(tmp_path):
+    path = write(tmp_path / "d.csv", ["x", "day", "label"], X, repeated("2020-02-30", "2019-01-05"), LABELS)
+    with pytest.raises(InvalidArgument, match="'day' holds dates as text, such as '2020-02-30' in row 1"):
+        read_own(path, date_unit="years")
+
+
+@pytest.mark.parametrize("text", [("2020-12-31", "2019-01-05"), ("2020-12-31 10:20:00", "2019-01-05T00:00")])
+def test_dates_as_text_in_memory_are_those_of_a_file(tmp_path, text):
+    columns = {"day": repeated(*text), "x": X, "label": LABELS}
+    wanted = read_own(write(tmp_path / "d.csv", list(columns), *columns.values()), date_unit="years").train
+    for table in (pandas.DataFrame(columns), pyarrow.table(columns)):
+        found = read_own(table, date_unit="years").train
+        np.testing.assert_allclose(found.features, wanted.features, rtol=1e-6)
+        with pytest.raises(InvalidArgument, match=r"'day' holds dates, such as '2020-12-31.*' in row 1"):
+            read_own(table)
 
 
 def test_a_separator_that_is_given(tmp_path):
@@ -241,6 +286,8 @@ def test_a_first_line_that_names_the_separator(tmp_path, first, separator, encod
         (["1,234.5", "2,000"], [1234.5, 2000]),
         (["1 234,5", "-12\u00a0000,25"], [1234.5, -12000.25]),
         (["1'234.5", "12\u2019000"], [1234.5, 12000]),
+        (["1,52,500.00", "2,000"], [152500, 2000]),
+        (["0,5\u00a0", "2"], [0.5, 2]),
         (["\u22122", "1.5"], [-2, 1.5]),
         (["\u22121.234,5", "-3"], [-1234.5, -3]),
         (["1,5", "2.5"], "'x' holds '1,5' in row 1, which is no number"),
@@ -257,8 +304,8 @@ def test_notations_of_numbers(tmp_path, cells, wanted):
         np.testing.assert_allclose(read_rows(path, ["x"])[:, 0], np.resize(wanted, ROWS))
 
 
-@pytest.mark.parametrize("other", [["60,5", "7,25"], ["1.234,5", "2"]])
-@pytest.mark.parametrize("cells", [["2", "1.234"], ["1.234", "950", ""], ["2.000"]])
+@pytest.mark.parametrize("other", [["60,5", "7,25"], ["1.234,5", "2"], ["60,5", "NA"], ["1 234,5"]])
+@pytest.mark.parametrize("cells", [["2", "1.234"], ["1.234", "950", ""], ["2.000"], ["NA", "1.234"]])
 def test_points_that_may_group_thousands_beside_decimal_commas(tmp_path, cells, other):
     names, columns = ["x", "y", "label"], [repeated(*cells), repeated(*other), LABELS]
     path = write(tmp_path / "d.csv", names, *columns, separator=";")
@@ -269,8 +316,8 @@ def test_points_that_may_group_thousands_beside_decimal_commas(tmp_path, cells, 
         with pytest.raises(InvalidArgument, match=wanted):
             read_own(table, label="label")
     with pytest.raises(InvalidArgument, match=wanted):
-        read_rows(path, ["x"])
-    assert [x.name for x in read_own(path, drop=["x"]).train.columns] == ["y"]
+        read_rows(path, ["x", "y"])
+    assert "x" not in [x.name for x in read_own(path, drop=["x"]).train.columns]
 
 
 @pytest.mark.parametrize("cells", [["2.5", "1.234"], ["1.2345", "3"], ["1e-3", "2"], ["1000.5", "2"]])
@@ -279,10 +326,26 @@ def test_points_that_group_nothing_beside_decimal_commas(tmp_path, cells):
     np.testing.assert_allclose(read_rows(path, ["x"])[:2, 0], np.array(cells, float))
 
 
-def test_a_column_of_decimal_commas_decides_for_the_others(tmp_path):
-    columns = repeated("1,234", "2,000"), repeated("60,5"), LABELS
+@pytest.mark.parametrize("how", [{"drop": "y"}, {"only": "x"}, {"categorical": "y"}, {}])
+@pytest.mark.parametrize("cells", [["1.234", "2.000"], ["1,234", "2,000"]])
+def test_columns_that_are_no_numbers_say_nothing_of_others(tmp_path, cells, how):
+    """Without options a column with decimal points beside it says that notations differ by column."""
+    points = [] if how else [repeated("0.55", "0.25")]
+    columns = [repeated(*cells), repeated("1,2", "2,3"), *points, LABELS]
+    path = write(tmp_path / "d.csv", ["x", "y", *["z"][: len(points)], "label"], *columns, separator=";")
+    if "," in cells[0]:
+        with pytest.raises(InvalidArgument, match="'x' holds '1,234' in row 1, where the comma may be decimal"):
+            read_own(path, **how)
+    else:
+        train = read_own(path, **how).train
+        assert abs(train.columns[0].mean - 1.617) < 0.1
+
+
+@pytest.mark.parametrize("other", ["60,5", "1 234,5"])
+def test_a_column_of_decimal_commas_decides_for_the_others(tmp_path, other):
+    columns = repeated("1,234", "2,000"), repeated(other), LABELS
     path = write(tmp_path / "d.csv", ["x", "y", "label"], *columns, separator=";")
-    np.testing.assert_allclose(read_rows(path, ["x"])[:2, 0], [1.234, 2])
+    np.testing.assert_allclose(read_rows(path, ["x", "y"])[:2, 0], [1.234, 2])
 
 
 @pytest.mark.parametrize(
@@ -299,6 +362,68 @@ def test_spellings_that_differ_in_case_are_noted(tmp_path, column, labels, wante
     assert [note for note in read_own(path).notes if "case" in note] == wanted
     found = read_design(path, Outcome("label", "bernoulli", event_values=labels[:1])).notes
     assert [note for note in found if "case" in note] == [note for note in wanted if "'x'" in note]
+
+
+def test_numbers_to_regress_on_with_decimal_commas_and_words(tmp_path):
+    path = write(tmp_path / "d.csv", ["x", "y"], repeated("1,5", "2"), repeated("12,5", "NA", "13,1"), separator=";")
+    data = read_own(path, label="y", task="regression")
+    assert len(data.train.labels) + len(data.test.labels) == 40 and "20 rows without a label" in data.notes[0]
+
+
+def test_blank_rows_at_the_end_are_no_rows(tmp_path):
+    path = write(tmp_path / "d.csv", ["id", "x", "label"], range(1, ROWS + 1), X, LABELS)
+    path.write_text(path.read_text() + ",,\n,NA,\n")
+    data = read_own(path)
+    assert [c.name for c in data.train.columns] == ["x"]
+    assert data.notes == ("The column 'id' numbers the rows and is left out: name it with --only to use it.",)
+    frame = pandas.read_csv(path)
+    own = read_own(frame, drop="id")
+    assert len(frame) == ROWS + 2 and len(own.train.labels) + len(own.test.labels) == ROWS and own.notes == ()
+    with pytest.raises(InvalidArgument, match="'x' has no value"):
+        read_own(write(tmp_path / "e.csv", ["x", "label"], [""] * ROWS, [""] * ROWS))
+
+
+def test_line_breaks_in_cells_of_a_long_file(tmp_path):
+    path, count = tmp_path / "d.csv", 30_000
+    rows = (f'{i * 7 % 13},"line,\nline {"z" * (i % 50)}",{"ab"[i % 2]}\n' for i in range(count))
+    path.write_text("x,t,label\n" + "".join(rows))
+    data = read_own(path, drop="t")
+    assert len(data.train.labels) + len(data.test.labels) == count
+
+
+@pytest.mark.parametrize("option", ["drop", "only", "categorical"])
+def test_text_is_one_name_of_a_column(tmp_path, option):
+    columns = repeated(1, 2, 3), repeated(4, 5), LABELS
+    path = write(tmp_path / "d.csv", ["ab", "a", "label"], *columns)
+    names = {"drop": ["a"], "only": ["ab"], "categorical": ["ab[1]", "ab[2]", "ab[3]", "a"]}[option]
+    assert [c.name for c in read_own(path, **{option: "ab"}).train.columns] == names
+    found = read_design(path, Outcome("label", "bernoulli"), **{option: "ab"}).names
+    assert found == {**dict.fromkeys(["drop", "only"], names), "categorical": ["ab[2]", "ab[3]", "a"]}[option]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([2**70, 5], "The table dataset can't be read: Python int too large"),
+        ([[1, 2], [3]], "'x' holds lists or records: leave columns out with --drop"),
+        ([{"a": 1}, {"a": 2}], "'x' holds lists or records: leave columns out with --drop"),
+        ([pandas.NA, "x", 1], r"The column 'x' of dataset holds 1 \(int\) in row 3 and 'x' \(str\) above it"),
+    ],
+)
+def test_cells_that_a_table_can_not_have(column, message):
+    frame = pandas.DataFrame({"x": pandas.Series([column[i % len(column)] for i in range(ROWS)], dtype=object)})
+    for options in ({}, {"categorical": "x"}):
+        with pytest.raises(InvalidArgument, match=message):
+            read_own(frame.assign(label=LABELS), **options)
+
+
+def test_a_column_of_numbers_with_a_mistake_is_no_column_of_clients(tmp_path):
+    ages = np.resize(np.arange(20, 55).astype(object), 2 * ROWS)
+    ages[5] = "?"
+    path = write(tmp_path / "d.csv", ["age", "label"], ages, np.resize(LABELS, 2 * ROWS))
+    with pytest.raises(InvalidArgument) as caught:
+        read_own(path)
+    assert "'age' holds '?' in row 6" in str(caught.value) and "--client-column" not in str(caught.value)
 
 
 def test_a_word_among_decimal_commas_is_named(tmp_path):

@@ -118,3 +118,17 @@ def test_sites_that_do_not_fit_each_other_are_one_sentence(change, message):
 def test_a_description_of_another_form_is_refused(summary):
     with pytest.raises(ValueError, match="does not have the required form"):
         check_description("north", summary)
+
+
+def test_truth_values_and_their_words_are_one_level():
+    outcome, y = Outcome("y", "gaussian"), np.arange(40.0)
+    north = pyarrow.table({"y": y, "smokes": [True, False] * 20, "x": y % 3})
+    south = pyarrow.table({"y": y, "smokes": ["TRUE", "FALSE", "unknown", "true"] * 10, "x": y % 3})
+    _, names, _ = fit_at_sites({"north": north, "south": south}, outcome, "drop")
+    assert names == ["smokes[True]", "smokes[unknown]", "x"]
+
+
+@pytest.mark.parametrize("cells", [[[1, 2]] * 40, [{"a": 1}] * 40])
+def test_columns_of_lists_are_refused_with_their_name(cells):
+    with pytest.raises(ValueError, match="the column 'v' holds lists or records"):
+        describe(pyarrow.table({"v": cells, "y": np.arange(40.0)}), Outcome("y", "gaussian"), "north")

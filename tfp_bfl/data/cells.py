@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, to_float
 from tfp_bfl.data.names import EMPTY, as_category, as_text, note_spellings
-from tfp_bfl.data.numerals import has_decimal_commas, match_numbers
+from tfp_bfl.data.numerals import decimal_commas, match_numbers
 from tfp_bfl.errors import lookup, shown
 
 # Text with more values than this is rather a name than a category.
@@ -22,13 +22,16 @@ _MOST_ERRORS = 0.2
 TEXT_KINDS = ("category", "ordinal")
 # Dates that are not ISO 8601, such as 31.12.2020, 12/31/20, 2020/12/31, 31-Dec-2020 and Dec 31, 2020, months such as
 # 2020-12, 12/2020 and Dec 2020, and ISO dates that do not exist: the readers of files leave all as text.
+# Months without a separator are those of SAS: 31DEC2020, DEC20.
+_ISO = r"^\d{4}-\d{2}-\d{2}(?:[ T]\d{2}:\d{2}.*)?$"
 _DAY, _YEAR, _BETWEEN = r"\d{1,2}", r"(?:\d{4}|\d{2})", r"[-/., ]{1,2}"
 _MONTH = r"(?:jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\pL*"
 _DAYS = (_DAY, _DAY, _YEAR), (r"\d{4}", _DAY, _DAY), (_DAY, _MONTH, _YEAR), (_MONTH, _DAY, r"\d{4}")
-_MONTHS = (r"(?:19|20)\d\d", r"(?:0[1-9]|1[012])"), (r"(?:0?[1-9]|1[012])", r"(?:19|20)\d\d"), (_MONTH, r"\d{4}")
-_LIKE_A_DATE = (
-    rf"(?i)^(?:{'|'.join(_BETWEEN.join(order) for order in (*_DAYS, *_MONTHS))})(?:[ T,]+\d{{1,2}}:\d{{2}}.*)?$"
-)
+_NAMED_MONTHS = (_MONTH, _YEAR), (_DAY, _MONTH)
+_MONTHS = r"(?:19|20)\d\d[-/](?:0[1-9]|1[012])|(?:0?[1-9]|1[012])[-/](?:19|20)\d\d"
+_SAS = rf"(?:\d{{2}})?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec){_YEAR}"
+_SPACED = "|".join(_BETWEEN.join(order) for order in (*_DAYS, *_NAMED_MONTHS))
+_LIKE_A_DATE = rf"(?i)^(?:{_SPACED}|{_MONTHS}|{_SAS})(?:[ T,:]+\d{{1,2}}:\d{{2}}.*)?$"
 # Of a column that counts the rows of a table, and of one that does not begin at 0 or 1: it numbers the rows if another
 # site has the first ones.
 ROWS, ROWS_ON = COUNTERS = ("row number", "later row number")
@@ -103,7 +106,8 @@ def read_columns(
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
-    found = {name: read_cells(table, name, troubles, name in categorical, date_unit) for name in names}
+    commas = decimal_commas(table, {*names} - {*categorical})
+    found = {name: read_cells(table[name], name, troubles, name in categorical, date_unit, commas) for name in names}
     site = next((name for name, cells in found.items() if cells is None and _looks_like_names(table[name])), None)
     if client is None and site is not None:
         troubles.advise(f"give --client-column {site} if it names the client of each row")
@@ -113,11 +117,18 @@ def read_columns(
 def _looks_like_names(column: Any) -> bool:
     """Return whether a column holds text with repeated values, as a client column does."""
     cells = decoded(column)
-    return is_text(cells) and MOST_LEVELS < len(cells.unique()) <= len(cells) / 2
+    if not is_text(cells) or not MOST_LEVELS < len(cells.unique()) <= len(cells) / 2:
+        return False
+    return bool(np.mean(match_numbers(cells).good) < 0.5)
 
 
 def read_cells(
-    table: Any, name: str, troubles: Troubles, is_category: bool = False, date_unit: Optional[str] = None
+    column: Any,
+    name: str,
+    troubles: Troubles,
+    is_category: bool = False,
+    date_unit: Optional[str] = None,
+    commas: str = "",
 ) -> Optional[Cells]:
     """Return a column by the values that it holds; None if something is wrong with it.
 
@@ -125,17 +136,20 @@ def read_cells(
     dictionaries (pandas categories) are categories, or ordinal if they are declared so.
 
     Args:
-      table: of pyarrow.
+      column: of a pyarrow Table.
       name: of the column.
       troubles: gets an entry for a column without any value; dates without `date_unit`; text that is mostly dates in
         another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
         column of numbers; numbers that are not finite.
       is_category: the column is a category, whatever it holds.
       date_unit: one of `DATE_UNITS`, in which dates become numbers.
+      commas: of its table, as `numerals.decimal_commas` says.
     """
     import pyarrow.types as types
 
-    column, commas = table[name], has_decimal_commas(table)
+    if types.is_nested(column.type):
+        troubles.add(name, "holds lists or records")
+        return None
     if column.null_count == len(column):
         troubles.add(name, "has no value")
         return None
@@ -152,9 +166,10 @@ def read_cells(
     if plain.null_count == len(plain):
         troubles.add(name, "has no value")
         return None
-    if _are_like_dates(plain, name, troubles):
-        return None
-    found = match_numbers(plain, commas)
+    dates = _as_dates(plain, name, troubles)
+    if dates is not None:
+        return _dates(dates, name, troubles, date_unit) if len(dates) else None
+    found = match_numbers(plain, bool(commas))
     bad = ~found.good
     filled = len(plain) - plain.null_count
     many = bad.sum() < 0.5 * filled and len(plain.unique()) > MOST_LEVELS
@@ -166,19 +181,30 @@ def read_cells(
     return _few(Cells(name, "category", texts(column)), troubles)
 
 
-def read_cells_as(table: Any, name: str, kind: str, troubles: Troubles, date_unit: Optional[str] = None) -> Cells:
-    """Return a column in the form in which a model requires it.
+def read_as(
+    table: Any,
+    kinds: Iterable[tuple[str, str]],
+    troubles: Troubles,
+    date_unit: Optional[str] = None,
+    among: Collection[str] = (),
+) -> list[Cells]:
+    """Return columns in the form in which a model requires them.
 
     Args:
       table: of pyarrow.
-      name: of the column.
-      kind: of `Cells`.
+      kinds: the name and the kind, of `Cells`, of each column.
       troubles: gets an entry if a cell has another form.
       date_unit: of dates.
+      among: other columns that are read as numbers, as of `numerals.decimal_commas`.
     """
+    kinds = list(kinds)
+    commas = decimal_commas(table, {name for name, kind in kinds if kind not in TEXT_KINDS}.union(among))
+    return [_read_as(table[name], name, kind, troubles, date_unit, commas) for name, kind in kinds]
+
+
+def _read_as(column: Any, name: str, kind: str, troubles: Troubles, date_unit: Optional[str], commas: str) -> Cells:
     import pyarrow
 
-    column = table[name]
     if kind in TEXT_KINDS:
         return Cells(name, kind, texts(column))
     plain, nothing = decoded(column), Cells(name, kind, np.full(len(column), np.nan))
@@ -187,7 +213,7 @@ def read_cells_as(table: Any, name: str, kind: str, troubles: Troubles, date_uni
     if plain.null_count == len(plain):
         return nothing
     if kind != "date":
-        return _numbers(plain, name, troubles, has_decimal_commas(table)) or nothing
+        return _numbers(plain, name, troubles, commas) or nothing
     if is_text(plain):
         with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
             plain = plain.cast(pyarrow.timestamp("us"))
@@ -259,18 +285,32 @@ def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
     return cells
 
 
-def _are_like_dates(column: Any, name: str, troubles: Troubles) -> bool:
-    """Return whether most cells of text look like dates: they have an order, which categories would lose."""
+def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
+    """Return text of dates as timestamps; what is wrong with it if it is empty; None for other text.
+
+    Dates have an order, which categories would lose: text of which most cells look like dates is an error.
+    """
+    import pyarrow
     import pyarrow.compute as compute
 
-    like = compute.match_substring_regex(column, _LIKE_A_DATE).fill_null(False).to_numpy(zero_copy_only=False)
-    if like.sum() <= 0.5 * (len(column) - column.null_count):
-        return False
-    row = int(np.argmax(like))
-    troubles.add(name, f"holds dates as text, such as {shown(column[row].as_py())} in row {row + 1}")
+    matches = lambda pattern: compute.match_substring_regex(column, pattern).fill_null(False).to_numpy()
+    filled, iso = column.is_valid().to_numpy(), matches(_ISO)
+    with contextlib.suppress(pyarrow.ArrowInvalid):
+        if np.all(iso[filled]):
+            return column.cast(pyarrow.timestamp("us"))
+    like = iso | matches(_LIKE_A_DATE)
+    if like.sum() <= 0.5 * filled.sum():
+        return None
+    if iso.sum() > 0.5 * filled.sum() and not np.all(iso[filled]):
+        row = int(np.argmax(filled & ~iso))
+        problem = f"holds {shown(column[row].as_py())} in row {row + 1}, which is no date such as 2020-12-31"
+    else:
+        row = int(np.argmax(like))
+        problem = f"holds dates as text, such as {shown(column[row].as_py())} in row {row + 1}"
+    troubles.add(name, problem)
     troubles.advise("write dates as 2020-12-31 and give --date-unit")
     troubles.advise("give --categorical for categories")
-    return True
+    return column.slice(0, 0)
 
 
 def _without_words(column: Any) -> Any:
@@ -283,11 +323,11 @@ def _without_words(column: Any) -> Any:
     return compute.if_else(empty, None, trimmed)  # Of a column that is a slice `if_else` returns other text.
 
 
-def _numbers(column: Any, name: str, troubles: Troubles, decimal_commas: bool) -> Optional[Cells]:
+def _numbers(column: Any, name: str, troubles: Troubles, commas: str) -> Optional[Cells]:
     """Return a column without dictionaries as numbers; None if a cell is no number."""
     import pyarrow.types as types
 
-    exact = to_float(column, name, troubles, decimal_commas)
+    exact = to_float(column, name, troubles, commas)
     if exact is None:
         return None
     check_finite(exact, np.isnan(exact), name, troubles)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
 from tfp_bfl.data.names import as_text
-from tfp_bfl.data.numerals import has_decimal_commas, match_numbers
+from tfp_bfl.data.numerals import decimal_commas, match_numbers
 from tfp_bfl.errors import InvalidArgument, shown
 
 # Most letters of an error's list of columns; of the others the names are stated, of at most so many.
@@ -71,7 +71,9 @@ class Troubles:
         raise BadColumns(f"In {self._where} {'; '.join(listed)}: {advice}.", without)
 
 
-def numbers(table: Any, columns: Sequence[str], troubles: Troubles, full: bool = True) -> np.ndarray:
+def numbers(
+    table: Any, columns: Sequence[str], troubles: Troubles, full: bool = True, among: Collection[str] = ()
+) -> np.ndarray:
     """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
 
     Args:
@@ -79,8 +81,10 @@ def numbers(table: Any, columns: Sequence[str], troubles: Troubles, full: bool =
       columns: names, all in the table.
       troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
       full: an empty cell is a trouble; otherwise it becomes NaN.
+      among: other columns that are read as numbers, as of `numerals.decimal_commas`.
     """
-    return np.stack([_numbers(table, name, troubles, full) for name in columns], -1)
+    commas = decimal_commas(table, {*columns, *among})
+    return np.stack([_numbers(table[name], name, troubles, full, commas) for name in columns], -1)
 
 
 def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndarray:
@@ -110,9 +114,9 @@ def decoded(column: Any) -> Any:
     return column.cast(pyarrow.string()) if str(column.type) in _OTHER_TEXT else column
 
 
-def _numbers(table: Any, name: str, troubles: Troubles, full: bool) -> np.ndarray:
-    column = decoded(table[name])
-    exact = to_float(column, name, troubles, has_decimal_commas(table))
+def _numbers(column: Any, name: str, troubles: Troubles, full: bool, commas: str) -> np.ndarray:
+    column = decoded(column)
+    exact = to_float(column, name, troubles, commas)
     if exact is None:
         return np.zeros(len(column))
     # NaN in a column of numbers is no empty cell where none may be.
@@ -139,21 +143,21 @@ def is_text(column: Any) -> bool:
     return bool(types.is_string(column.type))
 
 
-def to_float(column: Any, name: str, troubles: Troubles, decimal_commas: bool = False) -> Optional[np.ndarray]:
+def to_float(column: Any, name: str, troubles: Troubles, commas: str = "") -> Optional[np.ndarray]:
     """Return a column as float64 [N], NaN for an empty cell; None if a cell is no number.
 
     Args:
       column: of a pyarrow Table, without a dictionary.
       name: of the column.
       troubles: gets an entry for the first cell that is no number.
-      decimal_commas: as of `numerals.match_numbers`.
+      commas: of its table, as `numerals.decimal_commas` says.
     """
     import pyarrow
     import pyarrow.types as types
 
     kind = column.type
     if is_text(column):
-        return _from_text(column, name, troubles, decimal_commas)
+        return _from_text(column, name, troubles, commas)
     if types.is_null(kind):
         return np.full(len(column), np.nan)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
@@ -169,18 +173,20 @@ def to_float(column: Any, name: str, troubles: Troubles, decimal_commas: bool = 
     return None
 
 
-def _from_text(column: Any, name: str, troubles: Troubles, decimal_commas: bool) -> Optional[np.ndarray]:
+def _from_text(column: Any, name: str, troubles: Troubles, commas: str) -> Optional[np.ndarray]:
     """Return a column of text as numbers, NaN where a cell is empty; None if a cell is no number."""
     import pyarrow
     import pyarrow.compute as compute
 
-    found = match_numbers(column, decimal_commas)
+    found = match_numbers(column, bool(commas))
     wrong = ~found.good
     why = "which is no number"
     if found.ambiguous:
         wrong = compute.match_substring(column, found.ambiguous).fill_null(False).to_numpy()
         mark = {",": "comma", ".": "point"}[found.ambiguous]
         why = f"where the {mark} may be decimal or group thousands"
+        if commas:
+            why += f", as the column {shown(commas)} has decimal commas"
         troubles.advise(f"write numbers without such {mark}s")
     if wrong.any():
         row = int(np.argmax(wrong))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_cells_as, read_columns
+from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_as, read_columns
 from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
@@ -132,7 +132,7 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
     if reading.regresses:
-        labels = numbers(table, [label], troubles, strict)[:, 0]
+        labels = numbers(table, [label], troubles, strict, among=columns)[:, 0]
         filled = ~np.isnan(labels)
     else:
         labels = texts(table, label, troubles if strict else None)
@@ -176,8 +176,7 @@ def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Trouble
     if reading.is_part:
         return Raw(_of_part(table, columns, reading, troubles), unit)
     if reading.kinds:
-        given = zip(columns, reading.kinds)
-        return Raw([read_cells_as(table, name, kind, troubles, unit) for name, kind in given], unit)
+        return Raw(read_as(table, zip(columns, reading.kinds), troubles, unit), unit)
     return Raw(read_columns(table, columns, troubles, reading.categorical, unit, reading.client), unit)
 
 
@@ -190,7 +189,7 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
     found |= {x.name: x._replace(rows_of=x.counter) for x in read}
-    found |= {name: read_cells_as(table, name, kind, troubles, unit) for name, kind in fixed.items()}
+    found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit)}
     return list(found.values())
 
 

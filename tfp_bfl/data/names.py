@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -22,8 +22,9 @@ EMPTY = (*_WORDS, "<NA>", "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QN
 _SPACE = "[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 # The rules by which text becomes a category, in order: a regular expression of Python and of RE2, and what replaces it.
 # White space around text is removed, and a plain number is written in one way: 0 for "0.0", "+0", "-0" and "0.", 0.5
-# for ".50". Codes with leading zeros and numbers with an exponent stay as they are.
-CATEGORY_RULES = (
+# for ".50". Codes with leading zeros and numbers with an exponent stay as they are. These are also the rules for names
+# of clients and classes; the category TRUE is True, as in a column that the reader of files takes for truth values.
+_NAME_RULES = (
     (f"^{_SPACE}+", ""),
     (f"{_SPACE}+$", ""),
     (r"^\+?(\.[0-9]+)$", r"0\1"),
@@ -32,6 +33,7 @@ CATEGORY_RULES = (
     (r"^\+?(-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])0*$", r"\1"),
     (r"^-0$", "0"),
 )
+CATEGORY_RULES = (*_NAME_RULES, (r"^(?i:true)$", "True"), (r"^(?i:false)$", "False"))
 
 
 def value(name: str) -> Optional[Decimal]:
@@ -80,15 +82,24 @@ def as_category(text: str) -> str:
       >>> [as_category(x) for x in (" Male", "0.0", "007", "1.50")]
       ['Male', '0', '007', '1.5']
     """
-    for pattern, replacement in CATEGORY_RULES:
+    return _by_rules(text, CATEGORY_RULES)
+
+
+def _by_rules(text: str, rules: Sequence[tuple[str, str]] = _NAME_RULES) -> str:
+    for pattern, replacement in rules:
         text = re.sub(pattern, replacement, text)
     return text
+
+
+def as_names(names: Union[str, Iterable[str]]) -> tuple[str, ...]:
+    """Return names as a tuple; text is one name."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[str]]:
     """Return the names of clients, and sentences on them: files, tables in memory and predictions have the same names.
 
-    Blanks around a name are removed, and a plain number is written in one way (`as_category`): 1, 1.0, "1" and "1.0 "
+    Blanks around a name are removed, and a plain number is written in one way: 1, 1.0, "1" and "1.0 "
     name the client "1". "NA" is a name like any other.
 
     Args:
@@ -102,7 +113,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
       InvalidArgument: as of `as_text`.
     """
     written = as_text(values)
-    names = {text: as_category(text) for text in dict.fromkeys(written.tolist())}
+    names = {text: _by_rules(text) for text in dict.fromkeys(written.tolist())}
     spellings: dict[str, list[str]] = {}
     for text, name in names.items():
         spellings.setdefault(name, []).append(text)
@@ -154,11 +165,11 @@ def check_distinct(names: Iterable[str], where: str) -> None:
       where: of the labels, as an error says it.
 
     Raises:
-      InvalidArgument: two distinct names are alike (`as_category`).
+      InvalidArgument: two distinct names are alike, such as 1 and 1.0.
     """
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
-        first = found.setdefault(as_category(name), name)
+        first = found.setdefault(_by_rules(name), name)
         if first != name:
             raise InvalidArgument(
                 f"{where} hold {shown(first)} and {shown(name)}, which differ in blanks or in the way to write a "

@@ -7,16 +7,19 @@ and 1234 for the text 1,234, it is ambiguous.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from tfp_bfl.data.names import EMPTY
+
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
 _MINUS = "\u2212"
 _SIGN = f"[+{_MINUS}-]?"
-# The key of a table's metadata that says that a column of it has decimal commas.
-_COMMAS = b"tfp_bfl.decimal_commas"
+# The key of a table's metadata with the columns that have decimal commas, and those with decimal points.
+_NOTATION = b"tfp_bfl.notation"
 
 
 class Notation(NamedTuple):
@@ -35,12 +38,14 @@ class Notation(NamedTuple):
 
 def _plain(decimal: str) -> Notation:
     d = f"[{decimal}]"
-    return Notation(rf"^\s*{_SIGN}(\d+{d}?\d*|{d}\d+)([eE][+-]?\d+)?\s*$", decimal)
+    return Notation(rf"^{_SIGN}(\d+{d}?\d*|{d}\d+)([eE][+-]?\d+)?$", decimal)
 
 
 def _grouped(decimal: str, groups: str) -> Notation:
     d = f"[{decimal}]"
-    return Notation(rf"^\s*{_SIGN}([1-9]\d{{0,2}}([{groups}]\d{{3}})+|\d+)({d}\d*)?\s*$", decimal, groups)
+    g = f"[{groups}]"
+    thousands, lakhs = rf"[1-9]\d{{0,2}}({g}\d{{3}})+", rf"[1-9]\d?({g}\d{{2}})+{g}\d{{3}}"
+    return Notation(rf"^{_SIGN}({thousands}|{lakhs}|\d+)({d}\d*)?$", decimal, groups)
 
 
 _POINT, _COMMA = _plain("."), _plain(",")
@@ -78,12 +83,12 @@ def match_numbers(column: Any, decimal_commas: bool = False) -> Matches:
 
     Args:
       column: of a pyarrow Table.
-      decimal_commas: of its table, as `has_decimal_commas` says: commas are then decimal where they could also group
+      decimal_commas: of its table, as `decimal_commas` says: commas are then decimal where they could also group
         thousands, and points are ambiguous where they could.
     """
     import pyarrow.compute as compute
 
-    matches, empty = _matching(column)
+    column, matches, empty = _matching(column)
     good = {_POINT: matches(_POINT)}
     if not good[_POINT].all() or decimal_commas:
         good |= {notation: matches(notation) for notation in _NOTATIONS[1:]}
@@ -101,42 +106,64 @@ def match_numbers(column: Any, decimal_commas: bool = False) -> Matches:
 
 
 def with_notation(table: Any, written: Optional[Callable[[list[str]], Any]] = None) -> Any:
-    """Return a table that says whether it has decimal commas, for `has_decimal_commas`.
+    """Return a table that says which columns have decimal commas and which decimal points, for `decimal_commas`.
 
-    If it has, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number: that
-    column is returned as text.
+    If one has commas, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number:
+    that column is returned as text.
 
     Args:
       table: of pyarrow.
       written: names -> the table with these columns as text, as they are written; None if numbers are not text.
     """
-    if not any(_are_decimal_commas(column) for column in table.columns):
+    import pyarrow.types as types
+
+    named = list(enumerate(table.column_names))
+    commas = [name for i, name in named if _are_surely(",", table.column(i))]
+    if not commas:
         return table
+    points = [name for i, name in named if _are_surely(".", table.column(i))]
+    if written is not None:
+        floats = [(i, name) for i, name in named if types.is_floating(table.schema.field(i).type)]
+        doubtful = [(i, name) for i, name in floats if _are_thousandths(table.column(i))]
+        points += [name for i, name in floats if (i, name) not in doubtful]
+        as_text: Any = written([name for _, name in doubtful]) if doubtful else None
+        for i, name in doubtful:
+            if _matching(as_text.column(i))[1](_GERMAN).all():
+                table = table.set_column(i, name, as_text.column(i))
+            else:
+                points.append(name)
+    found = json.dumps({"commas": commas, "points": points}).encode()
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _NOTATION: found})
+
+
+def decimal_commas(table: Any, names: Iterable[str]) -> str:
+    """Return a column of a pyarrow Table with commas that can only be decimal; "" if there is none.
+
+    It is "" too if another column has points that can only be decimal: the columns then have notations of their own.
+
+    Args:
+      table: of `with_notation`.
+      names: the columns that are read as numbers.
+    """
+    found = json.loads((table.schema.metadata or {}).get(_NOTATION, b"{}"))
+    names = set(names)
+    if names.intersection(found.get("points", ())):
+        return ""
+    return next((name for name in found.get("commas", ()) if name in names), "")
+
+
+def _are_surely(decimal: str, column: Any) -> bool:
+    """Return whether all cells of a column of text are numbers, and one has a mark that can only be decimal."""
     import pyarrow.types as types
 
-    is_doubtful = lambda column: types.is_floating(column.type) and _are_thousandths(column)
-    doubtful = [i for i, column in enumerate(table.columns) if is_doubtful(column)]
-    if doubtful and written is not None:
-        as_text = written([table.column_names[i] for i in doubtful])
-        for i in doubtful:
-            if _matching(as_text.column(i))[0](_GERMAN).all():
-                table = table.set_column(i, table.column_names[i], as_text.column(i))
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), _COMMAS: b"yes"})
-
-
-def has_decimal_commas(table: Any) -> bool:
-    """Return whether a column of a pyarrow Table has commas that can only be decimal."""
-    return _COMMAS in (table.schema.metadata or {})
-
-
-def _are_decimal_commas(column: Any) -> bool:
-    import pyarrow.types as types
-
-    if not types.is_string(column.type) or not _has(column, ","):
+    if not types.is_string(column.type) or not _has(column, decimal):
         return False
-    matches, empty = _matching(column)
-    german = matches(_COMMA) | matches(_GERMAN)
-    return bool(german.all() and not matches(_ENGLISH).all() and not empty.all())
+    _, matches, empty = _matching(column)
+    if empty.all():
+        return False
+    number = np.any([matches(notation) for notation in _NOTATIONS if notation.decimal == decimal], 0)
+    other = _ENGLISH if decimal == "," else _GERMAN
+    return bool(number.all() and not matches(other).all())
 
 
 def _are_thousandths(column: Any) -> bool:
@@ -153,14 +180,19 @@ def _has(column: Any, mark: str) -> bool:
     return bool(compute.any(compute.match_substring(column, mark)).as_py())
 
 
-def _matching(column: Any) -> tuple[Callable[[Notation], np.ndarray], np.ndarray]:
-    """Return the function from a notation to the mask of the cells in it or empty, and the mask of empty cells."""
+def _matching(column: Any) -> tuple[Any, Callable[[Notation], np.ndarray], np.ndarray]:
+    """Return text without blanks around it, the function from a notation to the mask of the cells in it or empty, and
+    the mask of the cells that are empty or hold a word that stands for that.
+    """
+    import pyarrow
     import pyarrow.compute as compute
 
-    empty: np.ndarray = compute.equal(compute.utf8_trim_whitespace(column), "").fill_null(True).to_numpy()
+    trimmed = compute.utf8_trim_whitespace(column)
+    words = pyarrow.array(["", *EMPTY])
+    empty: np.ndarray = compute.or_kleene(compute.is_null(trimmed), compute.is_in(trimmed, words)).to_numpy()
 
     def matches(notation: Notation) -> np.ndarray:
-        found: np.ndarray = compute.match_substring_regex(column, notation.pattern).fill_null(True).to_numpy()
+        found: np.ndarray = compute.match_substring_regex(trimmed, notation.pattern).fill_null(True).to_numpy()
         return found | empty
 
-    return matches, empty
+    return trimmed, matches, empty

@@ -20,7 +20,7 @@ from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import check_alike, examples_in, in_one_form, kind_of, split_clients
-from tfp_bfl.data.names import as_text, check_distinct, check_spelling, value
+from tfp_bfl.data.names import as_names, as_text, check_distinct, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
@@ -135,9 +135,8 @@ def read_own(
     kind = kind_of(path)
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
-    reading = Reading(
-        *(label, client, task == "regression", tuple(drop), separator, tuple(only), tuple(categorical), date_unit)
-    )
+    drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
+    reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit)
     parts, target = _split(path, reading, test)
     first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
     notes = (*parts[0].notes, *_in_words(first))
@@ -170,11 +169,9 @@ def read_part(
       InvalidArgument: as of `read_own`, but all labels may be the same and columns may be empty.
     """
     lookup(TASKS, task, "task")
-    reading = Reading(
-        *(label, None, task == "regression", tuple(drop), separator, tuple(only), tuple(categorical), date_unit),
-        left_out=tuple(left_out),
-        is_part=True,
-    )
+    drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
+    reading = Reading(label, None, task == "regression", drop, separator, only, categorical, date_unit)
+    reading = reading._replace(left_out=as_names(left_out), is_part=True)
     parts, target = _split(path, reading, test)
     name, notes = pathlib.Path(path).stem, parts[0].notes
     if not isinstance(parts[0].features, Raw):

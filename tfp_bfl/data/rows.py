@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional, Union
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import read_cells_as
+from tfp_bfl.data.cells import read_as
 from tfp_bfl.data.columns import Troubles, numbers
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
@@ -78,6 +78,7 @@ def read_encoded(
     table = read_table(path, separator, text=[x.name for x in features if x.is_text], keep=names)
     check_columns(table, names, where)
     troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
-    raw = Raw([read_cells_as(table, x.name, x.kind, troubles, x.unit) for x in features])
+    unit = next((x.unit for x in features if x.unit), None)
+    raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit))
     troubles.check()
     return EncodedRows(encode(raw, features, columns), tuple(unknown_levels(raw, features)))

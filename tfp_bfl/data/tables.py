@@ -86,11 +86,12 @@ def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collectio
         read = lambda: _from_pandas(value, where)
     else:
         read = lambda: value if isinstance(value, pyarrow.Table) else pyarrow.table(value)
-    return _checked(read, where, drop, {*drop, *keep})
+    return _checked(lambda: _without_blank_end(read()), where, drop, {*drop, *keep})
 
 
 def _from_pandas(frame: Any, where: str) -> Any:
     """Return a DataFrame as a pyarrow Table; the first cell that differs in type from those above it is an error."""
+    import pandas
     import pyarrow
 
     try:
@@ -99,7 +100,7 @@ def _from_pandas(frame: Any, where: str) -> Any:
         for name, column in frame.items():
             first: Any = None
             for row, cell in enumerate(column.tolist() if column.dtype == object else ()):
-                if cell is None or cell != cell:
+                if cell is None or cell is pandas.NA or (isinstance(cell, float) and cell != cell):
                     continue
                 first = cell if first is None else first
                 if isinstance(cell, str) != isinstance(first, str):
@@ -174,7 +175,7 @@ def _checked(
         table = with_notation(_without_views(table), written)
     except InvalidArgument:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
         reason = " ".join(reason.split()).rstrip(".")
         raise InvalidArgument(f"The table {where} can't be read: {reason}.") from None
@@ -205,7 +206,7 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
         raise InvalidArgument(f"The table {files.name(path)} is not UTF-8 text, first in line 1: save it as UTF-8.")
     encoding = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
     file.seek(0)
-    _check_encoding(file, encoding, path)
+    has_quotes = _check_encoding(file, encoding, path)
     head = file.read(_HEAD_BYTES).decode(encoding, "ignore")
     file.seek(0)
     told = _SEP_LINE.match(head.lstrip("\ufeff"))
@@ -229,16 +230,20 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
         return pyarrow.csv.read_csv(
             file,
             pyarrow.csv.ReadOptions(encoding=encoding, use_threads=use_threads, skip_rows=skipped),
-            pyarrow.csv.ParseOptions(delimiter=between, invalid_row_handler=None if use_threads else keep),
+            pyarrow.csv.ParseOptions(
+                delimiter=between,
+                newlines_in_values=has_quotes,
+                invalid_row_handler=None if use_threads else keep,
+            ),
             pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(text, pyarrow.string()), null_values=["", *EMPTY]),
         )
 
     try:
-        return read(use_threads=True)
+        return _without_blank_end(read(use_threads=True))
     except pyarrow.ArrowInvalid:
         # With one thread it says which row. What this raises is the error.
         try:
-            return read(use_threads=False)
+            return _without_blank_end(read(use_threads=False))
         except pyarrow.ArrowInvalid:
             if not rows:
                 raise
@@ -249,12 +254,23 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
             ) from None
 
 
-def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> None:
-    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+def _without_blank_end(table: Any) -> Any:
+    """Return a table without the rows at its end that have no value, as spreadsheets write them."""
+    is_blank = lambda x: x is None or x != x or (isinstance(x, str) and x.strip() in ("", *EMPTY))
+    number = table.num_rows
+    while number and all(is_blank(column[number - 1].as_py()) for column in table.columns):
+        number -= 1
+    return table.slice(0, number) if number else table
+
+
+def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> bool:
+    """Check that a file is text, and return whether it has a quote."""
+    decoder, line, has_quotes = codecs.getincrementaldecoder(encoding)(), 1, False
     while True:
         block = file.read(_BLOCK)
         try:
-            line += decoder.decode(block, final=not block).count("\n")
+            text = decoder.decode(block, final=not block)
+            line, has_quotes = line + text.count("\n"), has_quotes or '"' in text
         except UnicodeDecodeError as error:
             line += error.object[: error.start].count(b"\n")
             raise InvalidArgument(
@@ -263,6 +279,7 @@ def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> None:
         if not block:
             break
     file.seek(0)
+    return has_quotes
 
 
 def _separator(head: str, path: pathlib.Path) -> str:

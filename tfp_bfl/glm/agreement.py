@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, ROWS, read_columns, texts
+from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, ROWS, is_blank, read_columns, texts
 from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.names import natural
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -135,7 +135,9 @@ def describe(
 def _describe(
     table: Any, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: Optional[str]
 ) -> Column:
-    if not np.any(texts(table[name])[used] != ""):
+    import pyarrow
+
+    if is_blank(table[name].filter(pyarrow.array(used))):
         return Column(name, EMPTY)
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, [name], troubles, [name] if is_category else [], date_unit, client=name)

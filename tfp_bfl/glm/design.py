@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_cells_as, read_columns, texts
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as, read_columns, texts
 from tfp_bfl.data.columns import Troubles, decoded
-from tfp_bfl.data.names import client_names, natural, value
+from tfp_bfl.data.names import as_category, as_names, client_names, natural, value
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -95,7 +95,8 @@ def read_design(
     """
     lookup(MISSING, missing, "way with empty cells")
     where = "the table" if is_table(path) else files.name(pathlib.Path(path))
-    text = [name for name in (client_column,) if name]
+    only, drop, categorical = as_names(only), as_names(drop), as_names(categorical)
+    text = [name for name in (client_column, *categorical) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
     reserved = _reserved(outcome, client_column)
     for option, names in (
@@ -241,7 +242,7 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
 def numbers(table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None) -> np.ndarray:
     """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell."""
     troubles = Troubles(where, f"name a column of {kind}s")
-    cells = read_cells_as(table, name, kind, troubles, date_unit)
+    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names)
     troubles.check()
     return cells.values
 
@@ -321,6 +322,7 @@ def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str)
     found = sorted(set(cells.tolist()) - {""}, key=natural)
     if not found:
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: name another outcome.")
+    events = [as_category(event) for event in events]
     for event in events:
         lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")
     if events:

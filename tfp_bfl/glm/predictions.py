@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.columns import decoded
+from tfp_bfl.data.names import as_names
 from tfp_bfl.data.names import client_names as names_of_clients
 from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_bytes
-from tfp_bfl.glm.agreement import Cells, Encoding, Plan, agree, describe, encode, settle
+from tfp_bfl.glm.agreement import CATEGORY, Cells, Encoding, Plan, agree, describe, encode, settle
 from tfp_bfl.glm.design import Outcome, has_outcome
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.hierarchical import Hierarchical
@@ -68,8 +69,8 @@ def columns_of(
     Raises:
       InvalidArgument: as of `design.read_design`.
     """
-    where = path_name(path)
-    table = read_table(path, separator, text=[client_column] if client_column else [])
+    where, categorical = path_name(path), as_names(categorical)
+    table = read_table(path, separator, text=[name for name in (client_column, *categorical) if name])
     left = has_outcome(table, outcome, where)
     if client_column:
         left &= _owners(table, client_column) != ""
@@ -102,7 +103,8 @@ def read_rows(
       InvalidArgument: there is no such file, it lacks a column, or it has text in a column of numbers.
     """
     where = path_name(path)
-    table = read_table(path, separator, text=[client_column] if client_column else [])
+    text = [column.name for column in columns.plan.columns if column.kind == CATEGORY]
+    table = read_table(path, separator, text=[name for name in (client_column, *text) if name])
     has_client = client_column in table.column_names
     owners = _owners(table, str(client_column)) if has_client else np.full(table.num_rows, "", object)
     if list(columns.encoding.names(columns.plan)) != list(names):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -17,7 +17,7 @@ from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
-from tfp_bfl.glm.agreement import Cells, Column, Encoding, Plan, describe
+from tfp_bfl.glm.agreement import CATEGORY, Cells, Column, Encoding, Plan, describe
 from tfp_bfl.glm.cox import event_times
 from tfp_bfl.glm.federation import answer
 from tfp_bfl.glm.fixed_point import encode
@@ -77,7 +77,7 @@ class GlmSite:
         file = read_file(self._folder)
         job = self._allowed(file, options, secure_sums)
         with withholding("table"):
-            table, where = self._table(file)
+            table, where = self._table(file, job.categorical)
             chosen = job.only, job.drop, job.categorical, job.date_unit
             summary = describe(table, job.columns, where, *chosen)
         offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
@@ -114,7 +114,7 @@ class GlmSite:
         else:
             masked.check_unbound(folder)
         with withholding("table"):
-            table, where = self._table(file)
+            table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
             self._cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
         self.seen = (
             "The server sees the sums of all sites, and masked numbers of this site."
@@ -196,13 +196,16 @@ class GlmSite:
             )
         return make_glm_job(options, secure_sums)
 
-    def _table(self, file: PartyFile) -> tuple[Any, str]:
-        """Return the table of the site's file without the columns that the file drops, and its name."""
+    def _table(self, file: PartyFile, text: Sequence[str]) -> tuple[Any, str]:
+        """Return the table of the site's file without the columns that the file drops, and its name.
+
+        The columns of `text` are read as text: levels are as they are written, whatever else the file holds.
+        """
         path = pathlib.Path(file.data)
         where = path_name(path)
         if path.suffix.lower() not in _TABLES:
             raise InvalidArgument(f"{where} is no table, but a linear model requires one: {', '.join(_TABLES)}.")
-        table = read_table(path, file.separator)
+        table = read_table(path, file.separator, text=text)
         unknown = next((name for name in file.drop if name not in table.column_names), None)
         if unknown is not None:
             raise InvalidArgument(f"{where} has no column {shown(unknown)}, which its file drops.")
