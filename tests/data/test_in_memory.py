@@ -254,3 +254,21 @@ def test_other_types_of_arrow(how):
         empty = pyarrow.table({"x": pyarrow.array(["a"]).dictionary_encode().slice(0, 0), "sick": LABELS[:0]})
         with pytest.raises(InvalidArgument, match="has no rows"):
             data.read_own(pyarrow.Table.from_batches([], empty.schema), label="sick")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([2**70, 5], "The table dataset can't be read: Python int too large"),
+        ([[1, 2], [3]], "'x' holds lists or records: leave columns out with --drop"),
+        ([{"a": 1}, {"a": 2}], "'x' holds lists or records: leave columns out with --drop"),
+        ([None, "x", 1], r"The column 'x' of dataset holds 1 \(int\) in row 3 and 'x' \(str\) above it"),
+    ],
+)
+def test_cells_that_a_table_can_not_have(column, message):
+    pandas = pytest.importorskip("pandas")
+    column = [pandas.NA if x is None else x for x in column]
+    frame = pandas.DataFrame({"x": pandas.Series([column[i % len(column)] for i in range(60)], dtype=object)})
+    for options in ({}, {"categorical": "x"}):
+        with pytest.raises(InvalidArgument, match=message):
+            data.read_own(frame.assign(label=LABELS), **options)

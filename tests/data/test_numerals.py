@@ -1,0 +1,98 @@
+"""Numbers as spreadsheets of several countries write them: decimal marks, groups of thousands, minus signs."""
+
+import numpy as np
+import pyarrow
+import pytest
+
+from tests.data.test_tables import LABELS, ROWS, repeated, write
+from tfp_bfl.data import read_own, read_rows
+from tfp_bfl.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        (["0,5", "1", "-2,25e1"], [0.5, 1, -22.5]),
+        (["1234,5", "1,234"], [1234.5, 1.234]),
+        ([",5", "3"], [0.5, 3]),
+        (["1,234", "2,000"], "'x' holds '1,234' in row 1, where the comma may be decimal or group thousands"),
+        (["2", "1.234"], [2, 1.234]),
+        (["1.234,5", "2"], [1234.5, 2]),
+        (["1.234.567", "-2"], [1234567, -2]),
+        (["1,234.5", "2,000"], [1234.5, 2000]),
+        (["1 234,5", "-12\u00a0000,25"], [1234.5, -12000.25]),
+        (["1'234.5", "12\u2019000"], [1234.5, 12000]),
+        (["1,52,500.00", "2,000"], [152500, 2000]),
+        (["0,5\u00a0", "2"], [0.5, 2]),
+        (["\u22122", "1.5"], [-2, 1.5]),
+        (["\u22121.234,5", "-3"], [-1234.5, -3]),
+        (["1,5", "2.5"], "'x' holds '1,5' in row 1, which is no number"),
+        (["1.23,4", "2"], "'x' holds '1.23,4' in row 1, which is no number"),
+        (["12 34", "2"], "'x' holds '12 34' in row 1, which is no number"),
+    ],
+)
+def test_notations_of_numbers(tmp_path, cells, wanted):
+    path = write(tmp_path / "d.csv", ["x", "label"], repeated(*cells), LABELS, separator=";")
+    if isinstance(wanted, str):
+        with pytest.raises(InvalidArgument, match=wanted):
+            read_rows(path, ["x"])
+    else:
+        np.testing.assert_allclose(read_rows(path, ["x"])[:, 0], np.resize(wanted, ROWS))
+
+
+@pytest.mark.parametrize("other", [["60,5", "7,25"], ["1.234,5", "2"], ["60,5", "NA"], ["1 234,5"]])
+@pytest.mark.parametrize("cells", [["2", "1.234"], ["1.234", "950", ""], ["2.000"], ["NA", "1.234"]])
+def test_points_that_may_group_thousands_beside_decimal_commas(tmp_path, cells, other):
+    names, columns = ["x", "y", "label"], [repeated(*cells), repeated(*other), LABELS]
+    path = write(tmp_path / "d.csv", names, *columns, separator=";")
+    row = next(i for i, cell in enumerate(cells) if "." in cell)
+    wanted = f"'x' holds '{cells[row]}' in row {row + 1}, where the point may be decimal or group thousands"
+    frame = pyarrow.table({name: column.astype(str) for name, column in zip(names, columns)})
+    for table in (path, frame, frame.to_pandas()):
+        with pytest.raises(InvalidArgument, match=wanted):
+            read_own(table, label="label")
+    with pytest.raises(InvalidArgument, match=wanted):
+        read_rows(path, ["x", "y"])
+    assert "x" not in [x.name for x in read_own(path, drop=["x"]).train.columns]
+
+
+@pytest.mark.parametrize("cells", [["2.5", "1.234"], ["1.2345", "3"], ["1e-3", "2"], ["1000.5", "2"]])
+def test_points_that_group_nothing_beside_decimal_commas(tmp_path, cells):
+    path = write(tmp_path / "d.csv", ["x", "y", "label"], repeated(*cells), repeated("60,5"), LABELS, separator=";")
+    np.testing.assert_allclose(read_rows(path, ["x"])[:2, 0], np.array(cells, float))
+
+
+@pytest.mark.parametrize("how", [{"drop": "y"}, {"only": "x"}, {"categorical": "y"}, {}])
+@pytest.mark.parametrize("cells", [["1.234", "2.000"], ["1,234", "2,000"]])
+def test_columns_that_are_no_numbers_say_nothing_of_others(tmp_path, cells, how):
+    """Without options a column with decimal points beside it says that notations differ by column."""
+    points = [] if how else [repeated("0.55", "0.25")]
+    columns = [repeated(*cells), repeated("1,2", "2,3"), *points, LABELS]
+    path = write(tmp_path / "d.csv", ["x", "y", *["z"][: len(points)], "label"], *columns, separator=";")
+    if "," in cells[0]:
+        with pytest.raises(InvalidArgument, match="'x' holds '1,234' in row 1, where the comma may be decimal"):
+            read_own(path, **how)
+    else:
+        train = read_own(path, **how).train
+        assert abs(train.columns[0].mean - 1.617) < 0.1
+
+
+@pytest.mark.parametrize("other", ["60,5", "1 234,5"])
+def test_a_column_of_decimal_commas_decides_for_the_others(tmp_path, other):
+    columns = repeated("1,234", "2,000"), repeated(other), LABELS
+    path = write(tmp_path / "d.csv", ["x", "y", "label"], *columns, separator=";")
+    np.testing.assert_allclose(read_rows(path, ["x", "y"])[:2, 0], [1.234, 2])
+
+
+def test_numbers_to_regress_on_with_decimal_commas_and_words(tmp_path):
+    path = write(tmp_path / "d.csv", ["x", "y"], repeated("1,5", "2"), repeated("12,5", "NA", "13,1"), separator=";")
+    data = read_own(path, label="y", task="regression")
+    assert len(data.train.labels) + len(data.test.labels) == 40 and "20 rows without a label" in data.notes[0]
+
+
+def test_a_word_among_decimal_commas_is_named(tmp_path):
+    cells = repeated("0,5", "2,5").astype(object)
+    cells[7] = "cash"
+    path = write(tmp_path / "d.csv", ["x", "label"], cells, LABELS, separator=";")
+    with pytest.raises(InvalidArgument, match=r"'x' holds 'cash' in row 8, which is no number: .*correct the cell"):
+        read_own(path)
