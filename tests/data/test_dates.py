@@ -63,6 +63,8 @@ def test_dates_that_are_not_iso_are_no_categories(tmp_path, text, unit):
         "2020-21",
         "dec",
         "MARCH1",
+        "Marker 12",
+        "5 marks",
     ],
 )
 def test_categories_that_are_no_dates(tmp_path, text):

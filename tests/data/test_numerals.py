@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow
+import pyarrow.parquet
 import pytest
 
 from tests.data.test_tables import LABELS, ROWS, repeated, write
@@ -54,6 +55,13 @@ def test_points_that_may_group_thousands_beside_decimal_commas(tmp_path, cells, 
     with pytest.raises(InvalidArgument, match=wanted):
         read_rows(path, ["x", "y"])
     assert "x" not in [x.name for x in read_own(path, drop=["x"]).train.columns]
+
+
+def test_what_a_file_says_of_its_notation_is_not_believed(tmp_path):
+    table = pyarrow.table({"x": [1.5, 2.0] * 30, "label": LABELS}).replace_schema_metadata({"tfp_bfl.notation": "{"})
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    for given in (table, tmp_path / "d.parquet"):
+        assert [x.name for x in read_own(given).train.columns] == ["x"]
 
 
 @pytest.mark.parametrize("cells", [["2.5", "1.234"], ["1.2345", "3"], ["1e-3", "2"], ["1000.5", "2"]])

@@ -27,9 +27,10 @@ _ISO = r"^\d{4}-\d{2}-\d{2}(?:[ T]\d{2}:\d{2}.*)?$"
 _DAY, _YEAR, _BETWEEN = r"\d{1,2}", r"(?:\d{4}|\d{2})", r"[-/., ]{1,2}"
 _MONTH = r"(?:jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\pL*"
 _DAYS = (_DAY, _DAY, _YEAR), (r"\d{4}", _DAY, _DAY), (_DAY, _MONTH, _YEAR), (_MONTH, _DAY, r"\d{4}")
-_NAMED_MONTHS = (_MONTH, _YEAR), (_DAY, _MONTH)
+_SHORT = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
+_NAMED_MONTHS = (_MONTH, r"\d{4}"), (_SHORT, _YEAR), (_DAY, _SHORT)
 _MONTHS = r"(?:19|20)\d\d[-/](?:0[1-9]|1[012])|(?:0?[1-9]|1[012])[-/](?:19|20)\d\d"
-_SAS = rf"(?:\d{{2}})?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec){_YEAR}"
+_SAS = rf"(?:\d{{2}})?{_SHORT}{_YEAR}"
 _SPACED = "|".join(_BETWEEN.join(order) for order in (*_DAYS, *_NAMED_MONTHS))
 _LIKE_A_DATE = rf"(?i)^(?:{_SPACED}|{_MONTHS}|{_SAS})(?:[ T,:]+\d{{1,2}}:\d{{2}}.*)?$"
 # Of a column that counts the rows of a table, and of one that does not begin at 0 or 1: it numbers the rows if another

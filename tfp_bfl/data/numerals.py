@@ -119,8 +119,9 @@ def with_notation(table: Any, written: Optional[Callable[[list[str]], Any]] = No
 
     named = list(enumerate(table.column_names))
     commas = [name for i, name in named if _are_surely(",", table.column(i))]
+    metadata = {key: x for key, x in (table.schema.metadata or {}).items() if key != _NOTATION}
     if not commas:
-        return table
+        return table.replace_schema_metadata(metadata)
     points = [name for i, name in named if _are_surely(".", table.column(i))]
     if written is not None:
         floats = [(i, name) for i, name in named if types.is_floating(table.schema.field(i).type)]
@@ -133,7 +134,7 @@ def with_notation(table: Any, written: Optional[Callable[[list[str]], Any]] = No
             else:
                 points.append(name)
     found = json.dumps({"commas": commas, "points": points}).encode()
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), _NOTATION: found})
+    return table.replace_schema_metadata({**metadata, _NOTATION: found})
 
 
 def decimal_commas(table: Any, names: Iterable[str]) -> str:

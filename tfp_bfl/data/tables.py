@@ -21,7 +21,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|"}
 _HEAD_BYTES = 2**20
 _BLOCK = 2**20
-# The first line by which a spreadsheet is told the separator; it belongs to no row.
+# A first line that names the separator, as some spreadsheets write it; it is no row.
 _SEP_LINE = re.compile(r'"?sep=(.)"?\r?\n', re.IGNORECASE)
 _INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 
@@ -147,9 +147,10 @@ def _without_views(table: Any) -> Any:
 
     for i, field in enumerate(table.schema):
         column = table.column(i)
-        plain = column if types.is_dictionary(field.type) else decoded(column)
-        if plain is column and column.num_chunks and types.is_dictionary(field.type):
-            plain = pyarrow.chunked_array([of_codes(part) for part in column.chunks])
+        if types.is_dictionary(field.type):
+            plain = pyarrow.chunked_array([of_codes(part) for part in column.chunks]) if column.num_chunks else column
+        else:
+            plain = decoded(column)
         if plain.type != field.type:
             table = table.set_column(i, field.name, plain)
     return table
@@ -209,10 +210,10 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
     has_quotes = _check_encoding(file, encoding, path)
     head = file.read(_HEAD_BYTES).decode(encoding, "ignore")
     file.seek(0)
-    told = _SEP_LINE.match(head.lstrip("\ufeff"))
-    skipped = 1 if told else 0
+    first_line = _SEP_LINE.match(head.lstrip("\ufeff"))
+    skipped = 1 if first_line else 0
     if separator is None:
-        between = told[1] if told else _separator(head, path)
+        between = first_line[1] if first_line else _separator(head, path)
     else:
         between = SEPARATORS.get(separator, separator)
     if len(between) != 1 or between in '"\n\r':
