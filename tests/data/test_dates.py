@@ -68,7 +68,7 @@ def test_dates_that_are_not_iso_are_no_categories(tmp_path, text, unit):
     ],
 )
 def test_categories_that_are_no_dates(tmp_path, text):
-    train = read_own(write(tmp_path / "d.csv", ["x", "t", "label"], X, repeated(text, "b"), LABELS)).train
+    train = read_own(write(tmp_path / "d.csv", ["x", "t", "label"], X, repeated(text, text, "b"), LABELS)).train
     assert train.encoding[1].kind == "category"
 
 

@@ -99,14 +99,10 @@ def read_design(
     text = [name for name in (client_column, *categorical) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
     reserved = _reserved(outcome, client_column)
-    for option, names in (
-        ("--outcome, --event, --exposure or --client-column", reserved),
-        ("--only", only),
-        ("--drop", drop),
-        ("--categorical", categorical),
-    ):
-        for name in names:
-            lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for {option}")
+    of_outcome = "--outcome, --event, --exposure or --client-column"
+    given = {of_outcome: reserved, "--only": only, "--drop": drop, "--categorical": categorical}
+    for option, name in ((option, name) for option, names in given.items() for name in names):
+        lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for {option}")
     chosen = [name for name in only or table.column_names if name not in {*reserved, *drop}]
     if not chosen:
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
