@@ -82,6 +82,8 @@ def cell_name(options: Options) -> str:
         parts.append(f"initial_stddev={options['initial_stddev']}")
     if options["inference"] != COMMON["inference"]:
         parts.append(f"inference={options['inference']}")
+    if options.get("precision"):
+        parts.append(f"precision={options['precision']}")
     return ",".join(parts).replace(":", "_")
 
 
