@@ -272,3 +272,5 @@ def test_cells_that_a_table_can_not_have(column, message):
     for options in ({}, {"categorical": "x"}):
         with pytest.raises(InvalidArgument, match=message):
             data.read_own(frame.assign(label=LABELS), **options)
+    own = data.read_own(frame.assign(age=AGES, label=LABELS), drop="x")
+    assert [column.name for column in own.train.columns] == ["age"]

@@ -83,17 +83,24 @@ def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collectio
     import pyarrow
 
     if _is_of_pandas(value):
-        read = lambda: _from_pandas(value, where)
+        read = lambda: _from_pandas(value, where, drop)
     else:
         read = lambda: value if isinstance(value, pyarrow.Table) else pyarrow.table(value)
     return _checked(lambda: _without_blank_end(read()), where, drop, {*drop, *keep})
 
 
-def _from_pandas(frame: Any, where: str) -> Any:
-    """Return a DataFrame as a pyarrow Table; the first cell that differs in type from those above it is an error."""
+def _from_pandas(frame: Any, where: str, drop: Collection[str]) -> Any:
+    """Return a DataFrame as a pyarrow Table; the first cell that differs in type from those above it is an error.
+
+    The cells of `drop`, of whichever types, are zeros.
+    """
     import pandas
     import pyarrow
 
+    frame = frame.copy(deep=False)
+    for i, name in enumerate(frame.columns):
+        if str(name) in drop:
+            frame.isetitem(i, 0)
     try:
         return pyarrow.Table.from_pandas(_in_arrow_types(frame), preserve_index=False)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
