@@ -96,7 +96,6 @@ class Study(NamedTuple):
         self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str], **options: Any
     ) -> None:
         """Call `run_study` with these cells; options: `held` and `goes_on`."""
-        use_threads(self.threads)
         if self.missing:
             recorded = read_records(self.results)
             asked, every = every, {name: cell for name, cell in every.items() if name not in recorded}
@@ -157,6 +156,7 @@ def study_options(
         @functools.wraps(command)
         def wrapped(**given: Any) -> None:
             given["results"] = given["results"] or given["output"]
+            use_threads(given["threads"])  # Before anything starts TensorFlow.
             try:
                 command(Study(**{name: given.pop(name) for name in Study._fields}), **given)
             except InvalidArgument as error:

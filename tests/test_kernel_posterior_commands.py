@@ -33,6 +33,7 @@ def test_a_command_finishes_its_rounds_on_a_stand_in_of_its_format(tmp_path, tab
         options += ("--cache-dir", str(tmp_path))
     folders = ("--output", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
     command = (sys.executable, "-m", "experiments.kernel_posterior.run", "--table", table, "--size", "tiny")
+    options += ("--threads", "1")
     environment = {**os.environ, "TFDS_DATA_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         [*command, *options, "--cell", ",FedAvg,", *folders], cwd=ROOT, env=environment, capture_output=True, text=True

@@ -113,8 +113,8 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
         What guards point weights guards these statistics too: robust aggregation, bounds, privacy, secure sums.
       extra_pool: `MEAN` or `SUM`, of the clients' extra statistics: by their weights, or each client once.
       keeps_sent: its memory must be what it sent, which a compressor would change.
-      check: raises InvalidArgument for clients (`data.ClientData`) with other examples than its own; None
-        for work that is of no examples in particular.
+      check: raises InvalidArgument for clients (`data.ClientData`) with other examples than its own, and returns a
+        warning that a run of these clients reports, or None; None for work that is of no examples in particular.
       is_private: its noise hides examples (differential privacy), so that its seed must be secret.
       num_clients: the number of clients for which it has settings; None for any number.
     """
@@ -128,20 +128,20 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
     extra: Optional[Callable[[ModelWeights], TensorTree]] = None
     extra_pool: str = MEAN
     keeps_sent: bool = True
-    check: Optional[Callable[[ClientData], None]] = None
+    check: Optional[Callable[[ClientData], Optional[str]]] = None
     is_private: bool = False
     num_clients: Optional[int] = None
 
     def __call__(self) -> Work[Sent]:
         return self.build()
 
-    def checked(self, check: Callable[[ClientData], None]) -> ClientWork[Sent, Kept]:
+    def checked(self, check: Callable[[ClientData], Optional[str]]) -> ClientWork[Sent, Kept]:
         """Return client work with another check of the clients after its own."""
         checks = [self.check, check] if self.check else [check]
 
-        def every(clients: ClientData) -> None:
-            for each in checks:
-                each(clients)
+        def every(clients: ClientData) -> Optional[str]:
+            found = [each(clients) for each in checks]
+            return " ".join(filter(None, found)) or None
 
         return self._replace(check=every)
 

@@ -109,6 +109,7 @@ OWN = {
     "kl_weight": 0.5,
     "evaluate_clients": True,
     "unseen_clients": 2,
+    "client_noise": "none",
     "variances": "free_variances",
     "embedding_size": 3,
     "initial_rate": 0.3,
@@ -144,6 +145,14 @@ def test_an_algorithm_has_defaults_of_its_own_which_what_is_given_wins_over(tmp_
     assert (config.kind, config.rounds, config.momentum, config.kernel_start) == ("deterministic", 30, 0.9, "clients")
 
 
+def test_options_by_client_are_text_with_commas_or_lists():
+    text = {"compressor": "quantiser:4,none,none", "participation": "0.5,0.75,1"}
+    lists = {"compressor": ["quantiser:4", "none", "none"], "participation": [0.5, 0.75, 1]}
+    of = lambda given: make_config(None, {"algorithm": "qlsd", "clients": 3, **given})
+    assert of(lists).compressor == of(text).compressor == text["compressor"]
+    assert of(lists).own_options().compressors() == lists["compressor"]
+
+
 def test_every_option_of_an_algorithm_is_tried():
     assert set(OWN) == {name for name in fields() if takers(name)}
 
@@ -156,6 +165,7 @@ def test_options_of_other_algorithms_are_refused(algorithm):
         server |= {"privacy_clip_norm": "1"} if name.startswith("privacy_") else {}
         server |= {"update_prior": "true"} if name == "pretrained" and algorithm in takers(name) else {}
         server |= {"example_clip_norm": "1"} if name == "example_noise" and algorithm in takers(name) else {}
+        server |= {"evaluate_clients": "true"} if name == "client_noise" and algorithm in takers(name) else {}
         options = {"algorithm": algorithm, name: str(value)}
         if algorithm in takers(name):
             assert getattr(make_config(None, {"pretrain_share": "0.1", **server, **options}), name) == value
@@ -192,7 +202,8 @@ def test_algorithms_in_words():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_record_gives_the_same_config_and_holds_nothing_of_other_algorithms(tmp_path, algorithm):
-    config = make_config(None, {"algorithm": algorithm, "pretrain_share": "0.2", **own_options(algorithm)})
+    given = own_options(algorithm) | ({"estimator": "anchored"} if algorithm == "qlsd" else {})  # For `forgetful`.
+    config = make_config(None, {"algorithm": algorithm, "pretrain_share": "0.2", **given})
     record = yaml.safe_load(config.record())
     assert {name for name in record if takers(name)} == set(own_options(algorithm))
     for text in (config.record(), yaml.safe_dump(config.model_dump())):
@@ -266,7 +277,6 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
             {"algorithm": "qlsd", "compressor": "none,largest:1", "clients": 2},
             "which is biased, and so would the chain",
         ),
-        ({"algorithm": "fed_opt", "compressor": "quantiser:4,none"}, "has the levels '4,none', but must be quantiser"),
         ({"algorithm": "qlsd", "potential_curvature": "0"}, "potential_curvature is '0', but must be above 0"),
         ({"algorithm": "qlsd", "potential_curvature": "guess"}, "potential_curvature is 'guess', but must be a n"),
         ({"algorithm": "qlsd", "prior_stddev": "fan_in"}, "give a number, not 'fan_in'"),
@@ -316,6 +326,34 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "meta_learning", "kl_reduction": "total"}, "no reduction of the KL 'total'"),
         ({"algorithm": "meta_learning", "kl_weight": "-1"}, "kl_weight is '-1', but must be at least 0."),
         ({"algorithm": "meta_learning", "server_momentum": "0.5"}, "there is none: give server_optimizer."),
+        (
+            {"algorithm": "meta_vd", "client_noise": "none"},
+            "scores of single clients: give evaluate_clients too",
+        ),
+        (
+            {"algorithm": "meta_learning", "client_noise": "another", "evaluate_clients": "true"},
+            "but all clients of this run have the same noise: use p_fed_bayes, or",
+        ),
+        (
+            {
+                **{"algorithm": "meta_vd", "variances": "constant_variances"},
+                **{"client_noise": "another", "evaluate_clients": "true"},
+            },
+            "but all clients of this run have the same noise",
+        ),
+        (
+            {
+                **{"algorithm": "p_fed_bayes", "unseen_clients": "1"},
+                **{"client_noise": "another", "evaluate_clients": "true"},
+            },
+            "give at least two of them, and no unseen_clients",
+        ),
+        ({"algorithm": "qlsd", "estimator": "plain", "forgetful": "true"}, "forgetful is of the estimator 'anchored'"),
+        ({"algorithm": "qlsd", "estimator": "plain", "refresh_every": "7"}, "refresh_every is of the estimator 'anc"),
+        (
+            {"algorithm": "fed_opt", "compressor": "quantiser:4,none"},
+            "compressor is 'quantiser:4,none', but only qlsd takes one for each client: give one for all.",
+        ),
         ({"parametrization": "log_var"}, "no parametrization 'log_var': did you mean 'log_variance'"),
         ({"width": "8"}, "width is of the model conv_net, and this is lenet: leave it out."),
         ({"model": "conv_net", "width": "0"}, "width is '0', but must be at least 1."),

@@ -19,6 +19,7 @@ from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
+from tfp_bfl.federated.personal import EVALUATION_NOISES
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.training.inference import NOISES
@@ -161,6 +162,7 @@ def test_names_are_those_of_the_tables():
         choices.LEARNERS: bfl.clients.LEARNERS,
         choices.KL_REDUCTIONS: KL_REDUCTIONS,
         choices.PERSONAL_VARIANCES: bfl.models.PERSONAL_VARIANCES,
+        choices.EVALUATION_NOISES: EVALUATION_NOISES,
         choices.VARIANCE_RANGES: RANGES,
         choices.PARAMETRIZATIONS: PARAMETRIZATIONS,
         choices.INITIALIZERS: INITIALIZERS,

@@ -184,6 +184,17 @@ def test_scores_of_the_clients_are_those_of_a_program(run, program):
 
 
 @pytest.mark.deep(after="test_personal.py")
+@pytest.mark.parametrize("noise", ["none", "another"])
+def test_clients_are_scored_without_noise_or_with_anothers(noise, run, tmp_path):
+    folder = tmp_path / noise
+    assert run_command_line([*META_VD, "--evaluate-clients", "--client-noise", noise, "--output", str(folder)]) == 0
+    assert (folder / "predictions.npz").exists()
+    for own, row in zip(lines(run / "clients.jsonl"), lines(folder / "clients.jsonl"), strict=True):
+        assert row["before"]["test_nll"] != own["before"]["test_nll"]
+        assert (row["before"]["epistemic"] == pytest.approx(0, abs=1e-7)) == (noise == "none")
+
+
+@pytest.mark.deep(after="test_personal.py")
 def test_a_run_that_broke_off_ends_in_the_same_state(run, tmp_path, monkeypatch):
     evaluate, calls, folder = bfl.evaluation.evaluate, iter(range(1, 9)), tmp_path / "broken"
 
@@ -254,6 +265,19 @@ def test_what_is_no_clients_model_is_one_sentence_and_status_2(meta_learnt, run,
         (
             ["--parametrization", "log_alpha", "--pruning-threshold", "0.99"],
             "The pruning threshold is 0.99, but log alpha up to 4 gives dropout rates up to 0.982",
+        ),
+        (
+            [
+                *("--parametrization", "log_alpha", "--variances", "constant_variances", "--initial-rate", "0.3"),
+                *("--pruning-threshold", "0.8"),
+            ],
+            "The pruning threshold is 0.8, but constant log alpha of -0.847 gives dropout rates up to 0.3, so that",
+        ),
+        (["--variances", "common_variances", "--absent-decay"], "common_variances has none: leave it out."),
+        (["--variances", "constant_variances", "--uncapped"], "constant_variances learns none: leave it out."),
+        (
+            ["--variances", "constant_variances", "--variance-range", "clamped"],
+            "ranged restricts learned logits, and constant_variances learns none: leave it out.",
         ),
         (["--variances", "free_variances", "--embedding-size", "2"], "no option of variances 'free_variances' 'embedd"),
         (["--variational-layers", "dens"], "no layer for variational_layers 'dens'"),

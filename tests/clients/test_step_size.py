@@ -116,13 +116,18 @@ def test_a_step_at_which_any_chain_diverges_is_refused_before_the_first_round(ru
         run(make(curvature=10, step_size=0.2), ROWS, 2)
 
 
-def test_a_step_above_the_bound_of_the_compressors_is_warned_of(caplog):
+def test_a_step_above_the_bound_of_the_compressors_is_warned_of_and_the_run_keeps_the_warning(caplog):
     """The bound of the toy is 0.0443 with memories and 0.0935 without them."""
-    check_clients(make(curvature=10), ROWS)
-    assert [record.getMessage() for record in caplog.records] == [
+    warning = (
         "step_size is 0.06, but with the curvature 10 and these compressors a chain can diverge from 0.0443 on: take a "
-        "smaller step or a finer compressor, or memory=False."
-    ]
+        "smaller step or a finer compressor, or memory=False (--forgetful)."
+    )
+    for run in (functools.partial(simulate, engine="local"), simulate_chains):
+        caplog.clear()
+        result = run(make(curvature=10), ROWS, 2)
+        assert [record.getMessage() for record in caplog.records] == [warning]
+        if run is not simulate_chains:
+            assert list(result.warnings) == [warning]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +136,7 @@ def test_a_step_above_the_bound_of_the_compressors_is_warned_of(caplog):
         ({"curvatures": []}, "curvatures is empty"),
         ({"omegas": [1, 2, 3]}, "omegas must be one number, or 2 numbers"),
         ({"omegas": -3}, "omegas must be at least 0"),
+        ({"curvatures": [2, 3, 5], "participation": [0.5, 0.5]}, "participation must be one number, or 3 numbers"),
         ({"omegas": 3, "memory_rates": 2}, "memory_rates above 0 and at most 1 / "),
     ],
 )
@@ -163,7 +169,7 @@ def test_curvatures_out_of_range(given, message):
 def test_an_estimated_curvature_issues_one_warning(caplog):
     process = make(curvature="estimate")
     check_clients(process, ROWS)
-    check_clients(process, ROWS)
+    simulate(process, ROWS, 2, engine="local")
     warnings = [record.getMessage() for record in caplog.records if "can diverge from" in record.getMessage()]
     assert len(warnings) == 1 and warnings[0].startswith(
         "step_size is 0.06, but with the curvature 10 (estimated) and these compressors a chain can diverge from 0.04"

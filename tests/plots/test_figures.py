@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
@@ -73,6 +75,14 @@ def test_learning_curve_of_one_round():
 
 def test_learning_curve_of_a_posterior_that_vanished():
     draw(plots.learning_curve([{**row(n), "stddev_q05": 0.0, "stddev_median": 0.0} for n in (1, 2)]))
+
+
+def test_learning_curve_of_a_posterior_without_any_spread_has_no_logarithms():
+    names = ("stddev_q05", "stddev_median", "stddev_q95")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw(plots.learning_curve([{**row(n), **dict.fromkeys(names, 0.0)} for n in (1, 2)]))
+    assert figure.axes[2].get_yscale() == "linear"
 
 
 @pytest.mark.parametrize(

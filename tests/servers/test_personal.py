@@ -302,6 +302,10 @@ def test_without_a_threshold_all_weights_are_sent():
         (lambda: SOURCES["free_variances"](2, ranged="hard"), "range of variances"),
         (lambda: SOURCES["common_variances"](2, parametrization="alpha"), "log_alpha"),
         (lambda: SOURCES["free_variances"](2, initial_rate=1.0), "initial_rate is 1, but must be above 0 and below 1"),
+        (
+            lambda: SOURCES["free_variances"](2, initial_rate="0.3"),
+            "initial_rate is '0.3', but must be a finite",
+        ),
         (lambda: SOURCES["free_variances"](2, initial_rate=0.3, middle=-1.0), "initial_rate and middle both say"),
         (
             lambda: SOURCES["free_variances"](2, initial_rate=0.999, parametrization="log_alpha"),
@@ -331,6 +335,12 @@ def test_without_a_threshold_all_weights_are_sent():
         (lambda: clients.personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),
         (lambda: rules.personal(2, "median"), "rule"),
         (lambda: servers.personal(LINEAR, clip_norm=0.0), "clip_norm"),
+        (lambda: SOURCES["constant_variances"](2, None, "clamped"), "ranged restricts learned logits"),
+        (
+            lambda: servers.personal(SOURCES["constant_variances"](2), capped=False),
+            r"capped=False \(--uncapped\) is",
+        ),
+        (lambda: servers.personal(SOURCES["common_variances"](2), absent_decay=True), "common_variances has none"),
     ],
 )
 def test_bad_input_is_one_sentence(call, message):

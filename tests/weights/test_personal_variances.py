@@ -92,7 +92,8 @@ def test_a_start_by_rate_is_relative_to_each_layers_weights(source):
     """sigma^2 = alpha mean theta^2, of .01 and .04 for two layers of two and one weights, for whatever client."""
     means = (tf.constant([[0.1, -0.1]]), tf.constant([0.2]))
     given = {"hidden": (), "embedding_size": 1} if source == "hypernetwork" else {}
-    variances = SOURCES[source](2, initial_rate=0.35, ranged="clamped", **given)
+    given |= {} if source == "constant_variances" else {"ranged": "clamped"}
+    variances = SOURCES[source](2, initial_rate=0.35, **given)
     anchor = ModelWeights(MeanField(means, tuple(map(tf.zeros_like, means))), (), NOTHING)
     step = servers.personal(variances)
     state = step.initialize(anchor)
@@ -103,7 +104,7 @@ def test_a_start_by_rate_is_relative_to_each_layers_weights(source):
         np.testing.assert_allclose(first, [[ALPHA * 0.01] * 2], rtol=1e-2)
         np.testing.assert_allclose(second, [ALPHA * 0.04], rtol=1e-2)
     theta = tf.constant([0.1, -0.1, 0.2])
-    by_alpha = SOURCES[source](2, initial_rate=0.35, parametrization="log_alpha", ranged="clamped", **given)
+    by_alpha = SOURCES[source](2, initial_rate=0.35, parametrization="log_alpha", **given)
     parameters = by_alpha.start(means, 0)
     if source == "hypernetwork":
         parameters = parameters._replace(rows=np.zeros((2, 1), np.float32))

@@ -116,11 +116,16 @@ def memory_rate(
 ) -> PerClient[float]:
     """Return 1 / (1 + omega), with which clients' memories come closest to what they follow: a number, or one for each
     client where compressors are given by client; arguments as of `stochastic_gradient`.
+
+    Raises:
+      InvalidArgument: no such compressor, or a sequence of none.
     """
     del others
     potential = Potential(as_model_fn(model_fn)())
     several = is_by_client(compressor)
     given: list[Any] = list(compressor) if several else [compressor]
+    if not given:
+        raise InvalidArgument("compressor has 0 entries, but must have one entry for each client.")
     rates = tuple(1 / (1 + c.omega(potential.size)) for c in _compressors_of(given, potential, per_tensor))
     return rates if several else rates[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
@@ -16,8 +15,6 @@ from tfp_bfl.models import as_model_fn
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.potential import Potential
-
-logger = logging.getLogger(__name__)
 
 # Examples and products of the Hessian by which a curvature is estimated.
 _EXAMPLES, _PRODUCTS = 200, 15
@@ -83,9 +80,9 @@ def largest_step_size(
     if np.any(omega < 0) or np.any((memory <= 0) | (memory > 1 / (1 + omega) + 1e-9)):
         raise InvalidArgument("omegas must be at least 0, and memory_rates above 0 and at most 1 / (1 + omega).")
     total = own.sum() + (0.0 if prior_stddev is None else check_number(prior_stddev, "prior_stddev") ** -2)
-    probabilities = np.asarray(check_probabilities(participation, "participation"))
-    noise = np.broadcast_to((1 + omega) / probabilities - 1, own.shape)
-    rates = None if memory_rates is None else np.broadcast_to(np.asarray(memory_rates) * probabilities, own.shape)
+    probabilities = _by_client(check_probabilities(participation, "participation"), "participation", own.size)
+    noise = (1 + omega) / probabilities - 1
+    rates = None if memory_rates is None else memory * probabilities
     chain = _Chain(own / total, noise, rates)
     first = next((i for i, step in enumerate(_GRID) if not _is_stable(chain, step)), len(_GRID) - 1)
     low, high = _GRID[first - 1] if first else 0.0, _GRID[first]
@@ -149,7 +146,7 @@ def check_step_size(
     participation: PerClient[float] = 1.0,
     memory_rate: Optional[PerClient[float]] = None,
     **others: object,
-) -> None:
+) -> Optional[str]:
     """Compare the step size of a chain of compressed gradients with the bound of `largest_step_size`.
 
     Each client has a part of the curvature of all examples in proportion to the number of its examples.
@@ -162,10 +159,13 @@ def check_step_size(
         200 examples and a warning in place of an error.
       prior_stddev: t; None for a flat prior.
 
+    Returns:
+      A warning for a step size from the bound of these compressors on; None below it. The bound is for the largest
+      error of the compressors and the curvature L in all directions, so a chain can still be stable.
+
     Raises:
       InvalidArgument: the step size is at least 2 / L for a given L, at which any chain diverges; or L is no larger
-        than the prior's curvature. From the bound of these compressors on there is a warning: the bound is for the
-        largest error of the compressors and the curvature L in all directions, so a chain can still be stable.
+        than the prior's curvature.
     """
     del others
     of_prior, is_known = 0.0 if prior_stddev is None else prior_stddev**-2, curvature != "estimate"
@@ -188,12 +188,13 @@ def check_step_size(
     }
     most = largest_step_size(own, **settings)
     if step_size < most:
-        return
-    finer = "take a smaller step or a finer compressor" + ("" if memory_rate is None else ", or memory=False")
+        return None
+    without = "" if memory_rate is None else ", or memory=False (--forgetful)"
+    finer = f"take a smaller step or a finer compressor{without}"
     start = f"step_size is {step_size:g}, but with the curvature {total:.4g}{'' if is_known else ' (estimated)'}"
     if is_known and step_size >= 2 / total:
         raise InvalidArgument(f"{start} any chain diverges from 2 / L = {2 / total:.3g} on: {finer}.")
-    logger.warning(f"{start} and these compressors a chain can diverge from {most:.3g} on: {finer}.")
+    return f"{start} and these compressors a chain can diverge from {most:.3g} on: {finer}."
 
 
 def _some_examples(clients: ClientData, most: int) -> tuple[Array, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pathlib
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import PADDED, ServerState
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, InvalidArgument, check_counts
-from tfp_bfl.federated.checks import check_clients
+from tfp_bfl.federated.checks import check_clients, work_warning
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import FAULTS, is_sound, within
 from tfp_bfl.federated.loops import check_shapes, stacked, sum_over
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tfp_bfl.federated.options import CohortKeywords
+
+logger = logging.getLogger(__name__)
 
 # Rounds in one call of the graph: so often a run can be interrupted, and draws leave it.
 ROUNDS_AT_ONCE = 1000
@@ -115,6 +118,8 @@ def simulate_chains(
             "Rounds in one graph have neither dropout nor retries: leave dropout and max_retries out, or use simulate."
         )
     check_clients(process, clients, drawn.size)
+    if warning := work_warning(process, clients):
+        logger.warning(warning)
     if any(None in x.shape for x in tf.nest.flatten(types_of(process.round.initialize).step)):
         raise InvalidArgument(
             f"The server step {process.server_step.name} keeps what grows from round to round, which a compiled loop "

@@ -134,5 +134,10 @@ def check_clients(
             f"have shape {list(have.shape[1:])} and type {have.dtype.name}: build the process with "
             "element_spec=clients.element_spec, and the model with input_shape of the data."
         )
-    if process.client_work.check is not None and isinstance(clients, ClientData):
-        process.client_work.check(clients)
+    work_warning(process, clients)
+
+
+def work_warning(process: BayesianProcess, clients: Union[ClientData, Parties]) -> Optional[str]:
+    """Return the warning of the client work's own check of the clients; None without one."""
+    check = process.client_work.check
+    return check(clients) if check is not None and isinstance(clients, ClientData) else None

@@ -20,7 +20,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.attempts import Attempts, Outcome
 from tfp_bfl.federated.averaging import Averaged, RoundAverage
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
-from tfp_bfl.federated.checks import check_settings
+from tfp_bfl.federated.checks import check_settings, work_warning
 from tfp_bfl.federated.draws import Draws
 from tfp_bfl.federated.engines import ENGINES, Engine, MakeEngine
 from tfp_bfl.federated.ensemble import Ensemble, Members, simulate_members
@@ -204,7 +204,7 @@ class _Run:
         self._draws = draws and Draws(draws, folder and pathlib.Path(folder) / "draws")
         self._seed, self._num_averaged = int(settings.seed or 0), settings.prediction.average_rounds or 1
         self._warnings: list[str] = []
-        for warning in _warnings_before(process, clients.num_clients, rounds):
+        for warning in _warnings_before(process, clients, rounds):
             self._warn(warning)
         self._saved, self._stopped = 0, False
         self._model: Optional[tf.keras.Model] = None
@@ -339,12 +339,13 @@ class _Run:
             self._warnings.append(warning)
 
 
-def _warnings_before(process: BayesianProcess, num_clients: int, rounds: int) -> list[str]:
+def _warnings_before(process: BayesianProcess, clients: Union[ClientData, Parties], rounds: int) -> list[str]:
     """Return what there is to know of a run before it begins."""
+    num_clients = clients.num_clients
     warnings = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []
     warnings += process.notices if rounds > 1 and num_clients > 1 else ()
     always = process.privacy and taking_part_warning(process.privacy, num_clients)
-    return [*warnings, *([always] if always else [])]
+    return [*warnings, *filter(None, (always, work_warning(process, clients)))]
 
 
 def _plain(scores: Row) -> Row:

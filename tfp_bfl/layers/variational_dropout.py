@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.layers import noise
 from tfp_bfl.layers.base import Keras2Layer
 from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
@@ -61,9 +61,13 @@ def checked_range(parametrization: str, logit_range: tuple[float, float] | None)
       InvalidArgument: no such parametrization, or a range that is not two finite numbers in increasing order.
     """
     lookup(PARAMETRIZATIONS, parametrization, "parametrization")
-    low, high = map(float, LOGIT_RANGES[parametrization] if logit_range is None else logit_range)
+    given = LOGIT_RANGES[parametrization] if logit_range is None else logit_range
+    try:
+        low, high = map(float, given)
+    except (TypeError, ValueError):
+        low = high = math.nan
     if not -math.inf < low < high < math.inf:
-        raise InvalidArgument(f"logit_range must be two finite numbers, the lower first, but is {logit_range}.")
+        raise InvalidArgument(f"logit_range must be two finite numbers, the lower first, but is {shown(logit_range)}.")
     return low, high
 
 

@@ -1,5 +1,6 @@
 """The style of every figure: one palette and one set of sizes."""
 
+import math
 from typing import Any, Literal, Optional
 
 from matplotlib.axes import Axes
@@ -78,7 +79,9 @@ def tidy(
 
 
 def logarithmic(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with as many numbers on it as have room."""
+    """Make the vertical axis logarithmic, with as many numbers on it as have room; not one without positive values."""
+    if not math.isfinite(axes.dataLim.minposy):
+        return
     # What is exactly zero has no place there: it is left out.
     axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()

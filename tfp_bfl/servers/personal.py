@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.errors import check_number
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
@@ -82,11 +82,20 @@ def personal(
       seed: of the first parameters.
 
     Raises:
-      InvalidArgument: clip_norm that is not above zero.
+      InvalidArgument: clip_norm that is not above zero; absent_decay for variances without parameters of each client,
+        or capped=False for constant ones.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates by the authors' program.
     """
     check_number(clip_norm, "clip_norm")
+    if absent_decay and isinstance(variances.initialize(1, 0).rows, tuple):
+        raise InvalidArgument(
+            f"absent_decay is of the parameters of each client, and {variances.name} has none: leave it out."
+        )
+    if not capped and not variances.learned:
+        raise InvalidArgument(
+            f"capped=False (--uncapped) is of learned variances, and {variances.name} learns none: leave it out."
+        )
     chosen = optimizer or server_optimizer("sgd", 1.0)
     of_all, of_each = shared or Learning(0.9, 0.6), rows or Learning(0.9, 0.3)
     each, trained = tf.nest.map_structure, lambda weights: (weights.posterior.mean, weights.point)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -114,8 +115,8 @@ class PersonalVariances(NamedTuple):
         if not all(low < x < high for x in known):
             raise InvalidArgument(
                 f"Relative to the layers' weights the variances would start at logits from {min(known):.3g} to "
-                f"{max(known):.3g}, outside the range from {low:g} to {high:g}: give another initial_rate, or "
-                "logit_range."
+                f"{max(known):.3g}, outside the range from {low:g} to {high:g}: give another initial_rate, or in a "
+                "program another logit_range."
             )
         return each
 
@@ -125,13 +126,22 @@ class PersonalVariances(NamedTuple):
             return
         if check_number(threshold, "threshold") >= 1:
             raise InvalidArgument(f"threshold is {threshold:g}, but must be above 0 and below 1: it is a dropout rate.")
-        highest = 1 / (1 + math.exp(-self.logit_range[1])) if self.parametrization == "log_alpha" else 1.0
+        if self.parametrization != "log_alpha":
+            return
+        most = self.logit_range[1] if self.learned else self._first_logit()
+        highest = 1 / (1 + math.exp(-most))
         if highest <= threshold:
+            of_all = "log alpha up to" if self.learned else "constant log alpha of"
             raise InvalidArgument(
-                f"The pruning threshold is {threshold:g}, but log alpha up to {self.logit_range[1]:g} gives dropout "
-                f"rates up to {highest:.3g}, so that no weight would be pruned: give a lower threshold or a higher "
+                f"The pruning threshold is {threshold:g}, but {of_all} {most:.3g} gives dropout rates up to "
+                f"{highest:.3g}, so that no weight would be pruned: give a lower threshold, or in a program another "
                 "logit_range."
             )
+
+    def _first_logit(self) -> float:
+        """Return the logit of a weight at the start, without `initial_alpha`."""
+        first = self.initialize(1, 0)
+        return float(self.logits(first.shared, self.row(first, 0), first.middle)[0])
 
     def check_layers(self, model: tf.keras.Model) -> None:
         """Raise InvalidArgument for a model with other logits or another range in its variational dropout."""
@@ -281,6 +291,8 @@ def constant_variances(*args: Any, **options: Any) -> PersonalVariances:
     `hypernetwork`.
     """
     source = common_variances(*args, **options)
+    if inspect.signature(common_variances).bind(*args, **options).arguments.get("ranged", "smooth") != "smooth":
+        raise InvalidArgument("ranged restricts learned logits, and constant_variances learns none: leave it out.")
     logits = lambda shared, row, middle=(): tf.stop_gradient(source.logits(shared, row, middle))
     return source._replace(logits=logits, name="constant_variances", learned=False)
 
@@ -313,7 +325,7 @@ def _settings(
     if initial_rate is not None:
         if middle is not None:
             raise InvalidArgument("initial_rate and middle both say where the logits start: give one of them.")
-        if not 0 < initial_rate < 1:
+        if check_number(initial_rate, "initial_rate") >= 1:
             raise InvalidArgument(f"initial_rate is {initial_rate:g}, but must be above 0 and below 1.")
         alpha = initial_rate / (1 - initial_rate)
         if parametrization == "log_variance":

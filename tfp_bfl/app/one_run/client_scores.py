@@ -48,11 +48,12 @@ def score(
         adaptation=one_step(config, process),
         most_examples=EXAMPLES,
         seed=config.seed,
+        noise=config.client_noise,
     )
 
 
 def one_step(config: RunConfig, process: bfl.federated.BayesianProcess) -> Any:
-    """Return the client work of one adaptation step at the inner rate."""
+    """Return the client work of one adaptation step at the inner rate; learned variances too adapt at this rate."""
     return bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,

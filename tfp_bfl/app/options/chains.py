@@ -92,6 +92,12 @@ class QLSD(_Chain, Compressed):
             raise InvalidArgument(
                 "estimator 'fixed_point' is at a mode, which clients.find_mode finds in a program: use 'anchored'."
             )
+        for name in ("forgetful", "refresh_every"):
+            if self.estimator == "plain" and getattr(self, name) != type(self).model_fields[name].default:
+                raise InvalidArgument(
+                    f"{name} is of the estimator 'anchored', and 'plain' has neither memories nor anchors: leave it "
+                    "out, or take 'anchored'."
+                )
         for name in ("participation", "compressor"):
             number = len(_by_client(getattr(self, name)))
             # Data that name clients state their number.
@@ -113,7 +119,9 @@ class QLSD(_Chain, Compressed):
             "compressor": compressors if len(compressors) > 1 else compressors[0],
             "participation": shares if len(shares) > 1 else shares[0],
         }
-        return {**super().arguments(config, unlabelled), **by_client, "memory": not self.forgetful}
+        given = super().arguments(config, unlabelled)
+        # XLA can't count bits, whose number follows from values.
+        return {**given, **by_client, "memory": not self.forgetful, "count_bits": config.engine != "compiled"}
 
 
 class _LocalChain(_Chain):

@@ -96,6 +96,7 @@ KL_REDUCTIONS = Table("reduction of the KL", ("sum", "mean"))
 PERSONAL_VARIANCES = Table(
     "source of variances", ("hypernetwork", "free_variances", "common_variances", "constant_variances")
 )
+EVALUATION_NOISES = Table("noise of evaluation", ("own", "none", "another"))
 VARIANCE_RANGES = Table("range of variances", ("smooth", "clamped"))
 INITIALIZERS = Table("initializer", ("he_normal", "uniform"))
 PARAMETRIZATIONS = Table("parametrization", ("log_variance", "log_alpha"))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
+
+from pydantic import BeforeValidator
 
 import tfp_bfl as bfl
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.fields import Options, option
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
+
+
+def _as_text(value: Any) -> Any:
+    """Return a sequence of names as text with commas, and anything else as it is."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 class Compressed(Options):
-    compressor: Optional[str] = option(
+    compressor: Annotated[Optional[str], BeforeValidator(_as_text)] = option(
         None,
         "Compression of the clients' messages: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or "
         "none, which only counts bits; of qlsd also one for each client, separated by commas.",
@@ -27,6 +34,10 @@ class Compressed(Options):
 
     def compressors(self) -> list[str]:
         """Return the names of the compressors."""
+        if self.compressor is not None and "," in self.compressor:
+            raise InvalidArgument(
+                f"compressor is {shown(self.compressor)}, but only qlsd takes one for each client: give one for all."
+            )
         return [] if self.compressor is None else [self.compressor]
 
     def check_bias(self, compressor: Any) -> None:

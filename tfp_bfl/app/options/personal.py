@@ -38,6 +38,30 @@ class _Personal(ManyRounds):
     unseen_clients: CountOrZero = option(
         0, "Number of additional clients that never train; `evaluate_clients` scores them separately.", argument=None
     )
+    client_noise: str = option(
+        "own",
+        "Noise of the models that `evaluate_clients` scores: the client's own, none, or another client's.",
+        argument=None,
+        names=choices.EVALUATION_NOISES,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.client_noise != "own" and not self.evaluate_clients:
+            raise InvalidArgument("client_noise is of the scores of single clients: give evaluate_clients too.")
+        if self.client_noise != "another":
+            return
+        common = ("common_variances", "constant_variances")
+        if not self.personal or getattr(self, "variances", None) in common:
+            raise InvalidArgument(
+                "client_noise is 'another', but all clients of this run have the same noise: use p_fed_bayes, or "
+                "meta_vd with variances 'hypernetwork' or 'free_variances'."
+            )
+        if self.unseen_clients or config.clients < 2:
+            raise InvalidArgument(
+                "client_noise 'another' exchanges the noise of clients that train: give at least two of them, and no "
+                "unseen_clients."
+            )
 
 
 class _MetaLearnt(_Personal, ServerOptimized):
