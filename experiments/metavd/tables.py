@@ -48,7 +48,10 @@ CALIBRATION = {
 PARTS = {name: ACCURACIES[name] for name in ("known, before", "known, after", "unseen, after", "NLL, known")}
 PARTS |= {"ECE, known": CALIBRATION["ECE, known"], "ECE, unseen": CALIBRATION["ECE, unseen"]}
 # Of the tables of effects and controls.
-EFFECTS = {"accuracy": "accuracy_uniform", "NLL": "nll", "ECE": "all_ece", "MCE": "all_mce"}
+EFFECTS = {
+    **{"accuracy": "accuracy_uniform", "NLL": "nll", "ECE": "all_ece", "MCE": "all_mce"},
+    **{"ECE of classes": "all_ece_classes", "ECE of a client": "ece"},
+}
 # Published without adaptation.
 NOT_ADAPTED = ("fed_avg", "fed_prox", "fed_be", "fed_avg+metavd")
 
