@@ -202,9 +202,11 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     model = result.model
     if after is not None:
         model = after.model
-        messages = job.clients.num_clients * len(after.rounds) / _MB
-        upload += messages * sum(np.asarray(x).nbytes for x in _leaves(after.state.step))
-        download += messages * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
+        more, clients = len(after.rounds) / _MB, job.clients.num_clients
+        # The state holds the sums of all clients, which each round sends anew.
+        sums = getattr(after.state.step, "rows", after.state.step)
+        upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
+        download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = serves("evaluate_clients", job.config.algorithm)
     digest = bfl.data.digest(user_data) if user_data else None
     return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings, digest)
