@@ -361,7 +361,7 @@ def test_a_reduced_benchmark(tmp_path):
     # A variational weight is two numbers; the sums of a last layer are further messages.
     ratio = heart["variational"]["upload_mb"] / heart["fed_avg"]["upload_mb"]
     assert 1.9 < ratio < 2.1
-    # Four clients send the matrix and the gradient of 66 weights, and three numbers: in float64 ten times, in float32 once.
+    # Four clients send matrix and gradient of 66 weights, and three numbers: in float64 ten times, in float32 once.
     more = lambda method: (heart[method]["upload_mb"] - heart["fed_avg"]["upload_mb"]) * 2**20
     assert more("head") == pytest.approx(10 * 4 * ((66**2 + 66) * 8 + 16))
     assert more("laplace") == pytest.approx(4 * ((66**2 + 66) * 4 + 12))
