@@ -92,7 +92,7 @@ def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collectio
 def _from_pandas(frame: Any, where: str, drop: Collection[str]) -> Any:
     """Return a DataFrame as a pyarrow Table; the first cell that differs in type from those above it is an error.
 
-    The cells of `drop`, of whichever types, are zeros.
+    The cells of `drop`, of whichever types, are zeros, and empty ones stay so.
     """
     import pandas
     import pyarrow
@@ -100,7 +100,7 @@ def _from_pandas(frame: Any, where: str, drop: Collection[str]) -> Any:
     frame = frame.copy(deep=False)
     for i, name in enumerate(frame.columns):
         if str(name) in drop:
-            frame.isetitem(i, 0)
+            frame.isetitem(i, frame.iloc[:, i].isna().map({True: None, False: 0}))
     try:
         return pyarrow.Table.from_pandas(_in_arrow_types(frame), preserve_index=False)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
