@@ -153,6 +153,12 @@ def test_options_by_client_are_text_with_commas_or_lists():
     assert of(lists).own_options().compressors() == lists["compressor"]
 
 
+@pytest.mark.parametrize("engine", ["local", "compiled"])
+def test_chains_count_bits_where_xla_does_not_compile_the_round(engine):
+    config = make_config(None, {"algorithm": "qlsd", "engine": engine})
+    assert config.own_options().arguments(config, None)["count_bits"] == (engine == "local")
+
+
 def test_every_option_of_an_algorithm_is_tried():
     assert set(OWN) == {name for name in fields() if takers(name)}
 

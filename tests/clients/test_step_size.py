@@ -145,6 +145,11 @@ def test_bounds_of_what_is_no_chain_are_refused(given, message):
         clients.largest_step_size(**{"curvatures": [1.0, 2.0], **given})
 
 
+def test_a_sequence_of_no_compressors_is_refused():
+    with pytest.raises(InvalidArgument, match="compressor has 0 entries, but must have one entry for each client"):
+        make(compressor=[])
+
+
 @pytest.mark.parametrize("fits", [{"memory": False}, {"step_size": 0.04}, {"compressor": "none"}, {"curvature": None}])
 def test_a_step_that_does_not_diverge(fits, caplog):
     check_clients(make(**{"curvature": 10, **fits}), ROWS)

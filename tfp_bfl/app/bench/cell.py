@@ -204,7 +204,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         model = after.model
         more, clients = len(after.rounds) / _MB, job.clients.num_clients
         # The state holds the sums of all clients, which each round sends anew.
-        sums = getattr(after.state.step, "rows", after.state.step)
+        sums = after.state.step.rows if task.then == "last_layer" else after.state.step
         upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
         download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = serves("evaluate_clients", job.config.algorithm)
