@@ -3,11 +3,14 @@
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import csv
 
 from tfp_bfl import glm
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.agreement import Cells, agree, describe, settle
 from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.glm.predictions import columns_of, read_rows
 from tfp_bfl.glm.rows import INTERCEPT
 
 
@@ -132,3 +135,14 @@ def test_truth_values_and_their_words_are_one_level():
 def test_columns_of_lists_are_refused_with_their_name(cells):
     with pytest.raises(ValueError, match="the column 'v' holds lists or records"):
         describe(pyarrow.table({"v": cells, "y": np.arange(40.0)}), Outcome("y", "gaussian"), "north")
+
+
+def test_rows_are_encoded_in_the_columns_of_the_fit_or_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    csv.write_csv(table().drop_columns(["ill", "days"]), path)
+    design = read_design(path, Outcome("stage", "normal"), "site", categorical=["sex", "chest"])
+    columns = columns_of(path, Outcome("stage", "normal"), "site", design.columns, ["sex", "chest"])
+    rows = read_rows(path, columns, design.names, "site")
+    assert rows.features.shape == (300, len(design.names)) and set(rows.owners) == {"s0", "s1", "s2"}
+    with pytest.raises(InvalidArgument, match="can't be encoded in the columns of the fit, age"):
+        read_rows(path, columns, design.names[:-1], "site")
