@@ -121,7 +121,7 @@ def table(rows: list[Row], columns: dict[str, tuple[str, str, str]], digits: int
 
 
 def parts(rows: list[Row]) -> list[list[str]]:
-    """Return each method of a family less the family's baseline of the same seed, with 95 % intervals."""
+    """Return each method of a family minus the family's baseline of the same seed, with 95 % intervals."""
     lines = [["", *PARTS, "seeds"]]
     for family in ("fed_avg", "reptile", "maml", "per_fed_avg"):
         base = [row for row in rows if row["method"] == family]
@@ -129,12 +129,12 @@ def parts(rows: list[Row]) -> list[list[str]]:
             common = {row["seed"] for row in same} & {row["seed"] for row in base}
             if name.startswith(f"{family}+") and common:
                 cells = [less(by_seed(same, which), by_seed(base, which)) for which in PARTS.values()]
-                lines.append([f"{name} less {family}", *cells, str(len(common))])
+                lines.append([f"{name} minus {family}", *cells, str(len(common))])
     return lines
 
 
 def adaptation(rows: list[Row]) -> list[list[str]]:
-    """Return the accuracy after one step of adaptation less that before it, with 95 % intervals."""
+    """Return the accuracy after one step of adaptation minus that before it, with 95 % intervals."""
     lines = [["", "known", "unseen", "seeds"]]
     for name, same in by_method(rows).items():
         after, before = ([ACCURACIES[f"{who}, {when}"] for who in ("known", "unseen")] for when in ("after", "before"))
@@ -164,8 +164,8 @@ def rate_table(rows: list[Row]) -> list[list[str]]:
 
 
 def effects(rows: list[Row]) -> list[list[str]]:
-    """Return what noise is worth, with 95 % intervals: less the baseline, less constant noise of the same rate, less
-    the same models without noise, and less those with another client's noise; known and unseen, before and after.
+    """Return what noise is worth, with 95 % intervals: minus the baseline, minus constant noise of the same rate, minus
+    the same models without noise, and minus those with another client's noise; known and unseen, before and after.
     """
     lines = [["", "clients", "adaptation", *EFFECTS, "seeds"]]
     methods = by_method(rows)
@@ -184,7 +184,7 @@ def effects(rows: list[Row]) -> list[list[str]]:
             ]
             common = pairs[0][0].keys() & pairs[0][1].keys()
             if common:
-                label = f"{name} less {other}".replace("none noise", "no noise").replace("another noise", "another's")
+                label = f"{name} minus {other}".replace("none noise", "no noise").replace("another noise", "another's")
                 lines.append([label, who, when, *(less(*pair) for pair in pairs), str(len(common))])
     return lines
 
