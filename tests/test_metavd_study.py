@@ -85,7 +85,7 @@ def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
         by_name["fed_avg+noise", 0]["known, matched, after, nll"] - by_name["fed_avg", 0]["known, matched, after, nll"]
     )
     of_parts = (tmp_path / "results" / "parts-fashion_mnist.csv").read_text()
-    assert "fed_avg+noise less fed_avg" in of_parts and gained != 0
+    assert "fed_avg+noise minus fed_avg" in of_parts and gained != 0
     pruned = by_name["reptile+metavd_pruned_0.2", 0]
     assert 0 < pruned["sparsity"] < 1
     kept = by_name["fed_avg+noise", 0]["upload_bytes"]
@@ -124,7 +124,7 @@ def test_cells_at_a_rate_have_means_over_rounds_and_every_noise(tmp_path):
     own, none, another = (rated[f"known, matched{noise}, before, nll"] for noise in ("", ", none", ", another"))
     assert len({own, none, another}) == 3 and "unseen, matched, another, before, nll" not in rated
     text = (tmp_path / "results" / "effects-fashion_mnist_rates.md").read_text()
-    for words in ("less reptile ", "less reptile+constant_rate", "less no noise", "less another's"):
+    for words in ("minus reptile ", "minus reptile+constant_rate", "minus no noise", "minus another's"):
         assert f"reptile+metavd_rate {words}" in text
     assert "reptile+metavd_rate" in (tmp_path / "results" / "rates-fashion_mnist_rates.csv").read_text()
 
