@@ -310,6 +310,9 @@ class ServerStep(NamedTuple, Generic[Given, State]):
         for none.
       measured: (state, the server's next weights, the pooled extra statistics or ()) -> further scalars to report with
         the round, after `next`.
+      begin: (state, weights) -> the server's weights before the first round, from the step's own first state.
+      is_chain: its weights are a Markov chain whose law rests on clients drawn with equal probabilities: `simulate`
+        refuses `popularity`, draws no others in the place of faulty clients, and warns where it leaves out some.
     """
 
     initialize: Callable[[ModelWeights], State]
@@ -326,3 +329,5 @@ class ServerStep(NamedTuple, Generic[Given, State]):
     most_in_round: Optional[int] = None
     notice: Callable[[State, ModelWeights], Optional[str]] = lambda state, weights: None
     measured: Callable[[State, ModelWeights, Any], Metrics] = lambda state, weights, extra: {}
+    begin: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
+    is_chain: bool = False

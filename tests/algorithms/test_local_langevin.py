@@ -8,7 +8,7 @@ import pytest
 from tests import gaussians
 from tfp_bfl import algorithms, clients
 from tfp_bfl.clients import Surrogate
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated import simulate, simulate_chains
 
 more = pytest.mark.deep(after="tests/algorithms/test_local_langevin.py")
@@ -78,8 +78,51 @@ def test_fsgld_is_of_one_client_a_round_and_of_the_clients_of_its_surrogates():
             message = f"A round has {number} clients, but the server step follow is of 1 a round: give cohort_size=1"
             with pytest.raises(InvalidArgument, match=message):
                 run(process, DATA, 2, cohort_size=cohort_size)
-        with pytest.raises(InvalidArgument, match="There are 3 clients, but the server step follow has a place for 2"):
-            run(make(surrogates[:2]), DATA, 2, cohort_size=1)
+        for some, number in ((surrogates[:2], 2), ([*surrogates, surrogates[0]], 4)):
+            with pytest.raises(InvalidArgument, match=f"There are 3 clients, but their settings have {number} entries"):
+                run(make(some), DATA, 2, cohort_size=1)
+
+
+def test_dg_sgld_begins_at_a_given_start():
+    """With a weak pull the weights stay there: a start of its own is not only the server's."""
+    process = algorithms.dg_sgld(
+        gaussians.model_fn(SAME), step_size=1e-6, coupling=0.01, local_steps=2, seed=2, likelihood="density"
+    )
+    first = process.local.initialize().weights
+    start = first._replace(point=tuple(np.full_like(x, 5) for x in first.point))
+    result = simulate(process, DATA, 1, start=start, engine="local")
+    both = tuple(np.stack([x, 2 * x]) for x in start.point)
+    chains = simulate_chains(process, DATA, 1, num_chains=2, start=first._replace(point=both))
+    # Of three clients' weights with variance .01 about it the server's has .01 / 3.
+    for found, wanted in ((result.state.weights.point[0], 5), (chains.draws.point[0][1], 10)):
+        np.testing.assert_allclose(np.mean(found), wanted, atol=0.05)
+
+
+@pytest.mark.parametrize("run", [simulate_chains, functools.partial(simulate, engine="local")])
+def test_clients_drawn_unevenly_are_refused(run):
+    surrogates = [Surrogate(np.full(SAME, m), np.full(SAME, float(n))) for n, m in zip(SIZES, MEANS)]
+    given = {"step_size": 0.05, "likelihood": "density"}
+    for process in (
+        algorithms.fsgld(gaussians.model_fn(SAME), surrogates, **given),
+        algorithms.qlsd(gaussians.model_fn(SAME), estimator="plain", **given),
+    ):
+        with pytest.raises(InvalidArgument, match="popularity draws clients unevenly, and a chain by their gradients"):
+            run(process, DATA, 2, cohort_size=1, popularity=0.5)
+
+
+def test_a_chain_without_a_client_that_diverges_is_reported():
+    """Client 2 multiplies its distance by 29 in each step; no other one is drawn in its place."""
+    sizes, means = (2, 3, 1000), (0.0, 0.0, 1.0)
+    data = gaussians.clients_of([np.full((n, 2), m) for n, m in zip(sizes, means)])
+    surrogates = [Surrogate(np.zeros(2), np.ones(2))] * 3
+    given = {"step_size": 0.01, "likelihood": "density", "prior_stddev": None, "seed": 0}
+    process = algorithms.fsgld(gaussians.model_fn(2), surrogates, local_steps=16, **given)
+    with pytest.raises(Error, match=r"in 1 attempt: every client was faulty: client 2.*would be of another posterior"):
+        simulate(process, data, 20, cohort_size=1, engine="local")
+    process = algorithms.qlsd(gaussians.model_fn(2), estimator="plain", compressor="none", **given)
+    broken = gaussians.clients_of([np.full((n, 2), m) for n, m in zip((2, 3, 4), (0.0, 0.0, 1e20))])
+    (warning,) = simulate(process, broken, 2, engine="local").warnings
+    assert warning.startswith("Client 2 was faulty and left out in round 1, perhaps in others too: the samples of")
 
 
 @more

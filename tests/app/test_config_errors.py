@@ -71,6 +71,15 @@ from tfp_bfl.errors import InvalidArgument
         ),
         ({"algorithm": "qlsd", "potential_curvature": "0"}, "potential_curvature is '0', but must be above 0"),
         ({"algorithm": "qlsd", "potential_curvature": "guess"}, "potential_curvature is 'guess', but must be a n"),
+        (
+            {"algorithm": "qlsd", "potential_curvature": "9", "cohort_size": 2},
+            "leave it or cohort_size out, or give part",
+        ),
+        (
+            {"algorithm": "qlsd", "cohort_size": 2, "popularity": "1"},
+            "popularity draws clients unevenly, and the chain",
+        ),
+        ({"algorithm": "fsgld", "popularity": "1"}, "popularity draws clients unevenly, and the chain"),
         ({"algorithm": "qlsd", "prior_stddev": "fan_in"}, "give a number, not 'fan_in'"),
         ({"algorithm": "qlsd", "local_epochs": "2"}, "local_epochs is an option of all but qlsd, dg_sgld and fsgld"),
         ({"algorithm": "qlsd", "kind": "flipout"}, "qlsd finds a posterior over point weights"),

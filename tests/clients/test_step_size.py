@@ -111,7 +111,9 @@ def make(**more):
 
 @pytest.mark.parametrize("run", [functools.partial(simulate, engine="local"), simulate_chains])
 def test_a_step_at_which_any_chain_diverges_is_refused_before_the_first_round(run):
-    message = r"step_size is 0.2, but with the curvature 10 any chain diverges from 2 / L = 0.2 on: take a smaller"
+    message = (
+        r"step_size is 0.2, but with the curvature 10 any chain diverges from 2 / L = 0.2 on: take a smaller step\.$"
+    )
     with pytest.raises(InvalidArgument, match=message):
         run(make(curvature=10, step_size=0.2), ROWS, 2)
 

@@ -37,6 +37,14 @@ def test_settings_are_what_functions_hold():
     assert settings_of(work=outer(0.1, lambda r: 0.9**r, {"a": 3, "b": Unknown()}, lambda: 18)) == found
 
 
+def test_of_a_list_each_value_counts_in_its_place():
+    def made(shares):
+        return lambda client: shares[client]
+
+    found = [settings_of(work=made(shares))["shares"] for shares in ([0.5, 1.0, 1.0], [0.5, 0.5, 1.0], [1.0, 1.0])]
+    assert found == ["0.5, 1.0, 1.0", "0.5, 0.5, 1.0", "1.0"]
+
+
 @pytest.mark.parametrize(
     ("option", "before", "after"),
     [

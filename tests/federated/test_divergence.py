@@ -63,7 +63,7 @@ def test_natural_steps_that_diverge(algorithm):
     unstable = getattr(algorithms, algorithm)(model("flipout"), **options)
     with pytest.raises(
         Error,
-        match=r"^No training succeeded in round [12], in 1 attempts: every client was faulty: client 0: .*; "
+        match=r"^No training succeeded in round [12], in 1 attempt: every client was faulty: client 0: .*; "
         r"training diverged first at client 0, in local step [13](, the first one: check the size of its features "
         r"too)?; where all fail at once, look at learning_rate "
         r"\(100000.0\).* first: training diverges at too large a rate, try a tenth of learning_rate 100000, 10000\.$",

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import Thinning, simulate
+from tfp_bfl.federated import Thinning, simulate, simulate_chains
 from tfp_bfl.federated.draws import Draws
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
@@ -49,6 +49,29 @@ def test_a_resumed_chain_has_the_draws_of_one_that_never_stopped(tmp_path):
     tf.nest.map_structure(np.testing.assert_array_equal, resumed, whole)
     assert sorted(path.name for path in (tmp_path / "draws").iterdir()) == [f"draw_{n}.npz" for n in (2, 4, 6)]
     assert (tmp_path / "draws" / "draw_2.npz").stat() == first  # written once
+
+
+def test_a_longer_burn_in_of_a_resumed_chain_drops_the_draws_before(tmp_path):
+    run(toys.process(thinning=Thinning()), 3, tmp_path)
+    draws = run(toys.process(thinning=Thinning(2)), 5, tmp_path).draws
+    whole = run(toys.process(thinning=Thinning(2)), 5).draws
+    tf.nest.map_structure(np.testing.assert_array_equal, draws, whole)
+
+
+def test_a_run_no_longer_than_its_burn_in_is_refused():
+    message = "burn_in_rounds is 4, but the run has 4 rounds"
+    with pytest.raises(InvalidArgument, match=message):
+        simulate(toys.process(), CLIENTS, 4, draws=Thinning(4), engine="local")
+    with pytest.raises(InvalidArgument, match=message):
+        simulate_chains(toys.process(), CLIENTS, 4, thinning=Thinning(4))
+    with pytest.raises(InvalidArgument, match="every is 0"):
+        simulate_chains(toys.process(), CLIENTS, 4, thinning=Thinning(0, 0))
+
+
+def test_the_last_draws_of_each_chain_predict():
+    chains = simulate_chains(toys.process(), CLIENTS, 4, num_chains=2, thinning=Thinning(most=2))
+    assert chains.draws.point[1].shape[:2] == (2, 4)
+    np.testing.assert_array_equal(chains.predictive().posterior.values[1], chains.draws.point[1][:, 2:].reshape(4, -1))
 
 
 def test_the_model_predicts_with_the_draws():

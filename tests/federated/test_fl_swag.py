@@ -295,7 +295,7 @@ def test_where_nobody_is_sound_the_state_stays_as_it_was(runtime, tmp_path):
     clients = clients_with(bad)
     two = Clients(clients.source, clients.indices[:2])
     with pytest.raises(
-        Error, match="No training succeeded in round 1, in 1 attempts: every client was faulty: client 0: n"
+        Error, match="No training succeeded in round 1, in 1 attempt: every client was faulty: client 0: n"
     ):
         federated.simulate(process, two, 1, runtime=runtime, checkpoint_dir=tmp_path / "states")
     assert not (tmp_path / "states").exists()

@@ -227,7 +227,7 @@ def test_everyone_faulty_is_an_error_that_names_them():
         result = toys.towards(message, examples, seed)
         return result._replace(weights=tf.nest.map_structure(lambda x: x / 0.0, result.weights))
 
-    with pytest.raises(Error, match=r"No training succeeded in round 1, in 1 attempts: .*client 0: not finite"):
+    with pytest.raises(Error, match=r"No training succeeded in round 1, in 1 attempt: .*client 0: not finite"):
         run(toys.process(work))
 
 

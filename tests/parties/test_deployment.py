@@ -281,7 +281,8 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     client = json.loads((folder / "app/config/config_fed_client.json").read_text())
     assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.parties.deployment.flare.Site"]
     for options, message in {
-        "data": ({"partition": "iid"}, "partition describes data in one place"),
+        "data": ({"partition": "iid"}, "partition is of runs with all data in one place"),
+        "cohorts": ({"popularity": 0.5}, "popularity is of runs with all data in one place"),
         **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in own_model.OPTIONS},
         "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
         "surrogates": ({"algorithm": "fsgld"}, "fsgld fits a Gaussian to the data of each client"),

@@ -395,5 +395,5 @@ def test_warnings_of_other_units_and_spellings(tmp_path):
 
 
 def test_no_option_of_one_place(tmp_path):
-    with pytest.raises(Error, match="describes data in one place"):
+    with pytest.raises(Error, match="is of runs with all data in one place"):
         make_job({**OPTIONS, "separator": ";"}, 2)

@@ -36,6 +36,8 @@ def qlsd(
 
     The prior stays on the server, exact. Clients may differ in their compressors and in the probability with which they
     take part: `compressor` and `participation` are one value for all clients, or a sequence with one for each client.
+    Cohorts are drawn with equal probabilities. A program that calls `next` of the process itself begins with
+    `process.with_clients`: the number of all clients scales the gradient, and is otherwise that of the largest round.
 
     Args:
       model_fn: builds a Keras model of point weights without BatchNorm and dropout, or `models.density`.
@@ -49,8 +51,9 @@ def qlsd(
         noise where clients differ, and lowers the largest stable step.
       refresh_every: rounds from one anchor to the next, for "anchored".
       curvature: L, the largest curvature of the potential, prior included: a step at which the chain diverges is then
-        refused before the first round (`clients.check_step_size`). "estimate" issues a warning instead, by the
-        curvature at the initial weights. None for no check.
+        refused before the first round of `simulate` (`clients.check_step_size`). "estimate" issues a warning instead,
+        by the curvature at the weights of `model_fn`, whatever the run starts from. The check is of rounds with all
+        clients, and cohorts lower the bound further. None for no check.
       thinning: burn-in, rounds from one kept draw to the next, and how many predict; None for all rounds.
       **options: of `compose` (element_spec, seed, min_examples) and of `clients.stochastic_gradient` (per_tensor,
         batch_size, participation, fixed_point, likelihood, count_bits).

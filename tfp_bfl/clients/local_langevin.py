@@ -127,7 +127,8 @@ def conducive_langevin(
         away = tf.constant(total) * z - tf.constant(shift) - clients * own[0] * (z - own[1])
         return precision * z + clients * gradient(z) + away
 
-    return _local(model_fn, drift, step_size, local_steps, batch_size, likelihood, keeps=False)
+    work = _local(model_fn, drift, step_size, local_steps, batch_size, likelihood, keeps=False)
+    return work._replace(num_clients=clients)
 
 
 def fit_surrogate(

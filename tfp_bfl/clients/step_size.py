@@ -156,7 +156,7 @@ def check_step_size(
       clients: of the run.
       step_size: gamma.
       curvature: L, the largest curvature of the potential, prior included; or "estimate", for `largest_curvature` of
-        200 examples and a warning in place of an error.
+        200 examples at the weights of `model_fn` and a warning in place of an error.
       prior_stddev: t; None for a flat prior.
 
     Returns:
@@ -190,10 +190,10 @@ def check_step_size(
     if step_size < most:
         return None
     without = "" if memory_rate is None else ", or memory=False (--forgetful)"
-    finer = f"take a smaller step or a finer compressor{without}"
     start = f"step_size is {step_size:g}, but with the curvature {total:.4g}{'' if is_known else ' (estimated)'}"
     if is_known and step_size >= 2 / total:
-        raise InvalidArgument(f"{start} any chain diverges from 2 / L = {2 / total:.3g} on: {finer}.")
+        raise InvalidArgument(f"{start} any chain diverges from 2 / L = {2 / total:.3g} on: take a smaller step.")
+    finer = f"take a smaller step or a finer compressor{without}"
     return f"{start} and these compressors a chain can diverge from {most:.3g} on: {finer}."
 
 

@@ -16,7 +16,7 @@ from tfp_bfl.contracts import PADDED, ServerState
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, InvalidArgument, check_counts
 from tfp_bfl.federated.checks import check_clients, work_warning
-from tfp_bfl.federated.draws import Thinning
+from tfp_bfl.federated.draws import Thinning, check_burn_in, check_thinning
 from tfp_bfl.federated.faults import FAULTS, is_sound, within
 from tfp_bfl.federated.loops import check_shapes, stacked, sum_over
 from tfp_bfl.federated.notices import divergence_clause, smaller_rate
@@ -49,20 +49,24 @@ class Chains(NamedTuple):
       draws: the server's weights in the rounds that were kept, leaves [M, R, ...].
       rounds: their numbers [R].
       metrics: of these rounds, each [M, R].
+      most: how many of the last kept rounds predict; None for all.
     """
 
     state: ServerState
     draws: ModelWeights
     rounds: np.ndarray
     metrics: dict[str, np.ndarray]
+    most: Optional[int] = None
 
     def predictive(self) -> ModelWeights:
-        """Return the weights with all chains' draws as the posterior over them, for `models.predictive_model`.
+        """Return the weights with all chains' draws, the last `most` of each, as the posterior over them, for
+        `models.predictive_model`.
 
         What is no point weight, such as moments, is the last chain's.
         """
         last = tf.nest.map_structure(lambda x: x[-1, -1], self.draws)
-        joined = tuple(np.reshape(x, (-1, *np.shape(x)[2:])) for x in self.draws.point)
+        last_draws = [x[:, -(self.most or len(self.rounds)) :] for x in self.draws.point]
+        joined = tuple(np.reshape(x, (-1, *np.shape(x)[2:])) for x in last_draws)
         return last._replace(posterior=Samples(joined), point=())
 
 
@@ -117,7 +121,7 @@ def simulate_chains(
         raise InvalidArgument(
             "Rounds in one graph have neither dropout nor retries: leave dropout and max_retries out, or use simulate."
         )
-    check_clients(process, clients, drawn.size)
+    check_clients(process, clients, drawn.size, drawn.popularity)
     if warning := work_warning(process, clients):
         logger.warning(warning)
     if any(None in x.shape for x in tf.nest.flatten(types_of(process.round.initialize).step)):
@@ -131,7 +135,8 @@ def simulate_chains(
         raise InvalidArgument("Rounds in one graph draw cohorts of one size, and privacy must not: use simulate.")
     if process.client_work.is_private:
         raise InvalidArgument("Rounds in one graph have noise of the seed, which would hide no example: use simulate.")
-    thinning = thinning or process.thinning or Thinning()
+    thinning = check_thinning(thinning or process.thinning or Thinning())
+    check_burn_in(thinning.burn_in, rounds)
     first = process.round.seed if seed is None else seed
     state = _first_states(process, clients, first, num_chains, start)
     at_once = min(rounds, ROUNDS_AT_ONCE)
@@ -158,7 +163,8 @@ def simulate_chains(
             write_arrays(folder / f"draws_{numbers[-1]}.npz", arrays)
     draws, recorded = tf.nest.map_structure(lambda *x: np.concatenate(x, 1), *pieces)
     arrays = tf.nest.map_structure(np.asarray, state)
-    return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)]), recorded)
+    kept = np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)])
+    return Chains(arrays, draws, kept, recorded, thinning.most)
 
 
 def _check_sizes(shapes: str, sizes: np.ndarray) -> None:
@@ -174,12 +180,14 @@ def _first_states(
     process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: Optional[ModelWeights]
 ) -> ServerState:
     state = process.with_clients(process.local.initialize(), range(clients.num_clients), clients.sizes)
-    repeat = lambda x: tf.constant(np.broadcast_to(x, (num_chains, *np.shape(x))))
-    states = tf.nest.map_structure(repeat, state)._replace(seed=tf.range(seed, seed + num_chains))
-    if start is None:
-        return states
-    like = tf.nest.map_structure(lambda given, own: tf.broadcast_to(given, own.shape), start, states.weights)
-    return states._replace(weights=like)
+    each = [state] * num_chains
+    if start is not None:
+        repeat = lambda given, own: np.broadcast_to(given, (num_chains, *np.shape(own)))
+        starts = tf.nest.map_structure(repeat, start, state.weights)
+        of_chain = lambda m: tf.nest.map_structure(lambda x: x[m], starts)
+        each = [process.set_model_weights(state, of_chain(m)) for m in range(num_chains)]
+    states = tf.nest.map_structure(lambda *x: tf.constant(np.stack(x)), *each)
+    return states._replace(seed=tf.range(seed, seed + num_chains))
 
 
 @functools.lru_cache(maxsize=4)

@@ -9,6 +9,7 @@ import numpy as np
 from tfp_bfl.data import ClientData, Parties, answering, cohort
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.averaging import check_average_rounds
+from tfp_bfl.federated.draws import check_burn_in
 from tfp_bfl.federated.engines import check_engine
 from tfp_bfl.federated.options import Cohorts, Settings
 from tfp_bfl.federated.process import BayesianProcess
@@ -45,18 +46,14 @@ def check_settings(
     seed = int(process.round.seed if settings.seed is None else settings.seed)
     if process.privacy:
         cohorts = cohorts._replace(size=_private_size(process.privacy, clients, cohorts))
-    check_clients(process, clients, cohorts.size)
+    check_clients(process, clients, cohorts.size, cohorts.popularity)
     if monitor.evaluate_cohort and isinstance(clients, Parties):
         raise InvalidArgument("evaluate_cohort requires the clients' data, which sites do not send: leave it out.")
     first = cohort(clients.num_clients, cohorts.size, 0, seed, popularity=cohorts.popularity)
     answering(first, cohorts.dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
-    if process.burn_in_rounds >= rounds:
-        raise InvalidArgument(
-            f"burn_in_rounds is {process.burn_in_rounds}, but the run has {rounds} rounds: ask for more rounds, or for "
-            "fewer of burn-in."
-        )
+    check_burn_in(max(process.burn_in_rounds, prediction.draws.burn_in if prediction.draws else 0), rounds)
     if backend.engine is None or isinstance(backend.engine, str):
         default = None if backend.runtime is None else "tff"
         backend = backend._replace(engine=check_engine(backend.engine or default))
@@ -83,7 +80,10 @@ def _private_size(privacy: Privacy, clients: Union[ClientData, Parties], cohorts
 
 
 def check_clients(
-    process: BayesianProcess, clients: Union[ClientData, Parties], cohort_size: Optional[int] = None
+    process: BayesianProcess,
+    clients: Union[ClientData, Parties],
+    cohort_size: Optional[int] = None,
+    popularity: Optional[float] = None,
 ) -> None:
     """Raise InvalidArgument for clients that `simulate` would refuse: too few, too many, or with data unfit."""
     if not isinstance(clients, (ClientData, Parties)):
@@ -96,6 +96,11 @@ def check_clients(
         raise InvalidArgument(
             f"A round has {size} clients, but the rule, {process.description['rule']}, needs at least "
             f"{process.min_clients}: take larger cohorts, or another rule."
+        )
+    if popularity is not None and process.server_step.is_chain and size < clients.num_clients:
+        raise InvalidArgument(
+            "popularity draws clients unevenly, and a chain by their gradients would be of another posterior: leave it "
+            "out."
         )
     number = process.client_work.num_clients
     if number not in (None, clients.num_clients):

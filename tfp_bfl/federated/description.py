@@ -40,16 +40,18 @@ def settings_of(**parts: Any) -> dict[str, str]:
 
     They are what the functions' closures hold, and the closures of functions in them, of a `ClientWork`, a rule or a
     server step, also of user-supplied ones; of a lambda its constants too. The model itself describes how it is built.
-    Different values of one name are all there, in the order in which they are met.
+    Different values of one name are all there, in the order in which they are met; of a list each value.
     """
     settings: dict[str, list[str]] = {}
     seen: set[int] = set()
 
     def meet(name: str, value: Any) -> None:
-        is_simple = value is None or isinstance(value, (bool, int, float, str))
-        if is_simple or isinstance(value, type):
+        if _is_simple(value) or isinstance(value, type):
             if name not in _NOT_TOLD:
-                settings.setdefault(name, []).append(repr(value) if is_simple else value.__qualname__)
+                settings.setdefault(name, []).append(repr(value) if _is_simple(value) else value.__qualname__)
+        elif type(value) in (list, tuple) and len({*map(repr, value)}) > 1 and all(map(_is_simple, value)):
+            if name not in _NOT_TOLD:  # Such as one value for each client, of which each counts, in order.
+                settings.setdefault(name, []).append(", ".join(map(repr, value)))
         elif isinstance(value, (list, tuple)):
             for field, x in zip(getattr(value, "_fields", [name] * len(value)), value):
                 meet(field, x)
@@ -72,6 +74,10 @@ _NOT_MET = ("model_fn", "model", "self", "seed")
 # What the parts promise each other follows from which they are.
 _NOT_TOLD = {*ClientWork._fields, *Rule._fields, *ServerStep._fields}
 _OTHERS = ("tensorflow", "keras", "tf_keras", "numpy")
+
+
+def _is_simple(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:

@@ -49,6 +49,15 @@ def check_thinning(thinning: Thinning) -> Thinning:
     return thinning
 
 
+def check_burn_in(burn_in: int, rounds: int) -> None:
+    """Raise InvalidArgument for a run of no more rounds than those before its first sample."""
+    if burn_in >= rounds:
+        raise InvalidArgument(
+            f"burn_in_rounds is {burn_in}, but the run has {rounds} rounds: ask for more rounds, or for fewer of "
+            "burn-in."
+        )
+
+
 class Draws:
     """The draws so far.
 
@@ -81,7 +90,7 @@ class Draws:
             self.digests[str(number)] = files.digest(path)
 
     def restore(self, digests: Mapping[str, str], weights: ModelWeights) -> None:
-        """Read the samples that a run wrote before its interruption.
+        """Read the samples that a run wrote before its interruption, as far as this thinning has their rounds.
 
         Raises:
           InvalidArgument: a file is missing, or not as it was written.
@@ -94,8 +103,9 @@ class Draws:
                     f"The draw {path} is missing or damaged: take another folder, or delete the checkpoints to start "
                     "anew."
                 )
-            arrays = read_arrays(path, "draw", MOST_BYTES)
-            self._keep(tuple(arrays[str(i)] for i in range(len(weights.point))))
+            if self._thinning.is_due(int(number)):
+                arrays = read_arrays(path, "draw", MOST_BYTES)
+                self._keep(tuple(arrays[str(i)] for i in range(len(weights.point))))
 
     def samples(self) -> Optional[Samples]:
         """Return the kept draws as a posterior; None before the first."""

@@ -61,6 +61,14 @@ def cores_warning(before: int, now: int) -> Optional[str]:
     )
 
 
+def left_out_warning(client: int, number: int) -> str:
+    """Return the warning that a chain's round went on without a faulty client."""
+    return (
+        f"Client {client} was faulty and left out in round {number}, perhaps in others too: the samples of this chain "
+        "are not of the posterior of all clients. Take a smaller step, or look at the client's examples."
+    )
+
+
 def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, str]]:
     """Return clients with an outlying loss, and a warning for each.
 

@@ -158,9 +158,17 @@ class BayesianProcess:
         return state.weights
 
     def set_model_weights(self, state: ServerState, weights: ModelWeights) -> ServerState:
-        """Return the state with other weights."""
+        """Return the state with other weights.
+
+        Before the first round the server step begins from them: its own state may hold the first weights.
+        """
         tf.nest.assert_same_structure(state.weights, weights)
-        return state._replace(weights=weights)
+        if int(state.round) > 0:
+            return state._replace(weights=weights)
+        given = tf.nest.map_structure(tf.convert_to_tensor, weights)
+        step = self.server_step.initialize(given)
+        own = tf.nest.map_structure(np.asarray, (step, self.server_step.begin(step, given)))
+        return state._replace(step=own[0], weights=own[1])
 
     def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = ()) -> ServerState:
         """Return the state of a federation of these clients' numbers, who hold so many examples each.

@@ -159,10 +159,9 @@ def make_round(
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
-        step, nobody = (
-            server_step.initialize(weights),
-            Federation(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Federation().most_weight)),
-        )
+        nobody = Federation(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Federation().most_weight))
+        step = server_step.initialize(weights)
+        weights = server_step.begin(step, weights)
         noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.is_private else ()
         return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody, noise)
 

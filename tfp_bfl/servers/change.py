@@ -100,4 +100,5 @@ def follow(num_clients: Optional[int] = None) -> ServerStep[tf.Tensor]:
         name="follow",
         most_clients=num_clients,
         most_in_round=1,
+        is_chain=True,
     )

@@ -131,4 +131,5 @@ def descend(
         meet=meet,
         takes=total_of(SCALED_GRADIENT if is_scaled else GRADIENT),
         name=f"descend (step size {step_size:g})",
+        is_chain=True,
     )

@@ -40,6 +40,19 @@ def _probabilities(value: Any) -> Union[float, str]:
 Probabilities = Annotated[Union[float, str], BeforeValidator(_probabilities)]
 
 
+def _are_all(config: Any) -> bool:
+    """Return whether all clients are in each round, as far as the configuration states it."""
+    return config.cohort_size is None or (config.partition != "given" and config.cohort_size >= config.clients)
+
+
+def _check_even(config: Any) -> None:
+    """Raise InvalidArgument for cohorts drawn unevenly, by which a chain of gradients would have another law."""
+    if config.popularity is not None and not _are_all(config):
+        raise InvalidArgument(
+            "popularity draws clients unevenly, and the chain would be of another posterior: leave popularity out."
+        )
+
+
 class _Chain(Prior, Draws):
     # A round is one step: evaluations and checkpoints of each would take most of the time.
     defaults: ClassVar[dict[str, Any]] = {
@@ -82,7 +95,7 @@ class QLSD(_Chain, Compressed):
     potential_curvature: Union[Positive, Literal["estimate"], None] = option(
         None,
         "Largest curvature L of the potential, for a check of the step size before the first round: a number, or "
-        "estimate for a warning by the curvature at the initial weights.",
+        "estimate for a warning by the curvature at the weights of the untrained model.",
         argument="curvature",
     )
 
@@ -98,6 +111,12 @@ class QLSD(_Chain, Compressed):
                     f"{name} is of the estimator 'anchored', and 'plain' has neither memories nor anchors: leave it "
                     "out, or take 'anchored'."
                 )
+        _check_even(config)
+        if self.potential_curvature is not None and not _are_all(config):
+            raise InvalidArgument(
+                "potential_curvature checks the step size for rounds with all clients, and cohorts lower the bound: "
+                "leave it or cohort_size out, or give participation."
+            )
         for name in ("participation", "compressor"):
             number = len(_by_client(getattr(self, name)))
             # Data that name clients state their number.
@@ -162,6 +181,7 @@ class FSGLD(_LocalChain):
                 f"cohort_size is {config.cohort_size}, but in fsgld one client runs the chain in each round: leave it "
                 "out, or give 1."
             )
+        _check_even(config)
 
     def fitted(self, model_fn: Any, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
         held = clients()

@@ -40,7 +40,7 @@ OF_TABLES = ("drop", "only", "categorical", "date_unit")
 OF_ONE_PLACE = (
     *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
-    *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight"),
+    *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
 )
 
 

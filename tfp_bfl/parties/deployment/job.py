@@ -44,7 +44,8 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     for name in options:
         if name in OF_ONE_PLACE:
             raise InvalidArgument(
-                f"{name} describes data in one place, but each site's file describes its data: leave it out."
+                f"{name} is of runs with all data in one place, but each site has its own and answers for itself: "
+                "leave it out."
             )
     for name in own_model.OPTIONS:
         if own_model.names_code(options.get(name)):
