@@ -49,6 +49,24 @@ def test_without_noise_predictions_are_those_of_the_means(trained):
         assert score.after["mean"] != score.before["mean"]
 
 
+def test_without_noise_in_bfloat16_there_is_none_either(trained):
+    def spread(model, features, labels):
+        samples = bfl.evaluation.predict(model, features, 5, precision="bfloat16")
+        return {"stddev": float(samples.std(0).max())}
+
+    for noise, is_silent in (("none", True), ("own", False)):
+        for score in evaluate_clients(*trained, EVERYBODY, TEST, spread, noise=noise):
+            assert (score.before["stddev"] < 1e-6) == is_silent
+
+
+def test_neighbours_with_the_same_noise_are_counted(trained, caplog):
+    """Two of three clients alike: the third still has another one's noise."""
+    process, result = trained
+    own = [process.personal_weights(result.state, k) for k in (0, 0, 2)]
+    evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=own, noise="another")
+    assert "1 of 3 clients have the same noise as the next one" in caplog.text
+
+
 def test_the_noise_of_another_client_beside_ones_own_means(trained):
     process, result = trained
     own = [process.personal_weights(result.state, k) for k in range(3)]
@@ -87,9 +105,28 @@ def test_pruned_weights_have_one_mask(trained):
     assert found == evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=wanted)
 
 
+def test_adaptation_leaves_pruned_weights_at_zero(trained):
+    process, result = trained
+    pruned = process.personal_weights(result.state, 0)
+    mean = tf.nest.map_structure(lambda m: tf.where(m < 0, 0.0, m), pruned.posterior.mean)
+    pruned = pruned._replace(posterior=pruned.posterior._replace(mean=mean))
+    found = []
+
+    def keep(model, features, labels):
+        found.append(bfl.models.get_weights(model).posterior.mean)
+        return {}
+
+    work = bfl.clients.meta_learning(model_fn, local_epochs=1, batch_size=8)
+    evaluate_clients(process, result, EVERYBODY, TEST, keep, adaptation=work, weights=[pruned] * 3)
+    before, after = found[0], found[1]
+    for x, y in zip(before, after):
+        assert np.any(x != y)
+        np.testing.assert_array_equal(x == 0, y == 0)
+
+
 def test_the_same_noise_of_all_clients_is_refused():
     process, result = run("common_variances")
-    with pytest.raises(InvalidArgument, match="all clients of this run have the same"):
+    with pytest.raises(InvalidArgument, match="but all clients here have the same"):
         evaluate_clients(process, result, EVERYBODY, TEST, probabilities, noise="another")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -14,8 +15,10 @@ from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
 from tfp_bfl.federated.simulation import SimulationResult
-from tfp_bfl.layers import sampling
-from tfp_bfl.weights import ModelWeights, ServerMessage, predictive_model
+from tfp_bfl.models import without_noise
+from tfp_bfl.weights import ModelWeights, Pruned, ServerMessage, predictive_model
+
+logger = logging.getLogger(__name__)
 
 # No round has this number: the noise of adaptation is its own.
 _ADAPTATION = -3
@@ -103,7 +106,8 @@ def evaluate_clients(
     adapt = _adapted(process, result, adaptation) if adaptation is not None else None
     local = train if most_examples is None else train.limit(most_examples, seed)
     model, scores = process.model_fn(), []
-    built = lambda weights: _without_noise(predictive_model(model, weights), noise)
+    silent = without_noise if noise == "none" else lambda model: model
+    built = lambda weights: silent(predictive_model(model, weights))
     for k in range(train.num_clients):
         of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
         start = starts(k)
@@ -149,29 +153,24 @@ def _starts(
         )
         return own(k)._replace(posterior=mine._replace(variance=variance))
 
-    if noise == "another" and _are_equal(own(0).posterior.variance, own(1).posterior.variance):
-        raise InvalidArgument(
-            "noise='another' gives a client the noise of another one, but all clients of this run have the same: use "
-            "variances 'hypernetwork' or 'free_variances'."
-        )
+    if noise == "another":
+        same = [_are_equal(own(k).posterior.variance, own((k + 1) % number).posterior.variance) for k in range(number)]
+        if all(same):
+            raise InvalidArgument(
+                "noise='another' gives a client the noise of another one, but all clients here have the same, such as "
+                "clients that never trained have: evaluate clients of a run that gives each its own variances."
+            )
+        if any(same):
+            logger.warning(
+                "%d of %d clients have the same noise as the next one, so that noise='another' changes nothing for "
+                "them: they may have been in no round yet.",
+                *(sum(same), number),
+            )
     return with_anothers if noise == "another" else own
 
 
 def _are_equal(first: Any, second: Any) -> bool:
     return all(bool(tf.reduce_all(a == b)) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second)))
-
-
-def _without_noise(model: tf.keras.Model, noise: str) -> tf.keras.Model:
-    """Return the model; its calls from now on are without noise if that is asked for."""
-    if noise == "none" and "call" not in vars(model):
-        call = model.call
-
-        def by_means(inputs: Any, training: Any = None, mask: Any = None) -> Any:
-            with sampling("mean"):
-                return call(inputs, training=training, mask=mask)
-
-        model.call = by_means
-    return model
 
 
 def summarise_clients(
@@ -215,7 +214,10 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(weights: ModelWeights, examples: Any, seed: tf.Tensor) -> ModelWeights:
-        message = ServerMessage(weights, tf.convert_to_tensor(state.round), told, (), state.federation)
+        kept = [tf.cast(tf.reshape(x != 0, [-1]), x.dtype) for x in tf.nest.flatten(weights.posterior.mean)]
+        # A pruned weight is 0, and adaptation leaves it so.
+        given = told if process.server_step.personal is None else Pruned(tf.concat(kept, 0))
+        message = ServerMessage(weights, tf.convert_to_tensor(state.round), given, (), state.federation)
         return work(message, examples, seed).weights
 
     tensors = lambda structure: tf.nest.map_structure(tf.convert_to_tensor, structure)

@@ -14,7 +14,7 @@ from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.models.precision import in_bfloat16
+from tfp_bfl.models.precision import in_bfloat16, without_noise
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.weights import *  # noqa: F403
 from tfp_bfl.weights import __all__ as _of_weights
@@ -34,6 +34,7 @@ __all__ = [
     "density",
     "from_keras_3",
     "in_bfloat16",
+    "without_noise",
     *MODELS,
     *_of_weights,
 ]

@@ -129,6 +129,7 @@ def predict_personal(job: Job, result: bfl.federated.SimulationResult, parts: Pa
         adaptation=adapted,
         most_examples=client_scores.EXAMPLES,
         seed=job.config.seed,
+        noise=job.config.client_noise,
     )
     after = [each for each in found[1::2] if each]
     arrays = {name: np.concatenate([getattr(each, name) for each in after]) for name in _OF_CLASSES}

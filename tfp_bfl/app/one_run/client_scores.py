@@ -53,15 +53,22 @@ def score(
 
 
 def one_step(config: RunConfig, process: bfl.federated.BayesianProcess) -> Any:
-    """Return the client work of one adaptation step at the inner rate; learned variances too adapt at this rate."""
-    return bfl.clients.meta_learning(
+    """Return the client work of one adaptation step at the inner rate, of the loss and with the augmentation of
+    training; learned variances too adapt at this rate.
+    """
+    # The KL term of p_fed_bayes is to the common posterior, and not of a client's own loss.
+    names = () if config.algorithm == "p_fed_bayes" else ("kl_weight", "kl_reduction")
+    of_loss: Any = {name: getattr(config, name) for name in names}
+    work = bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,
         batch_size=EXAMPLES,
         learning_rate=config.inner_rate,
         clip_norm=config.clip_norm,
+        **of_loss,
         logit_rate=0.0 if getattr(config, "variances", None) == "constant_variances" else None,
     )
+    return work if config.augmentation is None else bfl.clients.augmented(work, config.augmentation)
 
 
 def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
