@@ -164,8 +164,9 @@ def rate_table(rows: list[Row]) -> list[list[str]]:
 
 
 def effects(rows: list[Row]) -> list[list[str]]:
-    """Return what noise is worth, with 95 % intervals: minus the baseline, minus constant noise of the same rate, minus
-    the same models without noise, and minus those with another client's noise; known and unseen, before and after.
+    """Return what noise is worth, with 95 % intervals: minus the baseline, minus constant noise of the same start,
+    minus the same models without noise, and minus those with another client's noise; known and unseen, before and
+    after.
     """
     lines = [["", "clients", "adaptation", *EFFECTS, "seeds"]]
     methods = by_method(rows)

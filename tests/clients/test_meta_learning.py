@@ -171,6 +171,29 @@ def test_pruned_weights_are_not_touched_and_have_no_noise():
     np.testing.assert_array_equal(changed, kept > 0)
 
 
+@pytest.mark.parametrize("clip", [5.0, 0.1])
+def test_pruned_weights_do_not_move_in_a_step_of_adaptation_either(clip):
+    """Without any variational weight the logits are the last bias b, whatever the hidden units have, and
+    b' = b - a c (softmax(b) - y), b <- b - rate c' (softmax(b') - y), c and c' by the norms of these alone."""
+    weights = message_of(dropped).weights
+    mean = tf.nest.map_structure(tf.zeros_like, weights.posterior.mean)
+    hidden, last = tf.fill([4], 2.0), tf.constant([0.3, -0.2])
+    number = flat(mean).size
+    message = message_of(dropped, Pruned(tf.zeros([number])))
+    message = message._replace(
+        weights=weights._replace(posterior=weights.posterior._replace(mean=mean), point=(hidden, last))
+    )
+    rows = bfl.data.ClientExamples(np.zeros(12, np.int32), np.ones([12, 3], np.float32), np.ones(12, np.int32))
+    given = {"learner": "first_order_maml", "local_epochs": 1, "batch_size": 4, "inner_rate": 0.7, "learning_rate": 0.5}
+    work = bfl.clients.meta_learning(dropped, clip_norm=clip, **given).build()
+    found = work(message, tf.nest.map_structure(tf.constant, rows), tf.constant([3, 4])).weights
+    gradient = lambda b: tf.nn.softmax(b).numpy() - [0, 1]
+    clipped = lambda g: g * min(1, clip / np.linalg.norm(g))
+    adapted = last - 0.7 * clipped(gradient(last))
+    np.testing.assert_allclose(found.point[1], last - 0.5 * clipped(gradient(adapted)), atol=1e-5)
+    np.testing.assert_array_equal(found.point[0], hidden)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

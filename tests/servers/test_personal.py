@@ -289,6 +289,49 @@ def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
     np.testing.assert_array_equal(own.posterior.mean[0], [0.5, 0.0])
 
 
+@pytest.mark.parametrize("rule", ["naive_weighted_average", "linear_pool"])
+def test_pruned_weights_would_count_by_a_rule_without_precisions(rule):
+    model_fn = lambda: models.mlp("variational_dropout", (3,), 2, hidden=())
+    make = functools.partial(algorithms.meta_vd, model_fn, num_clients=2)
+    with pytest.raises(InvalidArgument, match=f"By the rule {rule} a weight that a client prunes would count as the"):
+        make(rule=rule, threshold=0.8)
+    make(rule="conflation", threshold=0.8)
+    for option, value in (("robust", "median"), ("max_change_norm", 5.0)):
+        with pytest.raises(InvalidArgument, match=f"{option} compares what all clients send of each weight"):
+            make(threshold=0.8, **{option: value})
+
+
+def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
+    """Three times the weights have nine times the variance; so has the server's own posterior of the first round."""
+    model_fn = lambda: models.mlp("variational_dropout", (3,), 2, hidden=(), seed=0)
+    options = {"initial_rate": 0.1, "ranged": "clamped"}
+    process = algorithms.meta_vd(model_fn, num_clients=2, variances="free_variances", variance_options=options)
+    first = process.local.initialize()
+    (mean,), (variance,) = first.weights.posterior
+    np.testing.assert_allclose(variance, np.full_like(mean, np.mean(mean**2) / 9), rtol=1e-4)
+    larger = first.weights._replace(posterior=first.weights.posterior._replace(mean=(3 * mean,)))
+    state = process.set_model_weights(first, larger)
+    np.testing.assert_allclose(state.weights.posterior.variance[0], 9 * variance, rtol=1e-4)
+    np.testing.assert_allclose(process.personal_weights(state, 1).posterior.variance[0], 9 * variance, rtol=1e-4)
+    np.testing.assert_array_equal(state.weights.posterior.mean[0], 3 * mean)
+
+
+def test_a_compressed_message_is_counted_as_a_federation_sends_it():
+    """Without compression as many bits as without a compressor, and no gradient of what the server holds."""
+    work = clients.personal(by_change(), LINEAR, 0.999999)
+    plain, coded = results(work), results(clients.compressed(work, "none"))
+    source = SOURCES["common_variances"](2, middle=float(np.log(0.25)))
+    pruned, parameters = clients.personal(by_change(), source, 0.4), source.initialize(2, 0)
+    plain += results(pruned, parameters)
+    coded += results(clients.compressed(pruned, "none"), parameters)
+    assert [int(x.counts["pruned_weights"]) for x in plain] == [0, 0, 2, 2]
+    for one, other in zip(plain, coded):
+        code = 32.0 * (2 - float(one.counts["pruned_weights"]))  # Of a pruned weight the code still has its zero.
+        for name in ("upload_bits", "download_bits"):
+            extra = 64.0 - code if name == "upload_bits" else 0.0
+            assert float(other.counts[name]) == float(one.counts[name]) + extra
+
+
 def test_without_a_threshold_all_weights_are_sent():
     (first, _) = results(clients.personal(by_change(), LINEAR))
     assert int(first.counts["pruned_weights"]) == 0 and float(first.counts["download_bits"]) == 128
@@ -323,6 +366,14 @@ def test_without_a_threshold_all_weights_are_sent():
         (
             lambda: clients.personal(by_change(), SOURCES["free_variances"](2, parametrization="log_alpha"), 0.99),
             "threshold is 0.99, but log alpha up to 4 gives dropout rates up to 0.982",
+        ),
+        (
+            lambda: clients.personal(by_change(), SOURCES["common_variances"](2, parametrization="log_alpha"), 0.05),
+            "threshold is 0.05, but all weights start at a dropout rate of 0.119, so that all would be pruned",
+        ),
+        (
+            lambda: clients.personal(by_change(), SOURCES["free_variances"](2, logit_range=(-6.0, 0.0)), 0.8),
+            "The range of log variances begins at -6, with which pruned weights would have noise",
         ),
         (
             lambda: algorithms.meta_vd(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Optional
 
-from tfp_bfl import clients, federated, models, servers
+import numpy as np
+
+from tfp_bfl import clients, federated, models, posterior, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
+from tfp_bfl.clients.personal import NO_PRECISION
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.servers.optimizers import Optimizer, ServerOptimizer
 
@@ -63,7 +67,8 @@ def meta_vd(
       variances: one of `models.PERSONAL_VARIANCES`.
       rule: "log_linear_pool" weighs clients by their precisions, "naive_weighted_average" does not.
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
-      threshold: of pruned exchange (`clients.personal`); None for none.
+      threshold: of pruned exchange (`clients.personal`), for a rule by which a variance without bound counts nothing,
+        and without robust or max_change_norm, which compare what all clients send of each weight; None for none.
       variance_options, server_options: of the source of variances, and of `servers.personal`.
       **options: of `compose` and of `clients.meta_learning`, such as logit_rate. A robust aggregator by which all
         clients count the same in each weight, "trimmed" or "median", leaves rows as they are, of which each is one
@@ -83,8 +88,28 @@ def meta_vd(
     model = models.as_model_fn(model_fn)()
     source.check_layers(model)
     source.starts(models.get_weights(model).posterior.mean)  # Engines that trace can't look at the values.
+    if threshold is not None:
+        _check_pooling(rule, process)
     local = clients.personal(clients.meta_learning(model_fn, learner=learner, **work), source, threshold)
     own = ("variances", "optimizer", "threshold", "seed")
     given = known_options(servers.personal, server_options, "the server", own)
     step = servers.personal(source, server_optimizer, threshold=threshold, seed=process.get("seed", 0), **given)
     return compose(model_fn, local, rule, step, **process)
+
+
+def _check_pooling(rule: str, process: Mapping[str, object]) -> None:
+    """Raise InvalidArgument where weights that a client leaves out would count, which it sends without precision."""
+    for name in ("robust", "max_change_norm"):
+        if process.get(name) is not None:
+            raise InvalidArgument(
+                f"{name} compares what all clients send of each weight, and with a pruning threshold each leaves some "
+                f"out: leave {name} or the threshold out."
+            )
+    array = lambda *values: np.array(values, np.float32)
+    sent = posterior.MeanField(array([1], [0]), array([1], [NO_PRECISION]))
+    anchor = posterior.MeanField(array(0), array(1e6))
+    if rules.aggregate(rule, sent, anchor=anchor).mean[0] < 0.99:
+        raise InvalidArgument(
+            f"By the rule {getattr(rule, 'name', rule)} a weight that a client prunes would count as the server's own: "
+            "use log_linear_pool, which weighs by precision, or no pruning threshold."
+        )

@@ -30,7 +30,8 @@ def compressed(
 
     which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances,
     extra statistics and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them,
-    `upload_bound` of the literature and `download_bits`, 32 for each number of the server's message.
+    `upload_bound` of the literature and `download_bits`, 32 for each number of the server's message. Where the work
+    counts the bits of its own message, as `clients.personal` does, the code replaces means and point weights in it.
 
     Args:
       work: that sends `WEIGHTS`, such as `clients.variational`; what it keeps must not be what it sent.
@@ -82,12 +83,14 @@ def compressed(
         rest = result.weights._replace(posterior=result.weights.posterior._replace(mean=()), point=())
         sent = Compact(code, rest)
         down = _size(message.weights)
-        up = down - size + _size(result.extra)
-        bits = {
-            "upload_bits": tf.cast(c.num_bits(code), tf.float32) + 32.0 * up,
-            "upload_bound": tf.constant(float(c.bound(size)) + 32.0 * up),
-            "download_bits": tf.constant(32.0 * (down + _size(message.told))),
-        }
+        up = tf.constant(32.0 * (down - size + _size(result.extra)))
+        bits = {"download_bits": tf.constant(32.0 * (down + _size(message.told)))}
+        if "upload_bits" in result.counts:  # Of the message of a federation, in which the code is in place of floats.
+            pruned = tf.cast(result.counts.get("pruned_weights", 0), tf.float32)
+            up = result.counts["upload_bits"] - 32.0 * (size - pruned)
+            bits = {"download_bits": result.counts["download_bits"]}
+        bits["upload_bits"] = tf.cast(c.num_bits(code), tf.float32) + up
+        bits["upload_bound"] = float(c.bound(size)) + up
         error = wanted - factor * c.decompress(code) if error_memory else ()
         memory = (result.memory, error) if keeps or error_memory else ()
         weights, counts = expand(message, sent), {**result.counts, **bits}

@@ -22,7 +22,7 @@ from tfp_bfl.weights import (
 )
 
 # Of weights that a client does without: no precision, to float32, and finite.
-_NO_PRECISION = 1e10
+NO_PRECISION = 1e10
 _BITS = ("upload_bits", "download_bits")
 
 
@@ -80,7 +80,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
             change = mask * variances.change((start, theta), (variance, mean))
             shared, row = tape.gradient(logits, given, change, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             mean = tf.where(mask > 0, mean, theta)
-            variance = tf.where(mask > 0, variance, _NO_PRECISION)
+            variance = tf.where(mask > 0, variance, NO_PRECISION)
             pooled = result.weights.posterior._replace(mean=as_posterior(mean), variance=as_posterior(variance))
             mine = tf.one_hot(client, variances.num_clients)
             rows = tf.nest.map_structure(lambda x: tf.tensordot(mine, x, 0), row)

@@ -263,7 +263,9 @@ def rounds(run: RunResults) -> Table:
     """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]
     rows = [(text(row.get("round")), [Cell(_in_round(key, row.get(key))) for key in columns]) for row in run.rounds]
-    heads = ["Time" if key == "seconds" else label_of(key) for key in columns]
+    # Of a round these are sums over its clients.
+    names = {"seconds": "Time", "pruned_weights": "Pruned weights, all clients"}
+    heads = [names.get(key) or label_of(key) for key in columns]
     return Table(f"Rounds ({len(rows)})", ["Round", *heads], rows)
 
 

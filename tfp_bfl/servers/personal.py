@@ -111,6 +111,11 @@ def personal(
         momenta = each(tf.zeros_like, parameters._replace(middle=()))
         return PersonalState(parameters, momenta, each(tf.convert_to_tensor, state))
 
+    def begin(state: PersonalState, weights: ModelWeights) -> ModelWeights:
+        means = weights.posterior.mean
+        variance = variances.of_client(state.parameters, variances.num_clients, flatten(means))
+        return weights._replace(posterior=weights.posterior._replace(variance=unflatten(variance, means)))
+
     def step(
         state: PersonalState, weights: ModelWeights, pool: ModelWeights, seed: tf.Tensor, extra: LogitGradient
     ) -> tuple[PersonalState, ModelWeights]:
@@ -128,9 +133,9 @@ def personal(
         cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * largest)) if capped else how
         is_present = tf.ones_like(extra.present) if absent_decay else tf.sign(tf.maximum(extra.present, 0.0))
         parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), is_present)
-        variance = variances.of_client(parameters, variances.num_clients, flatten(means))
-        posterior = pool.posterior._replace(mean=means, variance=unflatten(variance, means))
-        return PersonalState(parameters, momenta, optimizer_state), pool._replace(posterior=posterior, point=point)
+        moved = pool._replace(posterior=pool.posterior._replace(mean=means), point=point)
+        new = PersonalState(parameters, momenta, optimizer_state)
+        return new, begin(new, moved)
 
     def of_client(state: PersonalState, weights: ModelWeights, client: int) -> ModelWeights:
         like, theta = weights.posterior.mean, flatten(weights.posterior.mean)
@@ -145,6 +150,7 @@ def personal(
     return ServerStep(
         initialize,
         step,
+        begin=begin,
         tell=tell,
         personal=of_client,
         extra=True,

@@ -40,9 +40,12 @@ def dropout_rates(
     Args:
       variances, parameters: trained by the server.
       mean: theta [D].
-      present: above 0 for the clients of the round [M].
+      present: above 0 for the clients of the round [M]. Where it is above 0 for none, as a median of the clients is,
+        the rates are of all clients.
     """
-    weights, clients = tf.math.top_k(tf.sign(tf.maximum(present, 0.0)), min(MOST_CLIENTS, variances.num_clients))
+    present = tf.sign(tf.maximum(present, 0.0))
+    present = tf.where(tf.reduce_any(present > 0), present, tf.ones_like(present))
+    weights, clients = tf.math.top_k(present, min(MOST_CLIENTS, variances.num_clients))
     weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
     of_client = lambda k: variances.logits(parameters.shared, variances.row(parameters, k), parameters.middle)
     logits = tf.map_fn(of_client, clients, fn_output_signature=tf.float32)  # [K, D]

@@ -21,6 +21,10 @@ RANGES = {
 }
 
 
+# Weights without noise have the lowest log variance of the range: -12 is a standard deviation of .0025.
+MOST_SILENT = -12.0
+
+
 class Parameters(NamedTuple):
     """The parameters that the server learns.
 
@@ -65,6 +69,7 @@ class PersonalVariances(NamedTuple):
       num_clients: M; clients from that number on were never in training, and have the mean of all rows.
       parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
       logit_range: the lowest and the highest logit.
+      initial_logit: the logit at which all weights start; None where they start at several.
       initial_alpha: alpha of the start by log variance, relative to the weights of each layer (`start`); None for a
         start at one number.
       learned: False for noise that stays as it starts.
@@ -76,6 +81,7 @@ class PersonalVariances(NamedTuple):
     num_clients: int
     parametrization: str = "log_variance"
     logit_range: tuple[float, float] = LOGIT_RANGES["log_variance"]
+    initial_logit: Optional[float] = None
     initial_alpha: Optional[float] = None
     learned: bool = True
 
@@ -121,14 +127,22 @@ class PersonalVariances(NamedTuple):
         return each
 
     def check_threshold(self, threshold: Optional[float]) -> None:
-        """Raise InvalidArgument for a pruning threshold that is no dropout rate, or that no rate can exceed."""
+        """Raise InvalidArgument for a pruning threshold that is no dropout rate, that no rate can exceed, or that the
+        rates of all weights exceed from the start.
+        """
         if threshold is None:
             return
         if check_number(threshold, "threshold") >= 1:
             raise InvalidArgument(f"threshold is {threshold:g}, but must be above 0 and below 1: it is a dropout rate.")
         if self.parametrization != "log_alpha":
+            if self.logit_range[0] > MOST_SILENT:
+                raise InvalidArgument(
+                    f"The range of log variances begins at {self.logit_range[0]:g}, with which pruned weights would "
+                    f"have noise: let it begin at {MOST_SILENT:g} or below, or leave the pruning threshold out."
+                )
             return
-        most = self.logit_range[1] if self.learned else self._first_logit()
+        first = self.initial_logit
+        most = first if first is not None and not self.learned else self.logit_range[1]
         highest = 1 / (1 + math.exp(-most))
         if highest <= threshold:
             of_all = "log alpha up to" if self.learned else "constant log alpha of"
@@ -137,11 +151,12 @@ class PersonalVariances(NamedTuple):
                 f"{highest:.3g}, so that no weight would be pruned: give a lower threshold, or in a program another "
                 "logit_range."
             )
-
-    def _first_logit(self) -> float:
-        """Return the logit of a weight at the start, without `initial_alpha`."""
-        first = self.initialize(1, 0)
-        return float(self.logits(first.shared, self.row(first, 0), first.middle)[0])
+        if first is not None and 1 / (1 + math.exp(-first)) > threshold:
+            raise InvalidArgument(
+                f"The pruning threshold is {threshold:g}, but all weights start at a dropout rate of "
+                f"{1 / (1 + math.exp(-first)):.3g}, so that all would be pruned and none trained: give a higher "
+                "threshold, or a lower initial_rate."
+            )
 
     def check_layers(self, model: tf.keras.Model) -> None:
         """Raise InvalidArgument for a model with other logits or another range in its variational dropout."""
@@ -242,7 +257,8 @@ def hypernetwork(
             x = tf.nn.leaky_relu(x, 0.1) if number + 2 < len(shared) else x
         return within(x[0], middle)
 
-    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, **settings)
+    several = {**settings, "initial_logit": None}
+    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, **several)
 
 
 def free_variances(
@@ -336,6 +352,8 @@ def _settings(
     if not low < at < high:
         what = "middle" if initial_rate is None else f"The start of initial_rate {initial_rate:g}"
         raise InvalidArgument(f"{what} is {at:g}, but must be above {low:g} and below {high:g}.")
+    if "initial_alpha" not in settings:
+        settings["initial_logit"] = at
 
     def within(raw: Any, middle: Any) -> tf.Tensor:
         raw = tf.convert_to_tensor(raw)
