@@ -21,7 +21,7 @@ from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import Scalar, TensorTree, is_padded
 from tfp_bfl.tensors import is_traced_for_xla as is_traced_for_xla
 from tfp_bfl.tensors import traced_for_xla as traced_for_xla
-from tfp_bfl.weights import ClientResult, Compact, Federation, ModelWeights, ServerMessage
+from tfp_bfl.weights import ClientResult, Compact, Federation, ModelWeights, RoundSize, ServerMessage
 from tfp_bfl.weights.kinds import Given, Kept, Sent, State, Statistics
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class ServerStep(NamedTuple, Generic[Given, State]):
       tell: (state, the server's weights) -> what is sent to clients besides the weights, a structure of tensors.
       personal: (state, the server's weights, a client's number) -> the weights that predict for this client, or one
         that was never in a round; None where all clients have the same.
-      meet: (state, the federation's size, how many sound clients the round has) -> state, before each `next`.
+      meet: (state, a `RoundSize`, how many sound clients the round has) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       extra: it takes the extra statistics of clients who send them (`ClientWork.extra`).
       metrics: the pooled extra statistics -> scalars to report with the round.
@@ -320,7 +320,7 @@ class ServerStep(NamedTuple, Generic[Given, State]):
     predictive: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
     tell: Callable[[State, ModelWeights], TensorTree] = lambda state, weights: ()
     personal: Optional[Callable[[State, ModelWeights, int], ModelWeights]] = None
-    meet: Callable[[State, Federation, tf.Tensor], State] = lambda state, federation, num_clients: state
+    meet: Callable[[State, RoundSize, tf.Tensor], State] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
     extra: bool = False
     metrics: Callable[[Any], Metrics] = lambda extra: {}

@@ -109,6 +109,23 @@ def capped(weights: tf.Tensor, max_ratio: float) -> tf.Tensor:
 
 
 ALL_WEIGHTINGS = {**WEIGHTINGS, **STACKED_WEIGHTINGS}
+
+
+def weigh_of(weighting: str) -> Any:
+    """Return the weight of one client by a weighting of `ALL_WEIGHTINGS`, under its name.
+
+    By a weighting of all clients together it is 1, until the server has all.
+    """
+    if weighting in WEIGHTINGS:
+        return WEIGHTINGS[weighting]
+
+    def alike(*of_client: Any) -> tf.Tensor:
+        return equal(*of_client)
+
+    alike.__name__ = weighting
+    return alike
+
+
 COMPARE_POSTERIORS = ("distance", *STACKED_WEIGHTINGS)
 
 

@@ -42,8 +42,8 @@ def server_step():
     def initialize(weights):
         return {"control": zeros(weights), "fraction": tf.constant(1.0)}
 
-    def meet(state, federation, num_clients):  # |S| / K, before each step
-        return {**state, "fraction": tf.cast(num_clients / federation.num_clients, tf.float32)}
+    def meet(state, federation, num_clients):  # the round's share of all examples, before each step
+        return {**state, "fraction": tf.cast(federation.present.num_examples / federation.num_examples, tf.float32)}
 
     def step(state, weights, pooled, seed, extra):  # `extra` is the weighted mean of the clients' changes
         return {**state, "control": state["control"] + state["fraction"] * extra}, pooled

@@ -54,7 +54,7 @@ def scaffold(kind):
     build = lambda: algorithms.scaffold(mlp(kind), seed=SEED, **WORK)
 
     def pool(results, anchor):
-        share = len(results) / len(SIZES)
+        share = sum(int(r.num_examples) for r in results) / sum(SIZES)
         control = share * sum(b * np.float64(r.extra) for b, r in zip(shares_of(results), results))
         return Controlled(np.float32(control), np.float32(share), ()), averaged(results, anchor)
 
@@ -65,7 +65,7 @@ def fed_dyn(kind):
     build = lambda: algorithms.fed_dyn(mlp(kind), alpha=ALPHA, seed=SEED, **WORK)
 
     def pool(results, anchor):
-        share, mean = len(results) / len(SIZES), averaged(results, anchor)
+        share, mean = sum(int(r.num_examples) for r in results) / sum(SIZES), averaged(results, anchor)
         gradient = -ALPHA * share * (values(mean) - values(anchor))
         return Dynamic(np.float32(gradient), np.float32(share)), with_values(values(mean) - gradient / ALPHA, mean)
 

@@ -201,6 +201,13 @@ FEATURES = SOURCE.features[:9]
         ("fed_kp", {"kernel_options": {"start": "mean"}}, "no option of the kernel 'start'"),
         ("fed_kp", {"kernel_options": "gaussian"}, "options of the kernel are 'gaussian', but must be a dictionary"),
         ("fed_kp", {"start": "median"}, "There is no start 'median'"),
+        (
+            "fed_kp",
+            {"kernel_options": {"bandwidth": "adaptive"}, "robust": "median"},
+            r"needs at least 5: use trimmed or centered_clip",
+        ),
+        ("fed_ag", {"robust": "median"}, "A median leaves one or two values of each weight, but the rule client_gau"),
+        ("fed_be", {"likelihood": "heteroscedastic"}, "fed_be distils the probabilities of classes"),
         ("fed_be", {"ensemble": {"num_model": 3}}, "no option of the ensemble 'num_model': did you mean 'num_models'"),
         ("fed_be", {"ensemble": {"server_step": None}}, "no option of the ensemble 'server_step'"),
         ("fed_be", {"ensemble": {"num_models": 0}}, "num_models is 0"),
@@ -273,3 +280,30 @@ def test_bad_popularity(popularity, tmp_path):
 
 def test_models_that_the_tests_rely_on():
     assert sum(int(tf.size(w)) for w in models.get_weights(MODEL()).point) == NUM_WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "message"),
+    [
+        ({"robust": "trimmed:0.3"}, EIGHT, r"A round has 8 clients, but the rule, trimmed kernel.*at least 13"),
+        ({}, Clients(SOURCE, np.split(np.arange(80), 4)), r"A round has 4 clients, but the rule, kernel.*at least 5"),
+    ],
+)
+def test_an_adaptive_bandwidth_needs_five_values_that_are_left(options, data, message):
+    """Of K clients trimming by 0.3 leaves 0.4 K at least."""
+    process = algorithms.fed_kp(MODEL(), kernel_options={"bandwidth": "adaptive"}, **options, **TRAINING)
+    refused(process, data, 1, message)
+
+
+def test_fed_ag_needs_two_clients_a_round():
+    refused(algorithms.fed_ag(MODEL(), **TRAINING), EIGHT, 1, "A round has 1 clients, but the rule", cohort_size=1)
+
+
+@pytest.mark.parametrize(("recipe", "work"), [("fed_pa", "posterior_averaging"), ("fed_sgld", "variational")])
+def test_the_rate_of_a_given_optimizer_applies(recipe, work, monkeypatch):
+    """Without one it is 0.03, at which iterates are samples."""
+    rates, made = [], getattr(clients, work)
+    monkeypatch.setattr(clients, work, functools.wraps(made)(lambda *x, **y: rates.append(y) or made(*x, **y)))
+    for options in ({"optimizer_fn": lambda: tf.keras.optimizers.SGD(0.002)}, {}, {"optimizer": "adam"}):
+        getattr(algorithms, recipe)(MODEL((30,), 2), **options)
+    assert [x["learning_rate"] for x in rates] == [pytest.approx(0.002), 0.03, 0.001]

@@ -105,6 +105,16 @@ def test_clients_that_count_the_same_count_the_prior_as_with_equal_weights():
     assert_same(run(by_size), run(equal), rtol=1e-6)
 
 
+def test_point_recipes_with_gaussian_weights_have_the_size_of_their_weighting():
+    """A median counts all clients alike: the target of its clients is that of equal weights."""
+    make, options = mlp("flipout"), {**ADAM, "kl": "total", "seed": SEED}
+    run = lambda **more: simulate(algorithms.fed_opt(make, **options, **more), CLIENTS, 1, engine="local").state.weights
+    by_size, equal = (run(robust="median", weighting=name) for name in ("train_size", "equal"))
+    assert_same(by_size, equal, rtol=1e-6)
+    wanted = algorithms.variational(make, "naive_weighted_average", "equal", robust="median", **options)
+    assert_same(by_size, simulate(wanted, CLIENTS, rounds=1, engine="local").state.weights, rtol=1e-6)
+
+
 @pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 def test_a_stacked_weighting_of_clipped_clients():
     process = build("naive_weighted_average", "clip:1.0", weights="max_discrepancy")

@@ -5,7 +5,10 @@ import json
 import numpy as np
 import pytest
 
+import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.one_run import build, client_model, datasets
+from tfp_bfl.app.options.config import make_config
 
 from .broken_run import assert_resumes_to, exported
 
@@ -44,6 +47,15 @@ def test_the_average_is_scored_exported_and_resumed(tmp_path, monkeypatch):
         assert summary[f"last_round_{name}"] == last[name]
     assert summary["test_nll"] != last["test_nll"]
     assert "NLL, last round" in (whole / "report.html").read_text()
+
+    # What follows a run starts from the weights with which its model predicts.
+    config = make_config(whole / "config.yaml", {})
+    process = build.process(config, datasets.load(config).train, lambda: None)
+    weights, model = client_model.final_weights(process, config, whole), process.model_fn()
+    bfl.models.assign_weights(model, weights)
+    test = datasets.load(config).test
+    by_hand = bfl.evaluation.evaluate(model, test.features, test.labels, config.num_samples, config.seed)
+    assert by_hand.metrics["test_nll"] == pytest.approx(summary["test_nll"], rel=1e-4)
 
     assert_resumes_to(whole, folder, averaged, 3, monkeypatch)
     with np.load(whole / "predictions.npz") as found:

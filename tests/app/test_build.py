@@ -121,7 +121,7 @@ def test_a_chain_of_several_draws_is_uncertain_and_exported_so(runtime, tmp_path
 
 def test_options_reach_the_recipe(options_of):
     given = options_of(config_of("fed_kppa", shrinkage=0.3, learning_rate=0.25, server_optimizer="sgd"))
-    assert set(given) == COMMON | {"weighting", "robust", "shrinkage", "burn_in_rounds", "start", "kernel_options"}
+    assert set(given) == COMMON | {"robust", "shrinkage", "burn_in_rounds", "start", "kernel_options"}
     assert given["kernel_options"] == {"kernel": "gaussian", "bandwidth": "scott", "scale": 2.0}
     assert (given["start"], given["shrinkage"], given["burn_in_rounds"]) == ("clients", 0.3, 1)
     assert float(rate_of(given["learning_rate"], tf.constant(0))) == 0.25

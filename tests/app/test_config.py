@@ -255,7 +255,7 @@ def test_none_resets_what_a_file_sets(tmp_path):
         {"robust": "trimmed:0.2", "weighting": "distance"},
         {"robust": "median", "kind": "deterministic"},
         {"robust": "none", "weighting": "max_discrepancy"},
-        {"robust": "clip:1", "algorithm": "fed_kp", "weighting": "equal"},
+        {"robust": "clip:1", "algorithm": "fed_kp"},
         {"robust": "median", "algorithm": "fed_opt", "kind": "flipout", "weighting": "distance"},
     ],
 )

@@ -79,6 +79,11 @@ from tfp_bfl.errors import InvalidArgument
             {"algorithm": "qlsd", "cohort_size": 2, "popularity": "1"},
             "popularity draws clients unevenly, and the chain",
         ),
+        (
+            {"algorithm": "fed_sgld", "cohort_size": 2, "popularity": "1"},
+            "popularity draws clients unevenly, and the c",
+        ),
+        ({"algorithm": "fed_kp", "weighting": "equal"}, "weighting is an option of"),
         ({"algorithm": "fsgld", "popularity": "1"}, "popularity draws clients unevenly, and the chain"),
         ({"algorithm": "qlsd", "prior_stddev": "fan_in"}, "give a number, not 'fan_in'"),
         ({"algorithm": "qlsd", "local_epochs": "2"}, "local_epochs is an option of all but qlsd, dg_sgld and fsgld"),

@@ -108,5 +108,7 @@ def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, m
     config = make_config(None, {"dataset": "breast_cancer", "model": "mlp", "clients": 3, **options})
     (tmp_path / "config.yaml").write_text(config.record(), encoding="utf-8")
     (tmp_path / "summary.json").write_text(json.dumps({}), encoding="utf-8")
-    monkeypatch.setattr(laplace, "last_state", lambda process, *given: process.local.initialize())
-    assert words in refused(capsys, "laplace", tmp_path, "--output", tmp_path / "new")
+    first = lambda process, *given: process.predictive_weights(process.local.initialize())
+    monkeypatch.setattr(laplace, "final_weights", first)
+    for command in ("laplace", "last-layer"):
+        assert words in refused(capsys, command, tmp_path, "--output", tmp_path / "new")

@@ -93,3 +93,33 @@ def test_a_client_does_not_count_twice():
     with pytest.raises(InvalidArgument, match="Client 2 is 3 times in one round: give each client's dataset once"):
         engine.next(engine.initialize(), datasets)
     assert engine.next(engine.initialize(), datasets[:2]).metrics["num_clients"] == np.int32(2)
+
+
+def test_weightings_of_all_clients_together_are_told_apart():
+    rule = bfl.algorithms.compose
+    make = lambda name: rule(
+        model_fn, bfl.clients.variational(model_fn), "log_linear_pool", bfl.servers.replace(), weighting=name
+    )
+    one, other = (make(name).description for name in ("max_discrepancy", "max_discrepancy_farthest"))
+    assert one != other
+
+
+def test_a_start_that_a_resumed_run_does_not_use_is_reported(tmp_path):
+    process = toys.process()
+    first = process.local.initialize().weights
+    other = first._replace(point=tuple(x + 1 for x in first.point))
+    run = functools.partial(federated.simulate, process, toys.CLIENTS, engine="local", checkpoint_dir=tmp_path)
+    assert not run(1, start=first).warnings and not run(2, start=first).warnings and not run(3).warnings
+    (warning,) = run(4, start=other).warnings
+    assert warning.startswith("The checkpoints are of a run that started from other weights than the given start")
+
+
+def test_weights_are_set_before_the_clients_keep_what_follows_from_them():
+    process = bfl.algorithms.partitioned_vi(model_fn)
+    first = process.local.initialize()
+    mean = tuple(x + 1 for x in first.weights.posterior.mean)
+    other = first.weights._replace(posterior=first.weights.posterior._replace(mean=mean))
+    state = process.with_clients(process.set_model_weights(first, other), range(3), [2, 3, 4])
+    np.testing.assert_array_equal(state.weights.posterior.mean[0], mean[0])
+    with pytest.raises(InvalidArgument, match="set the weights before with_clients"):
+        process.set_model_weights(process.with_clients(first, range(3), [2, 3, 4]), other)

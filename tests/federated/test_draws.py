@@ -58,6 +58,20 @@ def test_a_longer_burn_in_of_a_resumed_chain_drops_the_draws_before(tmp_path):
     tf.nest.map_structure(np.testing.assert_array_equal, draws, whole)
 
 
+def test_a_round_with_a_failed_evaluation_is_no_second_draw(tmp_path):
+    """Its draw is written before the evaluation, and the checkpoint of the error is of the round before."""
+    process = toys.process(thinning=Thinning())
+    given = {"engine": "local", "seed": 2, "checkpoint_dir": tmp_path, "checkpoint_every": 5, "evaluate_every": 3}
+
+    def fails(model):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        simulate(process, CLIENTS, 5, evaluate=fails, **given)
+    draws = simulate(process, CLIENTS, 5, **given).draws
+    tf.nest.map_structure(np.testing.assert_array_equal, draws, run(process, 5).draws)
+
+
 def test_a_run_no_longer_than_its_burn_in_is_refused():
     message = "burn_in_rounds is 4, but the run has 4 rounds"
     with pytest.raises(InvalidArgument, match=message):

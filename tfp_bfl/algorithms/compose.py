@@ -11,7 +11,14 @@ from typing_extensions import Unpack
 
 from tfp_bfl import clients, federated, models, rules
 from tfp_bfl import weighting as weightings
-from tfp_bfl.algorithms.fitting import check_compressible, check_extra, check_fit, defended_rule, private_rule
+from tfp_bfl.algorithms.fitting import (
+    check_compressible,
+    check_extra,
+    check_fit,
+    counts_alike,
+    defended_rule,
+    private_rule,
+)
 from tfp_bfl.algorithms.options import ComposeOptions
 from tfp_bfl.compression import Compressor
 from tfp_bfl.contracts import WEIGHTS, AnyRule, ClientWork, ModelGatherRule, ModelRule, ServerStep, Work
@@ -110,7 +117,7 @@ def compose(
     return federated.build_process(
         model_fn,
         client_work=work,
-        weigh=weightings.WEIGHTINGS.get(weighting, weightings.equal),
+        weigh=weightings.weigh_of(weighting),
         rule=defended_rule(whole, work, weighting, robust, process_options.get("max_weight_ratio"), secure_sums),
         server_step=server_step,
         privacy=privacy,
@@ -158,7 +165,11 @@ def split_options(
     of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in recipe_options]
     _check_names(options, (*recipe_options, *of_work, *shared), recipe.__name__)
     process = {name: x for name, x in options.items() if name in shared or name not in of_work}
-    return {**defaults, **{name: x for name, x in options.items() if name in of_work}}, process
+    given = {**defaults, **{name: x for name, x in options.items() if name in of_work}}
+    if "weighting" in of_work and "weighting" in shared:  # By which the work finds the size of the target.
+        weighting = process.get("weighting", "train_size")
+        given["weighting"] = "equal" if counts_alike(cast(Any, process.get("robust"))) else weighting
+    return given, process
 
 
 def known_options(

@@ -15,7 +15,7 @@ from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.weights import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
+from tfp_bfl.weights import ClientResult, LinearTerm, ModelWeights, RoundSize, ServerMessage
 
 
 class Dynamic(NamedTuple):
@@ -23,7 +23,7 @@ class Dynamic(NamedTuple):
 
     Fields:
       gradient: h [D + P], the mean of the clients' h_k.
-      share: fraction of the clients in the round, a scalar.
+      share: of the round in the weights of all clients, a scalar.
     """
 
     gradient: Any
@@ -36,11 +36,12 @@ def fed_dyn(
     """Federated averaging with a dynamically regularised loss on the clients.
 
     w_k = argmin L_k(w_k) - <h_k, w_k> + alpha / 2 ||w_k - w||^2,   h_k <- h_k - alpha (w_k - w)
-    h <- h - alpha |S| / K sum_k b_k (w_k - w),   w <- sum_k b_k w_k - h / alpha
+    h <- h - alpha s sum_k b_k (w_k - w),   w <- sum_k b_k w_k - h / alpha
 
-    approximately, by the steps of SGD that a client takes. h_k, the client's memory, is the gradient of its loss at its
-    minimum, so that at a fixed point all clients stay and their gradients add to zero. Of a model with Gaussian weights
-    it corrects the means.
+    approximately, by the steps of SGD that a client takes. s is the round's share of all examples; of all clients,
+    |S| / K as published, for weighting "equal": so h stays the mean of all h_k. h_k, the client's memory, is the
+    gradient of its loss at its minimum, so that at a fixed point all clients stay and their gradients add to zero. Of a
+    model with Gaussian weights it corrects the means.
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
@@ -60,7 +61,14 @@ def fed_dyn(
     work, process = split_options(fed_dyn, clients.variational, options, **LOCAL_TRAINING)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     reach_of(**work)
-    return compose(model_fn, _client(model_fn, alpha, work), rule, _server(alpha), notices=notices, **process)
+    return compose(
+        model_fn,
+        _client(model_fn, alpha, work),
+        rule,
+        _server(alpha, process.get("weighting", "train_size")),
+        notices=notices,
+        **process,
+    )
 
 
 def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWork:
@@ -76,13 +84,13 @@ def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWor
     return local.around(run)._replace(memory=zeros, keeps_sent=False)
 
 
-def _server(alpha: float) -> ServerStep:
+def _server(alpha: float, weighting: str) -> ServerStep:
     def initialize(weights: ModelWeights) -> Dynamic:
         return Dynamic(tf.zeros_like(flat_values(weights)), tf.constant(1.0))
 
-    def meet(state: Dynamic, federation: Federation, num_clients: tf.Tensor) -> Dynamic:
-        share = tf.math.divide_no_nan(*(tf.cast(x, tf.float32) for x in (num_clients, federation.num_clients)))
-        return state._replace(share=share)
+    def meet(state: Dynamic, size: RoundSize, num_clients: tf.Tensor) -> Dynamic:
+        del num_clients
+        return state._replace(share=size.share(weighting))
 
     def step(
         state: Dynamic, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor

@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
@@ -78,7 +79,7 @@ def fed_ag(
 
     Args:
       model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers. With the robust
-        aggregators trimmed and median, mean and variance are of the clients that are left.
+        aggregator trimmed, mean and variance are of the clients that are left; median leaves too few.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3.
     """
@@ -109,6 +110,12 @@ def fed_be(
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """
     work, process = _options(fed_be, options)
+    likelihood = work.get("likelihood", "categorical")
+    if isinstance(likelihood, str) and not likelihood.startswith(("categorical", "class_weighted")):
+        raise InvalidArgument(
+            f"likelihood is {likelihood!r}, but fed_be distils the probabilities of classes: leave it out, or use "
+            "another algorithm for numbers."
+        )
     own = known_options(servers.distil, ensemble, "the ensemble", ("model_fn", "features", "server_step"))
     step = servers.distil(model_fn, features, server_step=_step(server_optimizer), **own)
     return compose(model_fn, clients.variational(model_fn, **work), rules.stacked(), step, **process)
@@ -146,7 +153,8 @@ def fed_kp(
       start: "clients" shifts each client's value and averages (clustered FedKP); "mean" shifts the clients' mean to its
         mode (FedKP), which lost to it in every setting of our study (experiments/kernel_posterior).
       kernel_options: of `rules.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
-      model_fn, server_optimizer, options: as `fed_opt`.
+      model_fn, server_optimizer, options: as `fed_opt`. The weighting is of BatchNorm's statistics alone, unless
+        kernel_options give one.
 
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
     """
@@ -183,10 +191,14 @@ def fed_sgld(
     server_optimizer: Optional[ServerOptimizer] = None,
     **options: object,
 ) -> federated.BayesianProcess:
-    """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round; the rounds are samples of the posterior.
+    """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round; the rounds are samples.
+
+    They are of the posterior at a temperature of about T = eta (1 - momentum) N / (rate J), for N examples of all
+    clients and J local steps.
 
     Args:
-      step_size: eta.
+      step_size: eta. With the defaults the posterior itself (T = 1) needs an eta far larger than 1e-6, as published:
+        that chain stays near a mode.
       burn_in_rounds: before the first sample; until then the present weights predict.
       max_samples: the last rounds, which predict together. `simulate` keeps and writes them.
       model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers.
@@ -222,9 +234,9 @@ def _options(recipe: Callable[..., object], options: Mapping[str, object], work:
 
 
 def _sampling(options: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options with one learning rate for all rounds, that of the optimizer if it is given by name."""
-    optimizer = options.get("optimizer", options.get("optimizer_fn"))
-    rate = optimizer_rate(optimizer) if isinstance(optimizer, str) else SAMPLING_RATE
+    """Return the options with one learning rate for all rounds, that of the optimizer if there is one."""
+    optimizer: Any = options.get("optimizer", options.get("optimizer_fn"))
+    rate = SAMPLING_RATE if optimizer is None else optimizer_rate(optimizer)
     return {"learning_rate": rate, **options}
 
 

@@ -15,7 +15,7 @@ from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.weights import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
+from tfp_bfl.weights import ClientResult, LinearTerm, ModelWeights, RoundSize, ServerMessage
 
 
 class Controlled(NamedTuple):
@@ -23,7 +23,7 @@ class Controlled(NamedTuple):
 
     Fields:
       control: c [D + P], the mean gradient of all clients.
-      share: fraction of the clients in the round, a scalar.
+      share: of the round in the weights of all clients, a scalar.
       inner: of the step on the weights.
     """
 
@@ -43,11 +43,11 @@ def scaffold(
 
     w_k <- w_k - rate (g_k - c_k + c)                             each local step
     c_k' = c_k - c + (w - w_k) / (rate tau)                       after tau steps: client k's mean gradient
-    c <- c + |S| / K sum_k b_k (c_k' - c_k),   w <- optimizer(w, sum_k b_k (w - w_k))
+    c <- c + s sum_k b_k (c_k' - c_k),   w <- optimizer(w, sum_k b_k (w - w_k))
 
     c_k is the memory of client k and c_k' - c_k its extra statistic. Of a model with Gaussian weights it corrects the
-    means. If a round has part of the clients, the fraction `|S| / K` gives them equal
-    weights.
+    means. With part of the clients in a round c stays the mean of all c_k by s, the round's share of all examples; of
+    all clients, |S| / K as published, for weighting "equal". Weights that follow from what clients send have no such s.
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
@@ -68,7 +68,8 @@ def scaffold(
     work, process = split_options(scaffold, clients.variational, options, **LOCAL_TRAINING)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
-    return compose(model_fn, _client(model_fn, work), rule, _server(inner), notices=notices, **process)
+    step = _server(inner, process.get("weighting", "train_size"))
+    return compose(model_fn, _client(model_fn, work), rule, step, notices=notices, **process)
 
 
 def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
@@ -86,13 +87,13 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     return local.around(run)._replace(memory=zeros, extra=zeros, keeps_sent=False)
 
 
-def _server(inner: ServerStep) -> ServerStep:
+def _server(inner: ServerStep, weighting: str) -> ServerStep:
     def initialize(weights: ModelWeights) -> Controlled:
         return Controlled(tf.zeros_like(flat_values(weights)), tf.constant(1.0), inner.initialize(weights))
 
-    def meet(state: Controlled, federation: Federation, num_clients: tf.Tensor) -> Controlled:
-        share = tf.math.divide_no_nan(*(tf.cast(x, tf.float32) for x in (num_clients, federation.num_clients)))
-        return state._replace(share=share)
+    def meet(state: Controlled, size: RoundSize, num_clients: tf.Tensor) -> Controlled:
+        del num_clients
+        return state._replace(share=size.share(weighting))
 
     def step(
         state: Controlled, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor

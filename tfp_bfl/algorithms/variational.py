@@ -55,7 +55,7 @@ def variational(
     rule = default_rule(settings.inference) if rule is None else rule
     whole = rules.whole_model(rule)
     counted = "equal" if counts_alike(robust) else weighting
-    local = clients.variational(model_fn, weighting=counted, **{**work, **settings._asdict()})
+    local = clients.variational(model_fn, **{**work, **settings._asdict(), "weighting": counted})
     notices: tuple[str, ...] = ()
     if not whole.one_shot and not work.get("update_prior"):  # Its target moves with each round.
         notices = notices_of(model_fn, whole, work.get("optimizer_fn"), settings.inference)

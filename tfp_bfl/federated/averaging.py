@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import CLIENT_POSTERIOR
+from tfp_bfl.contracts import CLIENT_POSTERIOR, CURVATURE, GAUSSIAN
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.posterior import MeanField
@@ -37,7 +37,7 @@ def check_average_rounds(process: BayesianProcess, average_rounds: Optional[int]
 
     Raises:
       InvalidArgument: average_rounds is below 1 or above the number of rounds; or above 1 for an algorithm that has no
-        single mean-field posterior after each round: chains, personal models and FL-SWAG.
+        single mean-field posterior after each round: chains, personal models, FL-SWAG, Laplace and exact last layers.
     """
     if average_rounds is None:
         return 1
@@ -54,6 +54,8 @@ def check_average_rounds(process: BayesianProcess, average_rounds: Optional[int]
         problem = "this algorithm trains a model for each client"
     elif process.client_work.sends == CLIENT_POSTERIOR:
         problem = "the posterior of this algorithm has covariances between weights"
+    elif process.client_work.sends == CURVATURE:
+        problem = "the posterior of this algorithm is exact after one round"
     else:
         return average_rounds
     raise InvalidArgument(
@@ -61,11 +63,19 @@ def check_average_rounds(process: BayesianProcess, average_rounds: Optional[int]
     )
 
 
+def average_of(process: BayesianProcess, average_rounds: int, rounds: int, like: ModelWeights) -> RoundAverage:
+    """Return the `RoundAverage` of a process: plain for a Gaussian of how the clients' weights differ."""
+    return RoundAverage(average_rounds, rounds, like, plain=process.server_step.takes == GAUSSIAN)
+
+
 class RoundAverage:
     """Average the predictive weights of rounds `first` to `rounds`.
 
         1 / s^2 = (1 / R) sum_r 1 / s_r^2,    m = s^2 (1 / R) sum_r m_r / s_r^2    (Gaussian weights)
         w = (1 / R) sum_r w_r                                     (point weights, BatchNorm's moving statistics)
+
+    A Gaussian of how the clients' weights differ (FedAG) is no posterior of each round: with few clients its variance
+    is often near 0, and a precision of one round would rule the average. Its means and variances are averaged plainly.
 
     The averaged Gaussian is the weighted geometric mean of the R posteriors (`rules.log_linear_pool` with equal
     weights). Moving variances are averaged as they are: rounds see the same data, so that a moving mean that differs
@@ -75,6 +85,7 @@ class RoundAverage:
       average_rounds: R, at least 2.
       rounds: number of rounds of the run.
       like: predictive weights before the first round: their structure, shapes and types.
+      plain: average means and variances as they are.
 
     Attributes:
       first: the first round of the average.
@@ -84,14 +95,14 @@ class RoundAverage:
       InvalidArgument: the posterior is not a `MeanField`.
     """
 
-    def __init__(self, average_rounds: int, rounds: int, like: ModelWeights):
+    def __init__(self, average_rounds: int, rounds: int, like: ModelWeights, plain: bool = False):
         if not isinstance(like.posterior, MeanField):
             raise InvalidArgument(
                 f"average_rounds averages Gaussians without covariances, and this posterior is a "
                 f"{type(like.posterior).__name__}: leave average_rounds out."
             )
         self._rounds = average_rounds
-        self._like = like
+        self._like, self._plain = like, plain
         self.first = rounds - average_rounds + 1
         self.sums: list[np.ndarray] = []
 
@@ -99,7 +110,7 @@ class RoundAverage:
         """Add the weights after round `number`, which are computed only if the round belongs to the average."""
         if number < self.first:
             return
-        terms = _natural(weights())
+        terms = self._terms(weights())
         self.sums = [a + b for a, b in zip(self.sums, terms)] if self.sums else terms
 
     def restore(self, number: int, first: Optional[int], sums: Sequence[np.ndarray]) -> None:
@@ -110,7 +121,7 @@ class RoundAverage:
         """
         if number < self.first:
             return
-        shapes = [x.shape for x in _natural(self._like)]
+        shapes = [x.shape for x in self._terms(self._like)]
         if first != self.first or [x.shape for x in sums] != shapes:
             raise InvalidArgument(
                 f"The checkpoint of round {number} holds no sum of the rounds from {self.first} on: ask for at least "
@@ -120,20 +131,24 @@ class RoundAverage:
 
     def weights(self) -> ModelWeights:
         """Return the average, in the types of the weights."""
-        values = [x / self._rounds for x in self.sums]
-        n = len(tf.nest.flatten(self._like.posterior.mean))
-        precisions, informations, others = values[:n], values[n : 2 * n], values[2 * n :]
-        means = [b / a for a, b in zip(precisions, informations)]
-        leaves = [*means, *(1 / a for a in precisions), *others]
+        leaves = [x / self._rounds for x in self.sums]
+        if not self._plain:
+            n = len(tf.nest.flatten(self._like.posterior.mean))
+            precisions, informations, others = leaves[:n], leaves[n : 2 * n], leaves[2 * n :]
+            leaves = [*(b / a for a, b in zip(precisions, informations)), *(1 / a for a in precisions), *others]
         like = tf.nest.flatten(self._like)
         return tf.nest.pack_sequence_as(self._like, [np.asarray(x, np.asarray(y).dtype) for x, y in zip(leaves, like)])
+
+    def _terms(self, weights: ModelWeights) -> list[np.ndarray]:
+        return _exact(weights) if self._plain else _natural(weights)
+
+
+def _exact(part: Any) -> list[np.ndarray]:
+    return [np.asarray(x, np.float64) for x in tf.nest.flatten(part)]
 
 
 def _natural(weights: ModelWeights) -> list[np.ndarray]:
     """Return precisions, precisions times means, point weights and moving statistics, in float64."""
-    exact = lambda part: [np.asarray(x, np.float64) for x in tf.nest.flatten(part)]
-    means = exact(weights.posterior.mean)
-    # FedAG's variance is 0 where all clients agree.
-    precisions = [1 / np.maximum(v, _LEAST_VARIANCE) for v in exact(weights.posterior.variance)]
-    informations = [p * m for p, m in zip(precisions, means)]
-    return [*precisions, *informations, *exact(weights.point), *exact(weights.moments)]
+    precisions = [1 / np.maximum(v, _LEAST_VARIANCE) for v in _exact(weights.posterior.variance)]
+    informations = [p * m for p, m in zip(precisions, _exact(weights.posterior.mean))]
+    return [*precisions, *informations, *_exact(weights.point), *_exact(weights.moments)]

@@ -179,14 +179,15 @@ def _check_sizes(shapes: str, sizes: np.ndarray) -> None:
 def _first_states(
     process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: Optional[ModelWeights]
 ) -> ServerState:
-    state = process.with_clients(process.local.initialize(), range(clients.num_clients), clients.sizes)
-    each = [state] * num_chains
+    first = process.local.initialize()
+    each = [first] * num_chains
     if start is not None:
         repeat = lambda given, own: np.broadcast_to(given, (num_chains, *np.shape(own)))
-        starts = tf.nest.map_structure(repeat, start, state.weights)
+        starts = tf.nest.map_structure(repeat, start, first.weights)
         of_chain = lambda m: tf.nest.map_structure(lambda x: x[m], starts)
-        each = [process.set_model_weights(state, of_chain(m)) for m in range(num_chains)]
-    states = tf.nest.map_structure(lambda *x: tf.constant(np.stack(x)), *each)
+        each = [process.set_model_weights(first, of_chain(m)) for m in range(num_chains)]
+    with_clients = [process.with_clients(x, range(clients.num_clients), clients.sizes) for x in each]
+    states = tf.nest.map_structure(lambda *x: tf.constant(np.stack(x)), *with_clients)
     return states._replace(seed=tf.range(seed, seed + num_chains))
 
 

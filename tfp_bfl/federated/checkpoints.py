@@ -10,6 +10,7 @@ Tensors and JSON only: nothing is unpickled, and no file is read as a program.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -47,6 +48,7 @@ class Record(pydantic.BaseModel):
       draws: of a chain: round -> SHA-256 of its file (`draws.Draws`).
       concurrent_calls: how many clients were computed at once, which is how sums are ordered; 0 if unknown.
       average_from: the first round in the sums of `averaging.RoundAverage`, or None.
+      start: SHA-256 of the weights that the run was given to start from; "" for its own, None if unknown.
       sums: these sums, float64 arrays; they are saved beside the state.
     """
 
@@ -58,7 +60,16 @@ class Record(pydantic.BaseModel):
     draws: dict[str, str] = {}
     concurrent_calls: int = 0
     average_from: Optional[int] = None
+    start: Optional[str] = None
     sums: list[Any] = pydantic.Field(default=[], exclude=True)
+
+
+def digest_of(weights: Any) -> str:
+    """Return the SHA-256 sum of the bytes of a structure of arrays."""
+    total = hashlib.sha256()
+    for x in tf.nest.flatten(weights):
+        total.update(np.ascontiguousarray(x).tobytes())
+    return total.hexdigest()
 
 
 class Found(NamedTuple):

@@ -61,6 +61,21 @@ def cores_warning(before: int, now: int) -> Optional[str]:
     )
 
 
+def start_warning(before: Optional[str], now: str) -> Optional[str]:
+    """Return the warning that a run resumes with other weights to start from, which it does not use; None otherwise.
+
+    Args:
+      before: digest of the weights that the run started from; "" for its own, None if unknown.
+      now: digest of those that are given.
+    """
+    if not now or before in (None, now):
+        return None
+    return (
+        "The checkpoints are of a run that started from other weights than the given start, which has no effect: "
+        "choose another folder to start from it."
+    )
+
+
 def left_out_warning(client: int, number: int) -> str:
     """Return the warning that a chain's round went on without a faulty client."""
     return (

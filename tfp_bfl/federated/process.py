@@ -96,10 +96,12 @@ class BayesianProcess:
         self.state_spec = tf.nest.flatten(state)
         self.description = {
             **describe(model, rule.name, tf.nest.flatten(state.step)),
-            "weighting": getattr(weigh, "__name__", "custom"),
             **settings_of(work=client_work, step=server_step, rule=rule, limits=limits),
             **(privacy._asdict() if privacy else {}),
         }
+        name = getattr(weigh, "__name__", "custom")
+        if name not in self.description.get("weighting", ""):  # Client work may be told another one.
+            self.description["weighting"] = name
 
     @functools.cached_property
     def local(self) -> LocalEngine:
@@ -161,10 +163,20 @@ class BayesianProcess:
         """Return the state with other weights.
 
         Before the first round the server step begins from them: its own state may hold the first weights.
+
+        Raises:
+          InvalidArgument: clients have memories of the first weights already (`with_clients`).
         """
         tf.nest.assert_same_structure(state.weights, weights)
         if int(state.round) > 0:
             return state._replace(weights=weights)
+        first = self.client_work.memory
+        if first is not None and len(tf.nest.flatten(state.memory)[0]):
+            rows = [tf.nest.flatten(tf.nest.map_structure(np.asarray, first(x, 0.5))) for x in (state.weights, weights)]
+            if not all(np.array_equal(x, y) for x, y in zip(*rows)):
+                raise InvalidArgument(
+                    "What the clients keep follows from the first weights: set the weights before with_clients."
+                )
         given = tf.nest.map_structure(tf.convert_to_tensor, weights)
         step = self.server_step.initialize(given)
         own = tf.nest.map_structure(np.asarray, (step, self.server_step.begin(step, given)))

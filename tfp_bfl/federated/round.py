@@ -23,7 +23,7 @@ from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 from tfp_bfl.tensors import Scalar, TensorTree
-from tfp_bfl.weights import ClientResult, Federation, ModelWeights, ServerMessage, root_mean_square_change
+from tfp_bfl.weights import ClientResult, Federation, ModelWeights, RoundSize, ServerMessage, root_mean_square_change
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
 
 Summed = TypeVar("Summed")
@@ -219,7 +219,8 @@ def make_round(
         any_weight = tf.constant(Federation().most_weight)
         present = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
         federation = tf.nest.map_structure(tf.maximum, state.federation, present)
-        met = server_step.meet(state.step, federation, present.num_clients)
+        size = RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present)
+        met = server_step.meet(state.step, size, present.num_clients)
         given = met, state.weights, pooled, fold(state.seed, state.round, -2)
         step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))

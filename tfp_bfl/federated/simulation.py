@@ -18,8 +18,8 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, Parties
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.attempts import Attempts, Outcome
-from tfp_bfl.federated.averaging import Averaged, RoundAverage
-from tfp_bfl.federated.checkpoints import Checkpoints, Record
+from tfp_bfl.federated.averaging import Averaged, RoundAverage, average_of
+from tfp_bfl.federated.checkpoints import Checkpoints, Record, digest_of
 from tfp_bfl.federated.checks import check_settings, work_warning
 from tfp_bfl.federated.draws import Draws
 from tfp_bfl.federated.engines import ENGINES, Engine, MakeEngine
@@ -33,6 +33,7 @@ from tfp_bfl.federated.notices import (
     saturated_noise_warning,
     saturation_warning,
     spread_warning,
+    start_warning,
 )
 from tfp_bfl.federated.options import (
     Backend,
@@ -224,7 +225,9 @@ class _Run:
             state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, settings.start))
         first_stddev = float(spread(state.weights.posterior).stddev_median)
         checkpoint = self._checkpoints.latest(state, process.state_spec) if self._checkpoints else None
-        state, record = checkpoint or (state, Record(first_stddev=first_stddev))
+        start = "" if settings.start is None else digest_of(settings.start)
+        state, record = checkpoint or (state, Record(first_stddev=first_stddev, start=start))
+        self._warn(start_warning(record.start, start))
         self._warn(cores_warning(record.concurrent_calls, engine.concurrent_calls))
         record.concurrent_calls = engine.concurrent_calls
         done = int(state.round)
@@ -234,12 +237,12 @@ class _Run:
             )
         self._state, self._record = process.with_clients(state, range(clients.num_clients), clients.sizes), record
         if self._draws:
-            self._draws.restore(record.draws, state.weights)
+            self._draws.restore({n: x for n, x in record.draws.items() if int(n) <= done}, state.weights)
         drawn_by = int.from_bytes(np.asarray(state.noise).tobytes(), "little") if process.privacy else self._seed
         self._attempts = Attempts(process, engine, clients, settings.cohorts, drawn_by, settings.engine.max_restarts)
         self._average: Optional[RoundAverage] = None
         if self._num_averaged > 1:
-            self._average = RoundAverage(self._num_averaged, self._rounds, self._predictive(state))
+            self._average = average_of(process, self._num_averaged, self._rounds, self._predictive(state))
         if self._average and checkpoint:
             self._average.restore(done, record.average_from, record.sums)
         record.average_from, record.sums = (self._average.first, self._average.sums) if self._average else (None, [])

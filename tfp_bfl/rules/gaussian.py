@@ -23,7 +23,8 @@ def client_gaussian() -> ModelRule[ModelWeights, ClientGaussian]:
     The linear pool of the clients' weights as points without spread; BatchNorm's statistics likewise.
 
     Returns:
-      A rule over `ModelWeights`; its pooled result has the posterior over all point weights in the place of these.
+      A rule over `ModelWeights`, of two clients at least: one alone has no spread. Its pooled result has the posterior
+      over all point weights in the place of these.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3 (FedAG).
     """
@@ -46,6 +47,7 @@ def client_gaussian() -> ModelRule[ModelWeights, ClientGaussian]:
         pool_moments.merge,
         pool,
         "client_gaussian",
+        min_clients=2,
         gives=GAUSSIAN,
         units=lambda anchor: units(as_moments(anchor)),
     )

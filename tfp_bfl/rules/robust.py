@@ -7,6 +7,7 @@ deviations; BatchNorm's moving means and variances in the same two.
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from typing import Any, Callable, Generic, Union
 
@@ -107,7 +108,9 @@ def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGath
         # A hair more: as a float64, 0.29 x 100 is below 29.
         return tf.cast(tf.floor(share * tf.cast(num_clients, tf.float64) + 1e-9), tf.int32)
 
-    return _trimmed(rule, at_each_end, "trimmed")
+    trim = _trimmed(rule, at_each_end, "trimmed")
+    # Of so many clients the rule has its own fewest left: K - 2 k is at least (1 - 2 share) K.
+    return trim._replace(min_clients=math.ceil(trim.min_clients / (1 - 2 * share) - 1e-9))
 
 
 def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, Given]:
@@ -121,7 +124,13 @@ def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, 
 
     Source: Yin et al. 2018 (arXiv:1803.01498), Definition 1, for the means of odd K.
     """
-    return _trimmed(rule, lambda num_clients: num_clients, "median")
+    trim = _trimmed(rule, lambda num_clients: num_clients, "median")
+    if trim.min_clients > 1:
+        raise InvalidArgument(
+            f"A median leaves one or two values of each weight, but the rule {trim.name.partition(' ')[2]} needs at "
+            f"least {trim.min_clients}: use trimmed or centered_clip."
+        )
+    return trim
 
 
 def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, Given]:

@@ -10,7 +10,7 @@ from tfp_bfl.contracts import CHANGE, ServerStep, total_of
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.checks import check_point_weights
-from tfp_bfl.weights import Federation, ModelWeights
+from tfp_bfl.weights import ModelWeights, RoundSize
 
 
 class Coupled(NamedTuple):
@@ -48,7 +48,7 @@ def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep[
         check_point_weights(weights, "A Langevin chain")
         return Coupled(weights.point, tf.zeros_like(flatten(weights.point)), tf.constant(0))
 
-    def meet(state: Coupled, federation: Federation, num_present: tf.Tensor) -> Coupled:
+    def meet(state: Coupled, federation: RoundSize, num_present: tf.Tensor) -> Coupled:
         del num_present
         return state._replace(num_clients=federation.num_clients)
 

@@ -12,7 +12,7 @@ from tfp_bfl.errors import check_count, check_number, check_probabilities, is_by
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.checks import check_point_weights
 from tfp_bfl.tensors import Array
-from tfp_bfl.weights import Anchor, Federation, ModelWeights, ScaledGradient
+from tfp_bfl.weights import Anchor, ModelWeights, RoundSize, ScaledGradient
 
 
 class Descent(NamedTuple):
@@ -103,7 +103,7 @@ def descend(
             each(lambda w, z: tf.where(due, w, z), weights.point, state.anchor), state.rounds // refresh_every
         )
 
-    def meet(state: Descent, federation: Federation, num_present: tf.Tensor) -> Descent:
+    def meet(state: Descent, federation: RoundSize, num_present: tf.Tensor) -> Descent:
         return state._replace(num_clients=federation.num_clients, num_present=num_present)
 
     def advance(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.posterior import MeanField, check_damping, damping_of
-from tfp_bfl.weights import Federation, ModelWeights
+from tfp_bfl.weights import ModelWeights, RoundSize
 
 
 class Dual(NamedTuple):
@@ -66,7 +66,7 @@ def dual(
         precision = each(tf.math.reciprocal, variance)
         return Dual(precision, each(tf.multiply, precision, mean), tf.constant(0), tf.constant(0))
 
-    def meet(state: Dual, federation: Federation, num_present: tf.Tensor) -> Dual:
+    def meet(state: Dual, federation: RoundSize, num_present: tf.Tensor) -> Dual:
         return state._replace(num_clients=federation.num_clients, num_present=num_present)
 
     def advance(state: Dual, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor) -> tuple[Dual, ModelWeights]:

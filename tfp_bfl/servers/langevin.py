@@ -21,8 +21,8 @@ def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
 
     Args:
       step: `replace()` or `optimize(...)`.
-      step_size: eta; the noise has variance 2 eta. (That of a posterior needs eta = learning rate / number of all
-        examples; larger ones are hotter.)
+      step_size: eta; the noise has variance 2 eta. A posterior needs about eta = rate J / ((1 - momentum) N), for J
+        local steps at this rate and momentum and N examples of all clients; larger ones are hotter.
 
     Returns:
       A step for models without variational layers.
@@ -48,4 +48,5 @@ def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
         noisy = [w + scale * tf.random.stateless_normal(w.shape, seeds[i + 1]) for i, w in enumerate(moved.point)]
         return state, moved._replace(point=tuple(noisy))
 
-    return step._replace(initialize=initialize, next=advance, name=after(f"langevin (step size {step_size:g})", step))
+    name = after(f"langevin (step size {step_size:g})", step)
+    return step._replace(initialize=initialize, next=advance, name=name, is_chain=True)

@@ -11,7 +11,7 @@ from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import MeanField, Site, flatten, unflatten
 from tfp_bfl.servers.checks import check_point_weights
 from tfp_bfl.servers.dual import Dual, dual
-from tfp_bfl.weights import Federation, ModelWeights
+from tfp_bfl.weights import ModelWeights, RoundSize
 
 
 class PointDual(NamedTuple):
@@ -59,7 +59,7 @@ def laplace_dual(
         zeros = tf.zeros_like(flatten(weights.point))
         return PointDual(zeros + prior_precision, Dual(zeros + prior_precision, zeros, tf.constant(0), tf.constant(0)))
 
-    def meet(state: PointDual, federation: Federation, num_present: tf.Tensor) -> PointDual:
+    def meet(state: PointDual, federation: RoundSize, num_present: tf.Tensor) -> PointDual:
         return state._replace(dual=inner.meet(state.dual, federation, num_present))
 
     def advance(

@@ -104,7 +104,8 @@ class ByCurvature:
         steps = tf.cast(self._steps_before + batch.number + 1, tf.float32)
         unbiased = self._momentum / (1 - tf.pow(MOMENTUM, steps))
         change = self._rate * (size * unbiased + batch.kl_in_values[:number]) / (precision + self._damping * size)
-        points = tf.concat([tf.zeros_like(change), in_values[number:]], 0)
+        of_points = bounded(in_values[number:], self._optimizer, batch.max_norm)
+        points = tf.concat([tf.zeros_like(change), of_points], 0)
         self._optimizer.apply_gradients([(points, self._weights.values)])
         self._weights.values.assign_sub(tf.concat([change, tf.zeros_like(in_values[number:])], 0))
 

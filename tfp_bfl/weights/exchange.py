@@ -30,6 +30,28 @@ class Federation(NamedTuple):
     most_weight: Any = float(np.finfo(np.float32).max)  # Any: all of a state is finite.
 
 
+class RoundSize(NamedTuple):
+    """The size of a federation, as `Federation`, and of a round.
+
+    Fields:
+      num_clients, num_examples, most_weight: of the federation.
+      present: number of sound clients of the round and of their examples, a `Federation`.
+    """
+
+    num_clients: Any
+    num_examples: Any
+    most_weight: Any
+    present: Federation
+
+    def share(self, weighting: str) -> tf.Tensor:
+        """Return the fraction of all clients' weights that is in the round, a scalar: of examples for "train_size", of
+        clients otherwise; 0 of an empty federation.
+        """
+        name = "num_examples" if weighting == "train_size" else "num_clients"
+        pair = (tf.cast(getattr(x, name), tf.float64) for x in (self.present, self))
+        return tf.cast(tf.math.divide_no_nan(*pair), tf.float32)
+
+
 class Anchor(NamedTuple):
     """Weights that a server step sends to clients besides the initial weights.
 

@@ -119,7 +119,7 @@ def predict_personal(job: Job, result: bfl.federated.SimulationResult, parts: Pa
         return found[-1].metrics if found[-1] else {}
 
     shards = _Shards(parts)
-    adapted = client_scores.one_step(job.config, job.process)
+    adapted = client_scores.one_step(job.config, job.process, job.clients)
     bfl.federated.evaluate_clients(
         job.process,
         result,

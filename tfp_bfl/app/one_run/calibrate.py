@@ -10,6 +10,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
+from tfp_bfl.app.one_run.ensembles import num_samples
 from tfp_bfl.app.one_run.records import HELD_OUT, read_predictions
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data._random import generator
@@ -91,7 +92,7 @@ def calibrate(
         promise = error.promise
     calibration = bfl.export.Calibration(
         number=len(held["labels"]),
-        num_samples=config.num_samples,
+        num_samples=num_samples(config),
         temperature=temperature,
         by=by,
         limit=threshold.limit if threshold else None,

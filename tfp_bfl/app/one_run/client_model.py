@@ -15,6 +15,7 @@ from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.options.algorithms import ALGORITHMS, in_words
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated.averaging import average_of
 from tfp_bfl.files import name
 
 if TYPE_CHECKING:
@@ -70,9 +71,31 @@ def last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder
     Raises:
       InvalidArgument: there are none any more, or all of them are damaged.
     """
+    return _last_checkpoint(process, config, folder).state
+
+
+def final_weights(
+    process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path
+) -> bfl.models.ModelWeights:
+    """Read the weights with which a run's model predicts, of its last round or averaged over several.
+
+    Raises:
+      InvalidArgument: as `last_state`.
+    """
+    state, record = _last_checkpoint(process, config, folder)
+    weights = process.predictive_weights(state)
+    number, done = config.average_rounds or 1, int(state.round)
+    if number == 1:
+        return weights
+    average = average_of(process, number, done, weights)
+    average.restore(done, record.average_from, record.sums)
+    return average.weights()
+
+
+def _last_checkpoint(process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path) -> Any:
     first = process.local.initialize()._replace(seed=np.int32(config.seed))
     checkpoints = bfl.federated.Checkpoints(folder / "checkpoints", process.description)
     checkpoint = checkpoints.latest(first, process.state_spec)
     if checkpoint is None:
         raise InvalidArgument(f"The run in {name(folder)} has no checkpoints any more, which hold its weights.")
-    return checkpoint.state
+    return checkpoint

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options import class_weights
 from tfp_bfl.app.options.config import RunConfig
 
 NAME = "clients.jsonl"
@@ -45,20 +46,22 @@ def score(
         clients,
         shards,
         evaluate,
-        adaptation=one_step(config, process),
+        adaptation=one_step(config, process, clients),
         most_examples=EXAMPLES,
         seed=config.seed,
         noise=config.client_noise,
     )
 
 
-def one_step(config: RunConfig, process: bfl.federated.BayesianProcess) -> Any:
+def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, clients: bfl.data.Clients) -> Any:
     """Return the client work of one adaptation step at the inner rate, of the loss and with the augmentation of
     training; learned variances too adapt at this rate.
     """
     # The KL term of p_fed_bayes is to the common posterior, and not of a client's own loss.
     names = () if config.algorithm == "p_fed_bayes" else ("kl_weight", "kl_reduction")
     of_loss: Any = {name: getattr(config, name) for name in names}
+    if config.class_weight:
+        of_loss |= class_weights.likelihood(config.class_weight, lambda: clients, {})
     work = bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.ensembles import num_samples
 from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
 from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, is_private, read_predictions
 from tfp_bfl.app.options.config import RunConfig, make_config
@@ -165,7 +166,7 @@ def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str,
     parts = []
     for start in range(0, len(examples), BATCH_SIZE):
         batch = tf.constant(examples[start : start + BATCH_SIZE])
-        answer = loaded.predict(batch, num_samples=config.num_samples, seed=config.seed)
+        answer = loaded.predict(batch, num_samples=num_samples(config), seed=config.seed)
         parts.append({key: value.numpy() for key, value in answer.items()})
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 

@@ -139,7 +139,7 @@ def prepare(
         config, weights = build.settle(config, sample, code)
         process, trained = ensembles.processes(config, lambda x: build.process(x, sample, code=code, **shared))
         train, test, shares = read.result()
-    bfl.federated.check_clients(process, shares.clients, config.cohort_size)
+    bfl.federated.check_clients(process, shares.clients, config.cohort_size, config.popularity)
     bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
     if weights != POINT or config.own_options().point_weights or config.ensemble:
         number = min(test.num_examples, EXAMPLES_AT_ONCE)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets
-from tfp_bfl.app.one_run.client_model import last_state
+from tfp_bfl.app.one_run.client_model import final_weights
 from tfp_bfl.app.one_run.records import config_with_code, is_private
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
 from tfp_bfl.app.options.algorithms import algorithm_options
@@ -90,14 +90,9 @@ def approximated(
       structure, prior_stddev, prior_by_layer, temperature: of `algorithms.laplace`.
 
     Raises:
-      InvalidArgument: the run was trained with class weights, or an option is out of its range.
+      InvalidArgument: an option is out of its range.
     """
     config, data = finished.config, finished.data
-    if config.class_weight is not None:
-        raise InvalidArgument(
-            "The run was trained with class weights, and Laplace's approximation is at the mode of the likelihood "
-            "without them: run it again without class_weight."
-        )
     likelihood = {} if data.train.target is None else {"likelihood": build.LIKELIHOOD}
     process = bfl.algorithms.laplace(
         finished.model_fn,
@@ -163,12 +158,17 @@ def finished_run(
             "--algorithm fed_opt --kind deterministic."
         )
     check_one_network(config, what)
+    if config.class_weight is not None:
+        raise InvalidArgument(
+            f"{name(run)} was trained with class weights, and {what} is of the likelihood without them: run it again "
+            "without class_weight."
+        )
     data = datasets.load(config)
     config = datasets.with_clients(config, data)
     shares = datasets.shares(config, data.train, data.clients)
     trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
     check_one_network(config, what, trained)
-    weights = trained.predictive_weights(last_state(trained, config, source))
+    weights = final_weights(trained, config, source)
     if tf.nest.flatten(weights.posterior):
         raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
     return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights)

@@ -45,7 +45,7 @@ def _are_all(config: Any) -> bool:
     return config.cohort_size is None or (config.partition != "given" and config.cohort_size >= config.clients)
 
 
-def _check_even(config: Any) -> None:
+def check_even(config: Any) -> None:
     """Raise InvalidArgument for cohorts drawn unevenly, by which a chain of gradients would have another law."""
     if config.popularity is not None and not _are_all(config):
         raise InvalidArgument(
@@ -111,7 +111,7 @@ class QLSD(_Chain, Compressed):
                     f"{name} is of the estimator 'anchored', and 'plain' has neither memories nor anchors: leave it "
                     "out, or take 'anchored'."
                 )
-        _check_even(config)
+        check_even(config)
         if self.potential_curvature is not None and not _are_all(config):
             raise InvalidArgument(
                 "potential_curvature checks the step size for rounds with all clients, and cohorts lower the bound: "
@@ -181,7 +181,7 @@ class FSGLD(_LocalChain):
                 f"cohort_size is {config.cohort_size}, but in fsgld one client runs the chain in each round: leave it "
                 "out, or give 1."
             )
-        _check_even(config)
+        check_even(config)
 
     def fitted(self, model_fn: Any, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
         held = clients()

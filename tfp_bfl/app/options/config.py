@@ -112,7 +112,9 @@ class RunConfig(NoTruthAsNumber):
         le=INT32_MAX,
     )
     pretrain_share: Optional[Share] = option(
-        None, "Fraction of the data on which the server trains first, until its accuracy stops improving."
+        None,
+        "Fraction of the data on which the server trains first, until its accuracy stops improving; without class "
+        "weights and augmentation.",
     )
     hold_out: Optional[Share] = option(
         None,

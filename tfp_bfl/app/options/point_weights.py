@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.chains import check_even
 from tfp_bfl.app.options.fields import (
     SGD,
     AnyKind,
@@ -141,11 +142,15 @@ class FedSGLD(_Sampling, Weighted, Draws, WithErrorMemory):
     recipe: ClassVar[str] = "fed_sgld"
     summary: ClassVar[str] = "FedAvg with noise after each round; the rounds are samples of the posterior"
 
+    def check(self, config: Any) -> None:
+        super().check(config)
+        check_even(config)
+
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         return {**super().arguments(config, unlabelled), "max_samples": self.max_samples}
 
 
-class FedKP(_Averaging, AnyKind, Weighted):
+class FedKP(_Averaging, AnyKind):
     recipe: ClassVar[str] = "fed_kp"
     summary: ClassVar[str] = "each weight's mode of a kernel density over the clients, for their mean"
 
