@@ -311,8 +311,9 @@ class ServerStep(NamedTuple, Generic[Given, State]):
       measured: (state, the server's next weights, the pooled extra statistics or ()) -> further scalars to report with
         the round, after `next`.
       begin: (state, weights) -> the server's weights before the first round, from the step's own first state.
-      is_chain: its weights are a Markov chain whose law rests on clients drawn with equal probabilities: `simulate`
-        refuses `popularity`, draws no others in the place of faulty clients, and warns where it leaves out some.
+      is_chain: its weights are a Markov chain, which has the right law only if all clients are drawn with equal
+        probabilities. `simulate` then refuses `popularity`, does not replace faulty clients, and warns if it leaves
+        clients out.
     """
 
     initialize: Callable[[ModelWeights], State]

@@ -70,18 +70,18 @@ def test_scaffold_rests_at_the_minimum_that_federated_averaging_misses():
     assert np.linalg.norm(rest(algorithms.scaffold, **momentum) - wanted) < 1e-2 * missed
 
 
-@pytest.mark.parametrize("weighting", ["train_size", "equal"])
+@pytest.mark.parametrize("how", [{}, {"weighting": "equal"}, {"robust": "median"}])
 @pytest.mark.parametrize(
     ("build", "options"), [(algorithms.scaffold, {"learning_rate": 0.05}), (algorithms.fed_dyn, {"alpha": 1.0})]
 )
-def test_cohorts_rest_at_the_minimum_of_all_clients(build, options, weighting):
+def test_cohorts_rest_at_the_minimum_of_all_clients(build, options, how):
     """Four clients of 2, 2, 2 and 18 examples with minima 0, 1, 2 and 10, two of them a round."""
     sizes, minima = np.array([2, 2, 2, 18]), np.array([0.0, 1.0, 2.0, 10.0])
     data = gaussians.clients_of([np.full((n, 1), m) for n, m in zip(sizes, minima)])
     given = {"likelihood": "density", "optimizer": "sgd", "learning_rate": 0.2, "local_epochs": 5, "batch_size": 32}
-    process = build(gaussians.model_fn(1), weighting=weighting, **{**given, **options})
+    process = build(gaussians.model_fn(1), **{**given, **options, **how})
     chains = federated.simulate_chains(process, data, 400, num_chains=2, cohorts=2)
-    wanted = np.average(minima, weights=sizes if weighting == "train_size" else None)
+    wanted = np.average(minima, weights=None if how else sizes)
     np.testing.assert_allclose(chains.draws.point[0][:, -1], wanted, atol=0.02)
 
 

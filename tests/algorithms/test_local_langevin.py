@@ -122,7 +122,7 @@ def test_a_chain_without_a_client_that_diverges_is_reported():
     process = algorithms.qlsd(gaussians.model_fn(2), estimator="plain", compressor="none", **given)
     broken = gaussians.clients_of([np.full((n, 2), m) for n, m in zip((2, 3, 4), (0.0, 0.0, 1e20))])
     (warning,) = simulate(process, broken, 2, engine="local").warnings
-    assert warning.startswith("Client 2 was faulty and left out in round 1, perhaps in others too: the samples of")
+    assert warning.startswith("Faulty clients were left out, first client 2 in round 1: the samples of this chain are")
 
 
 @more

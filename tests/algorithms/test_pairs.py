@@ -87,7 +87,7 @@ def fits(work, kind, rule, weights, defence, step):
     if work == "swag":
         return (rule, defence, step) == ("stacked", None, "online_product")
     if rule == "client_gaussian":
-        return step == "keep_gaussian"
+        return step == "keep_gaussian" and defence != "median"
     if rule == "stacked":
         return step == "distil" and defence in (None, "clip:0.5")
     return step in ("replace", "optimize", "langevin")

@@ -105,7 +105,8 @@ def test_pruned_weights_have_one_mask(trained):
     assert found == evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=wanted)
 
 
-def test_adaptation_leaves_pruned_weights_at_zero(trained):
+@pytest.mark.parametrize("work", ["meta_learning", "variational"])
+def test_adaptation_leaves_pruned_weights_at_zero(work, trained):
     process, result = trained
     pruned = process.personal_weights(result.state, 0)
     mean = tf.nest.map_structure(lambda m: tf.where(m < 0, 0.0, m), pruned.posterior.mean)
@@ -116,8 +117,8 @@ def test_adaptation_leaves_pruned_weights_at_zero(trained):
         found.append(bfl.models.get_weights(model).posterior.mean)
         return {}
 
-    work = bfl.clients.meta_learning(model_fn, local_epochs=1, batch_size=8)
-    evaluate_clients(process, result, EVERYBODY, TEST, keep, adaptation=work, weights=[pruned] * 3)
+    step = getattr(bfl.clients, work)(model_fn, local_epochs=1, batch_size=8)
+    evaluate_clients(process, result, EVERYBODY, TEST, keep, adaptation=step, weights=[pruned] * 3)
     before, after = found[0], found[1]
     for x, y in zip(before, after):
         assert np.any(x != y)

@@ -23,7 +23,7 @@ class Dynamic(NamedTuple):
 
     Fields:
       gradient: h [D + P], the mean of the clients' h_k.
-      share: of the round in the weights of all clients, a scalar.
+      share: s, the weight of the round's clients divided by that of all clients, a scalar.
     """
 
     gradient: Any
@@ -39,7 +39,7 @@ def fed_dyn(
     h <- h - alpha s sum_k b_k (w_k - w),   w <- sum_k b_k w_k - h / alpha
 
     approximately, by the steps of SGD that a client takes. s is the round's share of all examples; of all clients,
-    |S| / K as published, for weighting "equal": so h stays the mean of all h_k. h_k, the client's memory, is the
+    |S| / K as published, where all count alike: so h stays the mean of all h_k. h_k, the client's memory, is the
     gradient of its loss at its minimum, so that at a fixed point all clients stay and their gradients add to zero. Of a
     model with Gaussian weights it corrects the means.
 
@@ -65,7 +65,7 @@ def fed_dyn(
         model_fn,
         _client(model_fn, alpha, work),
         rule,
-        _server(alpha, process.get("weighting", "train_size")),
+        _server(alpha, work["weighting"]),
         notices=notices,
         **process,
     )

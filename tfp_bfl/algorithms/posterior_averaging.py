@@ -160,6 +160,8 @@ def fed_kp(
     """
     work, process = _options(fed_kp, options)
     rule = _kernel(start, kernel_options)
+    if not (kernel_options or {}).get("weighting"):
+        work["weighting"] = "equal"  # All values count alike.
     return compose(model_fn, clients.variational(model_fn, **work), rule, _step(server_optimizer), **process)
 
 

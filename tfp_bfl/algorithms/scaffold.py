@@ -23,7 +23,7 @@ class Controlled(NamedTuple):
 
     Fields:
       control: c [D + P], the mean gradient of all clients.
-      share: of the round in the weights of all clients, a scalar.
+      share: s, the weight of the round's clients divided by that of all clients, a scalar.
       inner: of the step on the weights.
     """
 
@@ -46,8 +46,10 @@ def scaffold(
     c <- c + s sum_k b_k (c_k' - c_k),   w <- optimizer(w, sum_k b_k (w - w_k))
 
     c_k is the memory of client k and c_k' - c_k its extra statistic. Of a model with Gaussian weights it corrects the
-    means. With part of the clients in a round c stays the mean of all c_k by s, the round's share of all examples; of
-    all clients, |S| / K as published, for weighting "equal". Weights that follow from what clients send have no such s.
+    means. With part of the clients in a round c stays the mean of all c_k by s, the round's share of all examples; it
+    is the share of all clients, |S| / K as published, where all count alike (weighting "equal", robust aggregation
+    except clip). No such s exists for weights that follow from what clients send, or that are cut (max_weight_ratio,
+    secure_sums).
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
@@ -68,7 +70,7 @@ def scaffold(
     work, process = split_options(scaffold, clients.variational, options, **LOCAL_TRAINING)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
-    step = _server(inner, process.get("weighting", "train_size"))
+    step = _server(inner, work["weighting"])
     return compose(model_fn, _client(model_fn, work), rule, step, notices=notices, **process)
 
 

@@ -15,7 +15,7 @@ from tfp_bfl.data import ClientData, ClientFiles, Clients, Parties, answering, c
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, is_within
-from tfp_bfl.federated.notices import divergence_clause, left_out_warning, loss_warning, smaller_rate
+from tfp_bfl.federated.notices import divergence_clause, loss_warning, smaller_rate
 from tfp_bfl.federated.options import Cohorts
 from tfp_bfl.federated.process import BayesianProcess
 
@@ -101,8 +101,7 @@ class Attempts:
     wrong with it, another one without them; where no client of a cohort was sound, the next cohort is tried.
 
     Attributes:
-      warnings: sentences on clients that look wrong and stay in the sums, by their numbers k, and of a chain on clients
-        that are left out, by -1 - k.
+      warnings: sentences on clients that look wrong and stay in the sums.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class Attempts:
                 if faulty:
                     logger.warning("Round %d continues without faulty clients: %s.", number, outcome.described)
                 if len(faulty) < len(present):
-                    self._warn(outcome, number)
+                    self._warn(outcome)
                     num_dropped = len(chosen) - len(present)
                     return outcome._replace(num_dropped=num_dropped, retries=attempt, restarts=self._restarts)
                 reasons = f"every client was faulty: {outcome.described}{self._rather() if outcome.diverges else ''}"
@@ -303,11 +302,8 @@ class Attempts:
         most = ratio * np.quantile(report["weight"][sound], 0.5, method="lower")
         return most, report["client"][sound & (report["weight"] > most)].tolist()
 
-    def _warn(self, outcome: Outcome, number: int) -> None:
+    def _warn(self, outcome: Outcome) -> None:
         report = outcome.metrics["clients"]
-        for client in outcome.faulty if self._process.server_step.is_chain else ():
-            if ~client not in self.warnings:
-                self.warnings[~client] = left_out_warning(client, number)
         for client, sentence in loss_warning(report["client"], np.where(report["fault"] == 0, report["nll"], np.nan)):
             if client not in self.warnings:
                 self.warnings[client] = sentence

@@ -23,6 +23,8 @@ MANY_TIMES = 100.0
 ABSURD_LOSS = 1e4
 # A warning is issued if more of the clients' logits than this share are at the top of their range.
 MOST_SATURATED = 0.5
+# Clients that a warning names.
+MOST_NAMED = 5
 _NUMBER = re.compile(r"\d+\.?\d*(?:e[-+]?\d+)?")
 
 
@@ -76,11 +78,19 @@ def start_warning(before: Optional[str], now: str) -> Optional[str]:
     )
 
 
-def left_out_warning(client: int, number: int) -> str:
-    """Return the warning that a chain's round went on without a faulty client."""
+def left_out_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+    """Return the warning that a chain's rounds went on without faulty clients; None if none did."""
+    first: dict[str, Any] = {}
+    for row in rows:
+        for client in row.get("faulty_clients", {}):
+            first.setdefault(client, row["round"])
+    if not first:
+        return None
+    which = ", ".join(f"client {client} in round {number}" for client, number in [*first.items()][:MOST_NAMED])
+    more = f" and {len(first) - MOST_NAMED} more" if len(first) > MOST_NAMED else ""
     return (
-        f"Client {client} was faulty and left out in round {number}, perhaps in others too: the samples of this chain "
-        "are not of the posterior of all clients. Take a smaller step, or look at the client's examples."
+        f"Faulty clients were left out, first {which}{more}: the samples of this chain are not of the posterior of all "
+        "clients. Take a smaller step, or look at the clients' examples."
     )
 
 

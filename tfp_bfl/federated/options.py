@@ -31,7 +31,8 @@ class Cohorts(NamedTuple):
       popularity: Concentration of the Dirichlet distribution of the clients' probabilities of being drawn
         (`data.cohort`); None for equal probabilities.
       dropout: Probability that a client of a cohort does not answer, drawn by the seed.
-      max_retries: Number of new cohorts that are tried in a round without a sound client, where clients are drawn.
+      max_retries: Number of new cohorts that are tried in a round without a sound client, where clients are drawn;
+        chains stop instead.
     """
 
     size: Optional[int] = None

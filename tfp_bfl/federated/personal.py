@@ -218,7 +218,13 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
         # A pruned weight is 0, and adaptation leaves it so.
         given = told if process.server_step.personal is None else Pruned(tf.concat(kept, 0))
         message = ServerMessage(weights, tf.convert_to_tensor(state.round), given, (), state.federation)
-        return work(message, examples, seed).weights
+        adapted = work(message, examples, seed).weights
+        if process.server_step.personal is None:
+            return adapted
+        mean = tf.nest.map_structure(
+            lambda x, y: tf.where(x == 0, x, y), weights.posterior.mean, adapted.posterior.mean
+        )
+        return adapted._replace(posterior=adapted.posterior._replace(mean=mean))
 
     tensors = lambda structure: tf.nest.map_structure(tf.convert_to_tensor, structure)
     return lambda weights, examples, seed: run(tensors(weights), tensors(examples), seed)

@@ -109,8 +109,15 @@ def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGath
         return tf.cast(tf.floor(share * tf.cast(num_clients, tf.float64) + 1e-9), tf.int32)
 
     trim = _trimmed(rule, at_each_end, "trimmed")
-    # Of so many clients the rule has its own fewest left: K - 2 k is at least (1 - 2 share) K.
-    return trim._replace(min_clients=math.ceil(trim.min_clients / (1 - 2 * share) - 1e-9))
+    return trim._replace(min_clients=_fewest(trim.min_clients, share))
+
+
+def _fewest(left: int, share: float) -> int:
+    """Return the fewest clients from which on trimming leaves at least so many."""
+    fewest = math.ceil(left / (1 - 2 * share))  # K - 2 k is at least (1 - 2 share) K.
+    while fewest > 1 and fewest - 1 - 2 * min(math.floor(share * (fewest - 1) + 1e-9), (fewest - 2) // 2) >= left:
+        fewest -= 1
+    return fewest
 
 
 def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, Given]:

@@ -15,7 +15,7 @@ from tfp_bfl.weights.kinds import Given
 
 
 def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
-    """w <- step(w) + sqrt(2 eta) e,   e ~ N(0, I): the rounds' weights are samples of the posterior.
+    """w <- step(w) + sqrt(2 eta) e,   e ~ N(0, I): the rounds' weights are samples.
 
     A `federated.Thinning` of the driver selects the samples to store.
 

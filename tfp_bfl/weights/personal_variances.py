@@ -23,6 +23,8 @@ RANGES = {
 
 # Weights without noise have the lowest log variance of the range: -12 is a standard deviation of .0025.
 MOST_SILENT = -12.0
+# Weights by which `check_threshold` judges where all start.
+_SOME = 100
 
 
 class Parameters(NamedTuple):
@@ -69,7 +71,6 @@ class PersonalVariances(NamedTuple):
       num_clients: M; clients from that number on were never in training, and have the mean of all rows.
       parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
       logit_range: the lowest and the highest logit.
-      initial_logit: the logit at which all weights start; None where they start at several.
       initial_alpha: alpha of the start by log variance, relative to the weights of each layer (`start`); None for a
         start at one number.
       learned: False for noise that stays as it starts.
@@ -81,7 +82,6 @@ class PersonalVariances(NamedTuple):
     num_clients: int
     parametrization: str = "log_variance"
     logit_range: tuple[float, float] = LOGIT_RANGES["log_variance"]
-    initial_logit: Optional[float] = None
     initial_alpha: Optional[float] = None
     learned: bool = True
 
@@ -141,9 +141,10 @@ class PersonalVariances(NamedTuple):
                     f"have noise: let it begin at {MOST_SILENT:g} or below, or leave the pruning threshold out."
                 )
             return
-        first = self.initial_logit
-        most = first if first is not None and not self.learned else self.logit_range[1]
-        highest = 1 / (1 + math.exp(-most))
+        first = self._first_logits()
+        rate = lambda logit: 1 / (1 + math.exp(-logit))
+        most = self.logit_range[1] if self.learned else float(first.max())
+        highest = rate(most)
         if highest <= threshold:
             of_all = "log alpha up to" if self.learned else "constant log alpha of"
             raise InvalidArgument(
@@ -151,12 +152,17 @@ class PersonalVariances(NamedTuple):
                 f"{highest:.3g}, so that no weight would be pruned: give a lower threshold, or in a program another "
                 "logit_range."
             )
-        if first is not None and 1 / (1 + math.exp(-first)) > threshold:
+        least = rate(float(first.min()))
+        if least > threshold:
             raise InvalidArgument(
-                f"The pruning threshold is {threshold:g}, but all weights start at a dropout rate of "
-                f"{1 / (1 + math.exp(-first)):.3g}, so that all would be pruned and none trained: give a higher "
-                "threshold, or a lower initial_rate."
+                f"The pruning threshold is {threshold:g}, but weights start at dropout rates from {least:.3g} on, so "
+                "that all would be pruned and none trained: give a higher threshold, or a lower initial_rate."
             )
+
+    def _first_logits(self) -> np.ndarray:
+        """Return logits of some weights of the first client at the start, without `initial_alpha`."""
+        first = self.initialize(_SOME, 0)
+        return np.asarray(self.logits(first.shared, self.row(first, 0), first.middle))
 
     def check_layers(self, model: tf.keras.Model) -> None:
         """Raise InvalidArgument for a model with other logits or another range in its variational dropout."""
@@ -257,8 +263,7 @@ def hypernetwork(
             x = tf.nn.leaky_relu(x, 0.1) if number + 2 < len(shared) else x
         return within(x[0], middle)
 
-    several = {**settings, "initial_logit": None}
-    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, **several)
+    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, **settings)
 
 
 def free_variances(
@@ -352,8 +357,6 @@ def _settings(
     if not low < at < high:
         what = "middle" if initial_rate is None else f"The start of initial_rate {initial_rate:g}"
         raise InvalidArgument(f"{what} is {at:g}, but must be above {low:g} and below {high:g}.")
-    if "initial_alpha" not in settings:
-        settings["initial_logit"] = at
 
     def within(raw: Any, middle: Any) -> tf.Tensor:
         raw = tf.convert_to_tensor(raw)

@@ -15,7 +15,6 @@ from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.options.algorithms import ALGORITHMS, in_words
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.averaging import average_of
 from tfp_bfl.files import name
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def final_weights(
     number, done = config.average_rounds or 1, int(state.round)
     if number == 1:
         return weights
-    average = average_of(process, number, done, weights)
+    average = bfl.federated.averaging.average_of(process, number, done, weights)
     average.restore(done, record.average_from, record.sums)
     return average.weights()
 

@@ -36,9 +36,13 @@ def score(
     result: bfl.federated.SimulationResult,
     clients: bfl.data.Clients,
     shards: bfl.data.Clients,
+    trained: bfl.data.Clients,
     **prediction: Any,
 ) -> list[bfl.federated.ClientScores]:
-    """Evaluate every client before and after one adaptation step at the inner rate."""
+    """Evaluate every client before and after one adaptation step at the inner rate.
+
+    The class counts of the clients that `trained` give balanced class weights.
+    """
     evaluate = lambda model, *examples: bfl.evaluation.evaluate(model, *examples, **prediction).metrics
     return bfl.federated.evaluate_clients(
         process,
@@ -46,14 +50,14 @@ def score(
         clients,
         shards,
         evaluate,
-        adaptation=one_step(config, process, clients),
+        adaptation=one_step(config, process, trained),
         most_examples=EXAMPLES,
         seed=config.seed,
         noise=config.client_noise,
     )
 
 
-def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, clients: bfl.data.Clients) -> Any:
+def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained: bfl.data.Clients) -> Any:
     """Return the client work of one adaptation step at the inner rate, of the loss and with the augmentation of
     training; learned variances too adapt at this rate.
     """
@@ -61,7 +65,7 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, clients:
     names = () if config.algorithm == "p_fed_bayes" else ("kl_weight", "kl_reduction")
     of_loss: Any = {name: getattr(config, name) for name in names}
     if config.class_weight:
-        of_loss |= class_weights.likelihood(config.class_weight, lambda: clients, {})
+        of_loss |= class_weights.likelihood(config.class_weight, lambda: trained, {})
     work = bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,

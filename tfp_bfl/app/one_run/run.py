@@ -149,7 +149,7 @@ def _run(
         if job.shards:
             status.phase("scores of the clients' own models")
             of_clients = client_scores.score(
-                job.config, job.process, result, job.everybody, job.shards, **job.prediction
+                job.config, job.process, result, job.everybody, job.shards, job.clients, **job.prediction
             )
             client_scores.write(folder, of_clients)
             scores.update(client_scores.summarise(of_clients, job.clients.num_clients))

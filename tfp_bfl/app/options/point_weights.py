@@ -140,7 +140,7 @@ class FedPA(_Sampling, AnyKind, Hidden, _PosteriorAveraging, WithErrorMemory):
 
 class FedSGLD(_Sampling, Weighted, Draws, WithErrorMemory):
     recipe: ClassVar[str] = "fed_sgld"
-    summary: ClassVar[str] = "FedAvg with noise after each round; the rounds are samples of the posterior"
+    summary: ClassVar[str] = "FedAvg with noise after each round; the rounds are samples"
 
     def check(self, config: Any) -> None:
         super().check(config)
