@@ -65,3 +65,10 @@ def test_work_without_batches_is_refused():
     process = bfl.algorithms.compose(model_fn, work, bfl.rules.total(), step, augmentation="crop_and_flip:1")
     with pytest.raises(InvalidArgument, match="An augmentation is of work that steps through batches"):
         bfl.simulate(process, CLIENTS, rounds=1, engine="local")
+
+
+def test_examples_with_privacy_are_not_augmented():
+    model_fn = lambda: bfl.models.lenet("deterministic", (8, 8, 1), 2)
+    hidden = {"example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    with pytest.raises(InvalidArgument, match="leave augmentation or example_privacy"):
+        bfl.algorithms.fed_opt(model_fn, augmentation="crop_and_flip:2", **hidden)

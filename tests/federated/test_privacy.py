@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tfp_bfl.app.one_run import records
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data import each_drawn
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulation
@@ -207,3 +209,52 @@ def test_a_faulty_client_counts_nothing_and_the_others_as_before():
 
     for whole, others, one in zip(moved_without([]), moved_without(present[:1]), moved_without(present[1:])):
         np.testing.assert_allclose(others + one, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [bfl.algorithms.scaffold, bfl.algorithms.fed_dyn])
+def test_drift_is_corrected_by_the_expected_number_of_clients(build):
+    """The exact number of clients drawn is what nobody may learn; without privacy it is the share of the examples."""
+    model_fn = functools.partial(bfl.models.mlp, "deterministic", (30,), 2, hidden=(4,), seed=0)
+    size = bfl.models.RoundSize(100, 1000, 1.0, bfl.models.Federation(7, 50))
+    for options, share in (
+        ({"privacy": HIDDEN, "weighting": "equal"}, 0.06),
+        ({}, 0.05),
+        ({"weighting": "equal"}, 0.07),
+    ):
+        process = build(model_fn, optimizer="sgd", element_spec=CLIENTS.element_spec, **options)
+        step = process.server_step
+        met = step.meet(step.initialize(process.local.initialize().weights), size, tf.constant(7))
+        np.testing.assert_allclose(met.share, share, rtol=1e-6)
+
+
+def test_who_works_for_nothing_in_a_round_without_clients_keeps_its_memory():
+    model_fn = functools.partial(bfl.models.mlp, "deterministic", (30,), 2, hidden=(4,), seed=0)
+    options = {"optimizer": "sgd", "weighting": "equal", "element_spec": CLIENTS.element_spec, "privacy": HIDDEN}
+    process = bfl.algorithms.scaffold(model_fn, **options)
+    state = process.with_clients(process.local.initialize(), range(3), [10, 10, 10])._replace(noise=np.int32([1, 2]))
+    for most, is_kept in ((1.0, False), (0.0, True)):
+        given = state._replace(federation=state.federation._replace(most_weight=np.float32(most)))
+        rows = process.local.next(given, [CLIENTS.dataset(0)]).state.memory.rows
+        assert np.all(rows == state.memory.rows) == is_kept
+
+
+def test_noise_is_lost_in_no_other_rule():
+    """A rule around it, a process without its accounts, or a server without a secret would drop it without a word."""
+    private = bfl.rules.private("naive_weighted_average", clip_norm=1.0, noise_multiplier=1.0, cohort_size=6)
+    for around in (bfl.rules.median, bfl.rules.trimmed, lambda rule: bfl.rules.clipped(rule, 5.0)):
+        with pytest.raises(InvalidArgument, match="hides clients by noise, which another rule around it would not add"):
+            around(private)
+    work = bfl.clients.variational(functools.partial(bfl.models.mlp, "flipout", (30,), 2, hidden=(4,)))
+    with pytest.raises(InvalidArgument, match="give the plain rule and privacy"):
+        bfl.algorithms.compose(lambda: bfl.models.mlp("flipout", (30,), 2), work, private, bfl.servers.replace())
+    with pytest.raises(InvalidArgument, match="noise of a secret, which this server does not have"):
+        bfl.interop.Server({"w": np.zeros(2)}, 1.0, rule=private)
+
+
+def test_an_algorithm_of_the_user_that_is_private_counts_as_such():
+    config = make_config(None, {"dataset": "breast_cancer", "model": "mlp"})
+    of_clients = process_of(HIDDEN._replace(delta=1e-3))
+    of_examples = process_of(None, example_privacy=bfl.clients.ExamplePrivacy(1.0, 1.0))
+    found = [records.is_private(config, process) for process in (None, process_of(None), of_clients, of_examples)]
+    assert found == [False, False, True, True]
+    assert records.privacy(config, {"epsilon": 2.0}, [5], of_clients) == {"epsilon": 2.0, "delta": 1e-3}

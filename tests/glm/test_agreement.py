@@ -146,3 +146,19 @@ def test_rows_are_encoded_in_the_columns_of_the_fit_or_refused(tmp_path):
     assert rows.features.shape == (300, len(design.names)) and set(rows.owners) == {"s0", "s1", "s2"}
     with pytest.raises(InvalidArgument, match="can't be encoded in the columns of the fit, age"):
         read_rows(path, columns, design.names[:-1], "site")
+
+
+def test_a_site_that_adds_zeros_is_found():
+    """By a stratified Cox model also one without events; by another model its rows are in the risk sets of others."""
+    outcome, tables = Outcome("days", "cox", "ill"), sites_of(table(), "site")
+    quiet = pyarrow.array(["N"] * tables["s1"].num_rows)
+    tables["s1"] = tables["s1"].set_column(tables["s1"].column_names.index("ill"), "ill", quiet)
+    options = {"categorical": ["stage"]}
+    plan = agree({site: describe(own, outcome, site, **options) for site, own in tables.items()}, outcome, "indicate")
+    cells = {site: Cells(own, outcome, plan, "indicate", site) for site, own in tables.items()}
+    cells["s0"].check_presence(of_events=True)
+    cells["s1"].check_presence()
+    with pytest.raises(InvalidArgument, match="No row of s1 has an event, so that it adds nothing"):
+        cells["s1"].check_presence(of_events=True)
+    with pytest.raises(InvalidArgument, match="No row of s2 is complete"):
+        Cells(tables["s2"].slice(0, 0), outcome, plan, "indicate", "s2").check_presence()

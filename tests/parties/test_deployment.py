@@ -1,5 +1,6 @@
 """A federation of sites with configuration files and messages as bytes, without NVIDIA FLARE."""
 
+import functools
 import json
 import os
 import socket
@@ -23,7 +24,7 @@ from tfp_bfl.parties.deployment.cli import deploy
 from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.parties.deployment.job import make_job, to_json
 from tfp_bfl.parties.deployment.party_file import FILE, SECRET, read_file
-from tfp_bfl.parties.deployment.server import serve
+from tfp_bfl.parties.deployment.server import largest_weight, serve
 from tfp_bfl.parties.deployment.site import Site, _Versions, check
 from tfp_bfl.parties.deployment.submit import report_new, submit, write_job
 
@@ -241,6 +242,10 @@ def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
             site.begin(job_of(site, options))
     site.begin(job_of(site, {"robust": "clip:3"}))
     assert "The rule mean_precision_average adds it to the other messages" in site.seen
+    # Masks leave the server sums alone, whatever the rule would need.
+    model_fn = functools.partial(bfl.models.mlp, "flipout", (30,), 2, hidden=(2,))
+    site._process = bfl.algorithms.variational(model_fn, secure_sums=30.0)
+    assert site._check_rule(30.0).startswith("The server sees the sum of the sites' messages for the rule mean_prec")
     file.write_text(plain + "rules: [conflation, total]\n")
     site = Site(hospitals / "north" / "local")
     with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median mean_precision_average"):
@@ -387,3 +392,12 @@ def test_memory_of_rounds_to_which_no_server_can_go_back_is_deleted(tmp_path, ba
         lost[number] = {"x": np.zeros(1)}
     assert lost[1] and lost[0] and lost[31]
     assert sorted(int(path.stem) for path in (tmp_path / "lost").iterdir()) == [1, 30, 31]
+
+
+@pytest.mark.parametrize(
+    ("options", "weight"),
+    [({"weighting": "equal"}, 1.0), ({"algorithm": "bayesian_admm"}, 1.0), ({"weighting": "train_size"}, 2000.0)],
+)
+def test_masked_numbers_are_rounded_by_the_largest_weight(options, weight):
+    """By the largest site's size, equal weights would be rounded to nothing beside a very large site."""
+    assert largest_weight(make_job({"model": "mlp", **options}, 3), np.array([10, 2000])) == weight

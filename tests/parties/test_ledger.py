@@ -183,6 +183,31 @@ def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):  # noqa: F
         run(hospitals, Channel(hospitals), "second", {**OPTIONS, "rounds": 9}, quorum=3)
 
 
+def test_what_a_site_refuses_costs_it_nothing(hospitals):  # noqa: F811
+    bound(hospitals, 3.0)
+    file = hospitals / "west" / "local" / FILE
+    plain = file.read_text()
+    file.write_text(plain + "rules: [log_linear_pool]\n")
+    run(hospitals, Channel(hospitals), "first", OPTIONS, quorum=2)
+    assert not [*(hospitals / "west" / "local" / "ledger").glob("*.json")]
+    file.write_text(plain)
+    done = run(hospitals, Channel(hospitals), "second", OPTIONS, quorum=3)
+    assert json.loads((done / "summary.json").read_text())["num_clients"] == 3
+
+
+def test_a_site_answers_no_more_rounds_than_it_agreed_to():
+    source = bfl.data.Source("rows", "train", np.zeros([4, 3], np.float32), np.zeros(4, np.int32))
+    model_fn = functools.partial(bfl.models.mlp, "deterministic", (3,), 2, hidden=(2,), seed=0)
+    process = bfl.algorithms.variational(model_fn, element_spec=source.element_spec)
+    party = Party(process, source, 0, b"secret", rounds=2)
+    first = process.round.initialize()
+    message = lambda number: to_arrays(process.round.broadcast(first._replace(round=tf.constant(number))).message)
+    assert party.answer(message(1))
+    for number in (2, -1):
+        with pytest.raises(InvalidArgument, match=f"agreed to 2 rounds, which do not include round {number + 1}"):
+            party.answer(message(number))
+
+
 def test_a_missing_accountant_is_reported_when_the_site_starts_and_not_in_a_round(hospitals, monkeypatch):  # noqa: F811
     bound(hospitals, 3.0)
     file = hospitals / "west" / "local" / FILE

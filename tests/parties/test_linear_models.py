@@ -4,6 +4,7 @@ import csv
 import json
 
 import numpy as np
+import pyarrow.csv
 import pytest
 
 from tests.glm.test_agreement import sites_of
@@ -292,3 +293,15 @@ def test_a_revision_needs_the_folder_of_a_fit(tmp_path, capsys):
     command = ["deploy", "glm-revise", str(tmp_path), str(tmp_path), "--name", "x", "--output", "o", "--add", "s1"]
     assert run_command_line(command) == 2
     assert "is not the posterior.json of `deploy glm`" in capsys.readouterr().err
+
+
+def test_a_site_whose_masked_sums_would_be_zeros_refuses(kits):
+    """Where all sites but one add zeros, the sum over all sites is that of this one."""
+    path = kits / "s1" / "local" / "patients.csv"
+    own = pyarrow.csv.read_csv(path)
+    empty = pyarrow.array([None] * own.num_rows, pyarrow.string())
+    pyarrow.csv.write_csv(own.set_column(own.column_names.index("ill"), "ill", empty), path)
+    channel = Channel(kits)
+    done = run(kits, channel, ILL, secure_sums=True)
+    assert "can't be used as it is" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+    assert "s1" not in json.loads((done / "summary.json").read_text())["parties"]

@@ -104,6 +104,11 @@ def compose(
     work = _as_work(client_work)
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = rules.whole_model(rule) if privacy is None else private_rule(rule, privacy, weighting, robust)
+    if privacy is None and getattr(whole, "randomise", None) is not None:
+        raise InvalidArgument(
+            "rules.private hides clients only if they are drawn by a secret and accounted for: give the plain rule and "
+            "privacy=Privacy(...)."
+        )
     check_fit(work, whole, server_step)
     check_extra(work, whole, server_step, weighting, robust)
     work = work if augmentation is None else clients.augmented(work, augmentation)

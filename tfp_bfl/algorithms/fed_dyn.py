@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -14,6 +14,7 @@ from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.privacy import Privacy
 from tfp_bfl.tensors import Scalar
 from tfp_bfl.weights import ClientResult, LinearTerm, ModelWeights, RoundSize, ServerMessage
 
@@ -65,7 +66,7 @@ def fed_dyn(
         model_fn,
         _client(model_fn, alpha, work),
         rule,
-        _server(alpha, work["weighting"]),
+        _server(alpha, work["weighting"], process.get("privacy")),
         notices=notices,
         **process,
     )
@@ -84,13 +85,13 @@ def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWor
     return local.around(run)._replace(memory=zeros, keeps_sent=False)
 
 
-def _server(alpha: float, weighting: str) -> ServerStep:
+def _server(alpha: float, weighting: str, privacy: Optional[Privacy]) -> ServerStep:
     def initialize(weights: ModelWeights) -> Dynamic:
         return Dynamic(tf.zeros_like(flat_values(weights)), tf.constant(1.0))
 
     def meet(state: Dynamic, size: RoundSize, num_clients: tf.Tensor) -> Dynamic:
         del num_clients
-        return state._replace(share=size.share(weighting))
+        return state._replace(share=size.share(weighting, None if privacy is None else privacy.cohort_size))
 
     def step(
         state: Dynamic, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor

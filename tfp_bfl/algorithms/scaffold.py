@@ -13,6 +13,7 @@ from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.privacy import Privacy
 from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.tensors import Scalar
 from tfp_bfl.weights import ClientResult, LinearTerm, ModelWeights, RoundSize, ServerMessage
@@ -70,7 +71,7 @@ def scaffold(
     work, process = split_options(scaffold, clients.variational, options, **LOCAL_TRAINING)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
-    step = _server(inner, work["weighting"])
+    step = _server(inner, work["weighting"], process.get("privacy"))
     return compose(model_fn, _client(model_fn, work), rule, step, notices=notices, **process)
 
 
@@ -89,13 +90,13 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     return local.around(run)._replace(memory=zeros, extra=zeros, keeps_sent=False)
 
 
-def _server(inner: ServerStep, weighting: str) -> ServerStep:
+def _server(inner: ServerStep, weighting: str, privacy: Optional[Privacy]) -> ServerStep:
     def initialize(weights: ModelWeights) -> Controlled:
         return Controlled(tf.zeros_like(flat_values(weights)), tf.constant(1.0), inner.initialize(weights))
 
     def meet(state: Controlled, size: RoundSize, num_clients: tf.Tensor) -> Controlled:
         del num_clients
-        return state._replace(share=size.share(weighting))
+        return state._replace(share=size.share(weighting, None if privacy is None else privacy.cohort_size))
 
     def step(
         state: Controlled, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor

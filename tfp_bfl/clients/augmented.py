@@ -28,8 +28,14 @@ def augmented(work: ClientWork[Sent], augmentation: Union[str, Augmentation]) ->
         "crop_and_flip:PADDING".
 
     Raises:
-      InvalidArgument: no such augmentation; in the first round: work that does not step through batches.
+      InvalidArgument: no such augmentation, or work with privacy of examples; in the first round: work that does not
+        step through batches.
     """
+    if work.is_private:
+        raise InvalidArgument(
+            "An augmentation changes batches, and differential privacy of examples clips the gradient of each example "
+            "as it is: leave augmentation or example_privacy (--example-clip-norm) out."
+        )
     chosen = parse_augmentation(augmentation) if isinstance(augmentation, str) else augmentation
 
     def build() -> Work[Sent]:

@@ -227,7 +227,9 @@ def make_round(
         # A rule with noise hides whether there was anybody.
         learnt = tf.reduce_any(sound) | (rule.randomise is not None)
         step, weights = tf.cond(learnt, lambda: (step, weights), lambda: (state.step, state.weights))
-        memory = replace_rows(state.memory, total.report.client, total.memory, sound)
+        # In a private round without clients one of them works for nothing.
+        counted = sound & (state.federation.most_weight > 0)
+        memory = replace_rows(state.memory, total.report.client, total.memory, counted)
         metrics.update(spread(weights.posterior, limits.min_stddev)._asdict())
         metrics.update(reported)
         if server_step.extra:

@@ -255,14 +255,24 @@ class Cells:
         there = np.sum(filled[self._left] != 0, 0)
         return pack(float(len(filled)), float(np.sum(self._left)), np.sum(filled, 0), counts, there, empty.T @ empty)
 
+    def check_presence(self, of_events: bool = False) -> None:
+        """Raise InvalidArgument for a site whose sums are zeros, so that those of all sites are those of the others.
+
+        Args:
+          of_events: as for a stratified Cox model, to which a site without events adds nothing.
+        """
+        if not np.any(self._left):
+            raise InvalidArgument(f"No row of {self._where} is complete: give --missing indicate.")
+        if of_events and not np.any(self._values[self._left, 1]):
+            raise InvalidArgument(f"No row of {self._where} has an event, so that it adds nothing to the model.")
+
     def rows(self, encoding: Encoding) -> Rows:
         """Return the rows of the design in float64.
 
         Raises:
           InvalidArgument: no row is left, or an outcome is not one of the family's.
         """
-        if not np.any(self._left):
-            raise InvalidArgument(f"No row of {self._where} is complete: give --missing indicate.")
+        self.check_presence()
         family = self._outcome.family
         features = _encoded(self._features, self._empty, self._plan, encoding)
         exposure = None if self._exposure is None else [self._exposure[self._left]]

@@ -116,6 +116,11 @@ class Server:
         limits = _limits(max_magnitude, max_change_norm, min_examples, min_stddev)
         self._step = servers.replace() if server_step is None else server_step
         whole = rules.whole_model(rule)
+        if whole.randomise is not None:
+            raise InvalidArgument(
+                f"The rule {whole.name!r} hides clients by noise of a secret, which this server does not have: give a "
+                "rule without noise."
+            )
         self._round = _round(first, whole, self._step, weighting, robust, limits, seed)
         traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._conclude, self._add, self._take = map(traced, (self._round.conclude, self._round.add, self._taken))

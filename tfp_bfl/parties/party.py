@@ -88,6 +88,7 @@ class Party:
       charge: function that receives the message of each round before the work begins, and raises `InvalidArgument` to
         refuse it.
       max_examples: bound on the number of examples that weights the site; None for no bound.
+      rounds: number of rounds that the site answers; None for any number.
       job: digest of the job, 32 bytes, the same at all sites. The noise of differential privacy is a function of it
         and of the message, so that no two answers have the same noise.
     """
@@ -103,9 +104,10 @@ class Party:
         charge: Optional[Callable[[Arrays], None]] = None,
         max_examples: Optional[int] = None,
         *,
+        rounds: Optional[int] = None,
         job: bytes = bytes(32),
     ):
-        self.number = number
+        self.number, self._rounds = number, rounds
         self._size = min(source.num_examples, max_examples or source.num_examples)
         self._secret, self._run, self._charge, self._job = secret, run, charge, job
         self._is_private = process.client_work.is_private
@@ -126,12 +128,17 @@ class Party:
           InvalidArgument: the message does not belong to this run, or the memory of its round is missing.
         """
         received = from_arrays(message, self._spec)
+        self._check_round(int(received.round))
         result = self._result(message, received)
         if self._coding is None:
             return to_arrays(result)
         code = self._coding.encode(received, tf.nest.map_structure(np.asarray, result.sent.code))
         sent = result.sent._replace(code=np.frombuffer(code, np.uint8))
         return to_arrays(result._replace(weights=(), sent=sent))
+
+    def _check_round(self, done: int) -> None:
+        if self._rounds is not None and not 0 <= done < self._rounds:
+            raise InvalidArgument(f"It has agreed to {self._rounds} rounds, which do not include round {done + 1}.")
 
     def _result(self, message: Arrays, received: Any) -> Any:
         """Return the result of the site's work and store its memory."""

@@ -94,7 +94,6 @@ class SealedParty(Party):
       keys: number of each other site -> pairwise key of `KEY_BYTES` bytes, which only the two sites know.
       min_parties: smallest number of sites in a sum.
       promises: store of the site's promises (`Promises`); None for a dictionary.
-      rounds: number of rounds that the site answers; None for any number.
 
     Raises:
       InvalidArgument: the rule does not sum integers, a key has the wrong length, or the keys are too few.
@@ -107,12 +106,10 @@ class SealedParty(Party):
         keys: Mapping[int, bytes],
         min_parties: int = 2,
         promises: Optional[PromiseStore] = None,
-        rounds: Optional[int] = None,
         **options: Any,
     ):
         super().__init__(process, *arguments, **options)
         self._keys, self._min_parties, self._promises = dict(keys), min_parties, Promises(promises)
-        self._rounds = rounds
         if any(len(key) != KEY_BYTES for key in self._keys.values()):
             raise InvalidArgument(f"A key of two sites does not have {KEY_BYTES} bytes: exchange the keys again.")
         if len(self._keys) + 1 < min_parties:
@@ -144,8 +141,7 @@ class SealedParty(Party):
         asked = selected(message, lambda name: name != "attempt")
         received = from_arrays(asked, self._spec)
         done, digest = int(received.round), _digest(received)
-        if self._rounds is not None and not 0 <= done < self._rounds:
-            raise InvalidArgument(f"It has agreed to {self._rounds} rounds, which do not include round {done + 1}.")
+        self._check_round(done)
         if self._last[0] != digest:
             size = tf.constant(self._size)
             sealed = self._seal(received, self._result(asked, received), tf.constant(self.number), size)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import AnyRule, ModelGatherRule, Pooled
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import KEPT, with_metrics
+from tfp_bfl.rules.rule import KEPT, with_metrics, without_noise_of_server
 from tfp_bfl.rules.whole_model import whole_model
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import Given, Sent
@@ -23,7 +23,7 @@ def reweighted(rule: AnyRule[Sent, Given], weigh: Callable[[Sent], tf.Tensor]) -
       rule: of `tfp_bfl.rules`, or its name.
       weigh: stacked -> the clients' weights [K], positive.
     """
-    inner = whole_model(rule)
+    inner = without_noise_of_server(whole_model(rule))
 
     def pool(stacked: Sent, importance: tf.Tensor, anchor: ModelWeights) -> Pooled[Given]:
         new = tf.cast(weigh(stacked), importance.dtype)

@@ -21,7 +21,7 @@ from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import each, with_metrics
+from tfp_bfl.rules.rule import each, with_metrics, without_noise_of_server
 from tfp_bfl.rules.whole_model import whole_model
 from tfp_bfl.weights import ModelWeights, by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.weights.change import AnyWeights
@@ -264,7 +264,7 @@ def _robust(
 
 
 def _of_weights(rule: AnyRule[ModelWeights, Given]) -> ModelRule[ModelWeights, Given]:
-    whole = whole_model(rule)
+    whole = without_noise_of_server(whole_model(rule))
     if whole.takes not in (None, WEIGHTS):
         raise InvalidArgument(
             f"The rule {whole.name!r} takes a {whole.takes}, but a robust aggregator needs the clients' {WEIGHTS}: use "

@@ -44,6 +44,16 @@ def stddevs(q: MeanField) -> Any:
 KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot", "linear")
 
 
+def without_noise_of_server(rule: Structure) -> Structure:
+    """Return the rule; raise InvalidArgument for one with noise (`rules.private`), which another around it loses."""
+    if getattr(rule, "randomise", None) is not None:
+        raise InvalidArgument(
+            f"The rule {getattr(rule, 'name', rule)!r} hides clients by noise, which another rule around it would not "
+            "add: leave the other one out."
+        )
+    return rule
+
+
 def with_metrics(pooled: Pooled[Weights], **metrics: tf.Tensor) -> Pooled[Weights]:
     """Return what a rule pooled with more metrics; its own win."""
     return pooled._replace(metrics={**metrics, **pooled.metrics})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic
+from typing import Any, Generic, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -43,12 +43,16 @@ class RoundSize(NamedTuple):
     most_weight: Any
     present: Federation
 
-    def share(self, weighting: str) -> tf.Tensor:
-        """Return the fraction of all clients' weights that is in the round, a scalar: of examples for "train_size", of
-        clients otherwise; 0 of an empty federation.
+    def share(self, weighting: str, expected: Optional[int] = None) -> tf.Tensor:
+        """Return the fraction of all clients' weights that is in the round, a scalar; 0 of an empty federation.
+
+        Args:
+          weighting: "train_size" for the fraction of the examples, any other for that of the clients.
+          expected: number of clients of a round in the place of the real one, which privacy hides; None for that.
         """
         name = "num_examples" if weighting == "train_size" else "num_clients"
-        pair = (tf.cast(getattr(x, name), tf.float64) for x in (self.present, self))
+        in_round = getattr(self.present, name) if expected is None else expected
+        pair = (tf.cast(x, tf.float64) for x in (in_round, getattr(self, name)))
         return tf.cast(tf.math.divide_no_nan(*pair), tf.float32)
 
 

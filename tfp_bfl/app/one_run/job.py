@@ -147,15 +147,15 @@ def prepare(
     everybody = client_scores.everybody(shares.clients, shares.unseen)
     shards = client_scores.shards(config, test, everybody)
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config), *without_effect(given, weights))
+    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config, process), *without_effect(given, weights))
     return Job(
         config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards, notes
     )
 
 
-def _of_privacy(config: RunConfig) -> tuple[str, ...]:
+def _of_privacy(config: RunConfig, process: Any) -> tuple[str, ...]:
     """Return what a run with differential privacy leaves out, in a sentence."""
-    if not config.hold_out or not records.is_private(config):
+    if not config.hold_out or not records.is_private(config, process):
         return ()
     return ("The exported model has no output unusual: epsilon does not cover ranges and features of examples.",)
 

@@ -147,11 +147,7 @@ def finished_run(
     config = config_with_code(source, code)
     if (source / CURVATURES).is_file():
         raise InvalidArgument(f"{name(run)} has Laplace's posterior already: give the run that it was made of.")
-    if is_private(config):
-        raise InvalidArgument(
-            f"{name(run)} is a run with differential privacy, and {what} is computed from exact sums over its "
-            "examples, which epsilon does not cover: give a run without it."
-        )
+    check_exact(config, what, name(run))
     if config.kind != "deterministic":
         raise InvalidArgument(
             f"{what} is a posterior over point weights, and {name(run)} is a run of kind {config.kind!r}: run it with "
@@ -168,10 +164,20 @@ def finished_run(
     shares = datasets.shares(config, data.train, data.clients)
     trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
     check_one_network(config, what, trained)
+    check_exact(config, what, name(run), trained)
     weights = final_weights(trained, config, source)
     if tf.nest.flatten(weights.posterior):
         raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
     return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights)
+
+
+def check_exact(config: RunConfig, what: str, run: str, process: Any = None) -> None:
+    """Raise InvalidArgument for a run with differential privacy, of which no exact sums may be computed."""
+    if is_private(config, process):
+        raise InvalidArgument(
+            f"{run} is a run with differential privacy, and {what} is computed from exact sums over its examples, "
+            "which epsilon does not cover: give a run without it."
+        )
 
 
 def check_one_network(config: RunConfig, what: str, process: Optional[bfl.federated.BayesianProcess] = None) -> None:

@@ -97,13 +97,14 @@ def in_a_line(summary: Mapping[str, Any]) -> str:
     return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
 
 
-def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int]) -> dict[str, float]:
+def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int], process: Any = None) -> dict[str, float]:
     """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
     Args:
       config: of the run.
       last: row of its rounds.
       sizes: numbers of examples of the clients.
+      process: of the run, whose own privacy has the delta of an algorithm of the user.
 
     Raises:
       MissingDependency: the package dp-accounting is not installed.
@@ -114,17 +115,20 @@ def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int]) ->
         settings = config.batch_size, epochs, config.privacy_delta
         of_examples = bfl.privacy.largest_example_epsilon(config.example_noise, sizes, *settings)
         epsilons |= {} if of_examples is None else {"example_epsilon": of_examples}
-    return {**epsilons, "delta": config.privacy_delta} if epsilons else {}
+    own = getattr(process, "privacy", None)
+    return {**epsilons, "delta": config.privacy_delta if own is None else own.delta} if epsilons else {}
 
 
-def is_private(config: RunConfig, last: Mapping[str, Any] = {}) -> bool:
-    """Return whether a run states an epsilon, of clients or of examples.
+def is_private(config: RunConfig, process: Any = None) -> bool:
+    """Return whether a run hides clients or examples by noise.
 
     Args:
       config: of the run.
-      last: row of its rounds; {} before the first.
+      process: of the run, which an algorithm of the user may have made private; None before it is built.
     """
-    return bool(config.privacy_clip_norm or config.example_clip_norm) or last.get("epsilon") is not None
+    if config.privacy_clip_norm or config.example_clip_norm or getattr(process, "privacy", None) is not None:
+        return True
+    return bool(getattr(getattr(process, "client_work", None), "is_private", False))
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:

@@ -142,7 +142,7 @@ def _run(
         status.phase(f"predicting {job.test.num_examples:,} test examples")
         final = job.score(result.model)
         # Ranges, features and histograms of examples have no noise, and no accountant counts them.
-        is_private = records.is_private(job.config, result.rounds[-1])
+        is_private = records.is_private(job.config, job.process)
         apart, unusual = job.apart(result.model), None if is_private else job.unusual(result.model)
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
         simple, weight = baselines.baselines(job.clients, job.test), job.config.class_weight
@@ -259,7 +259,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
         **metrics,
         "epistemic_share": metrics["epistemic"] / uncertainty if uncertainty else 0.0,
         "collapsed_in_round": result.collapsed,
-        **records.privacy(job.config, result.rounds[-1], job.clients.sizes),
+        **records.privacy(job.config, result.rounds[-1], job.clients.sizes, job.process),
         **_permuted(job, result),
         **_of_last_round(job, result),
         **{name: x for name in bfl.models.DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},

@@ -17,6 +17,7 @@ from tfp_bfl.app.one_run import build, records
 from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
@@ -130,7 +131,7 @@ def _serve(
     config = make_job(options, len(names))
     sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
-    sums = float(sizes.max()) if secure_sums else None
+    sums = largest_weight(config, sizes) if secure_sums else None
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
@@ -186,6 +187,12 @@ def _serve(
         last, of_sites = (result, scores.last, privacy, warnings), (_of_tables(tables), channel.traffic)
         write_results(folder, config, weights, schema, parties, *last, *of_sites)
     return folder
+
+
+def largest_weight(config: RunConfig, sizes: np.ndarray) -> float:
+    """Return the largest weight of a site, by whose steps masked numbers are rounded: 1 where all count alike."""
+    alike = config.algorithm == "bayesian_admm" or getattr(config.own_options(), "weighting", None) == "equal"
+    return 1.0 if alike else float(sizes.max())
 
 
 def _agreed(

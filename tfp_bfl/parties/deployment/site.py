@@ -147,8 +147,7 @@ class Site:
         config = make_job(rules, parties)
         check_name(run)
         self._check(config, parties, sums)
-        digest = digest_of_job(job)
-        self._ledger = self._begin_ledger(config, run, digest, self.data(table_options(rules)).train.num_examples)
+        digest, self._ledger = digest_of_job(job), None
         schema = from_json(job["schema"])
         self._config = config
         data = self.data(table_options(rules))
@@ -164,15 +163,23 @@ class Site:
         # A server that resumes from a checkpoint requires the memory of the rounds since that checkpoint.
         back = config.checkpoint_every * config.keep_checkpoints
         fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
-        fields["charge"] = self._ledger and self._ledger.charge
+        fields |= {"rounds": config.rounds, "charge": self._charge}
         if sums is None:
             masked.check_unbound(folder)
-            return bfl.federated.Party(*arguments, **fields)
-        fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
-        self._open.close()
-        self._open = masked.bind(folder, digest)
-        fields |= {"promises": masked.PromiseFiles(folder / "promises"), "rounds": config.rounds}
-        return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
+            party = bfl.federated.Party(*arguments, **fields)
+        else:
+            fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
+            self._open.close()
+            self._open = masked.bind(folder, digest)
+            fields["promises"] = masked.PromiseFiles(folder / "promises")
+            party = bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
+        # Last: what the site refuses costs it nothing.
+        self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
+        return party
+
+    def _charge(self, message: dict[str, np.ndarray]) -> None:
+        if self._ledger is not None:
+            self._ledger.charge(message)
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the result of the site's work in a round, or proofs or seeds of masks (`federated.SealedParty`).
@@ -210,11 +217,6 @@ class Site:
         limit = self._file.max_example_epsilon
         if limit is None:
             return None
-        if not config.example_clip_norm or not config.example_noise:
-            raise InvalidArgument(
-                "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
-                "--example-noise."
-            )
         steps = bfl.privacy.example_steps(config.example_noise, examples, config.batch_size, config.local_epochs)
         return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)
 
@@ -224,7 +226,8 @@ class Site:
         plain = name.removeprefix("quantised ").removeprefix("clipped ")
         if self._file.rules and plain not in self._file.rules:
             raise InvalidArgument(f"Its file allows rule {' or '.join(self._file.rules)}, not {plain}.")
-        if not self._process.is_sum and not self._file.allow_single_posteriors:
+        is_sum = self._process.is_sum or sums is not None  # Masks leave the server nothing but sums.
+        if not is_sum and not self._file.allow_single_posteriors:
             raise InvalidArgument(
                 f"Its file allows only rules that use only the sum of the sites' messages, and {plain} uses each "
                 "message separately."
@@ -239,6 +242,11 @@ class Site:
     def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
         if sums is None and self._file.only_secure_sums:
             raise InvalidArgument(_ONLY_SECURE)
+        if self._file.max_example_epsilon is not None and not (config.example_clip_norm and config.example_noise):
+            raise InvalidArgument(
+                "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
+                "--example-noise."
+            )
         if sums is not None and not (isinstance(sums, (int, float)) and 0 < sums < math.inf):
             raise InvalidArgument(
                 f"The largest weight of secure sums is {shown(sums)}, but must be a number above zero."
