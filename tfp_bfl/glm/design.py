@@ -170,7 +170,7 @@ def has_outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
 
 def are_filled(values: np.ndarray, exposure: Optional[np.ndarray]) -> np.ndarray:
     """Return which outcomes [N] or [N, 2] have no empty cell, and an exposure [N] if there is one, bool [N]."""
-    found: np.ndarray = np.all(np.isfinite(values.reshape(len(values), -1)), 1)
+    found: np.ndarray = np.all(np.isfinite(values), tuple(range(1, values.ndim)))
     return found if exposure is None else found & np.isfinite(exposure)
 
 
