@@ -1,6 +1,7 @@
 """`meta_learning` and `meta_vd` from the command line: their runs, and the model of each client."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run import build, client_scores
 from tfp_bfl.app.options.config import make_config
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -343,3 +344,24 @@ def test_clients_who_are_never_in_training_are_scored_apart(tmp_path, capsys):
     held = sum(row["num_examples"] for row in written)
     assert held == bfl.data.load("breast_cancer").num_examples > rounds[0]["num_examples"]
     assert rounds[0]["num_clients"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"algorithm": "meta_learning", "kl_weight": 0.05}, {"kl_weight": 0.05, "kl_reduction": "sum"}),
+        ({"algorithm": "meta_vd", "kl_reduction": "mean"}, {"kl_weight": 1.0, "kl_reduction": "mean"}),
+        (
+            {"algorithm": "meta_vd", "class_weight": "benign=3"},
+            {"kl_weight": 1.0, "kl_reduction": "sum", "likelihood": "class_weighted:1,3"},
+        ),
+        ({"algorithm": "p_fed_bayes"}, {}),
+    ],
+)
+def test_the_step_of_adaptation_is_by_the_loss_of_training(options, wanted, monkeypatch):
+    given = {}
+    monkeypatch.setattr(bfl.clients, "meta_learning", lambda model_fn, **options: given.update(options))
+    config = make_config(None, {"dataset": "breast_cancer", "model": "mlp", **options})
+    clients = bfl.data.load("breast_cancer").partition(bfl.data.iid(3), seed=0)
+    client_scores.one_step(config, types.SimpleNamespace(model_fn=None), clients)
+    assert {name: given[name] for name in ("kl_weight", "kl_reduction", "likelihood") if name in given} == wanted

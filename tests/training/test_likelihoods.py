@@ -124,23 +124,24 @@ def test_classes_of_numbers_say_what_would_be_right():
         parse_likelihood("categorical").nll(tf.constant([0.5]), tf.constant([[0.1, 0.2]]))
 
 
-def one_step(optimizer, likelihood, seed=0, kind=None, **options):
+def one_step(optimizer, likelihood, seed=0, kind=None, inference="backprop", **options):
     """The length of the change of the means by one step at rate 1, for labels far from what the model predicts, and
-    that of log s."""
+    those of log s and of the point weights."""
     rng = np.random.default_rng(seed)
     examples = ClientExamples(
         tf.zeros([8], tf.int32), tf.constant(rng.normal(size=[8, 3]), tf.float32), 50.0 * tf.ones(8)
     )
     dense = lambda: tf.keras.layers.Dense(2, kernel_initializer="zeros", input_shape=[3])
     model_fn = functools.partial(models.mlp, kind, [3], 2, seed=1) if kind else lambda: tf.keras.Sequential([dense()])
-    update_fn = update_of("backprop", optimizer_fn=optimizer, learning_rate=1.0)
+    update_fn = update_of(inference, optimizer_fn=optimizer, learning_rate=1.0)
     trainer = Trainer(model_fn, update_fn, likelihood=parse_likelihood(likelihood), **options)
     message = ServerMessage(get_weights(model_fn()), tf.constant(0))
     trainer.weights.load(message.weights)
     before = [tf.identity(variable) for variable in (trainer.weights.values, trainer.weights.log_stddev)]
     tf.function(lambda: trainer.train(message, examples, tf.constant([1, 2]), 1, 8), autograph=False)()
     after = trainer.weights.values, trainer.weights.log_stddev
-    return [float(tf.norm(b - a)) for a, b in zip(before, after)]
+    number = tf.size(trainer.weights.log_stddev)
+    return [float(tf.norm(b - a)) for a, b in (*zip(before, after), (before[0][number:], after[0][number:]))]
 
 
 def test_a_step_of_sgd_is_bounded_where_the_variance_is_learned():
@@ -150,6 +151,14 @@ def test_a_step_of_sgd_is_bounded_where_the_variance_is_learned():
         assert one_step(optimizer, "gaussian:1")[0] > 49
     # Adam's steps have the same size for each weight: eight of rate 1.
     assert one_step("adam", "heteroscedastic")[0] == pytest.approx(np.sqrt(8), rel=1e-3)
+
+
+def test_point_weights_under_natural_gradients_have_the_bound_too():
+    unit = lambda: tf.keras.optimizers.SGD(1.0)
+    bounded, free = (
+        one_step(unit, name, kind="flipout", inference="natural")[2] for name in ("heteroscedastic", "gaussian:1")
+    )
+    assert bounded == pytest.approx(MAX_GRADIENT_NORM, rel=1e-4) and free > 10
 
 
 def test_means_and_log_standard_deviations_have_a_bound_each():
