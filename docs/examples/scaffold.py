@@ -15,10 +15,10 @@ def zeros(weights, *_):
     return tf.zeros_like(flat(weights))
 
 
-def client_work(model_fn, *, learning_rate=0.05, local_epochs=1, batch_size=32):
+def client_work(model_fn, *, learning_rate=0.05, local_epochs=1, batch_size=32, weighting="train_size"):
     rate = learning_rate if callable(learning_rate) else lambda number: learning_rate
     sizes = {"local_epochs": local_epochs, "batch_size": batch_size}
-    local = bfl.clients.variational(model_fn, learning_rate=rate, optimizer_fn="sgd", **sizes)
+    local = bfl.clients.variational(model_fn, learning_rate=rate, optimizer_fn="sgd", weighting=weighting, **sizes)
 
     def build():  # called where a client's computation is traced: create variables here
         train = local.build()
@@ -38,12 +38,12 @@ def client_work(model_fn, *, learning_rate=0.05, local_epochs=1, batch_size=32):
     return ClientWork(build, memory=zeros, extra=zeros, keeps_sent=False)
 
 
-def server_step():
+def server_step(weighting):
     def initialize(weights):
         return {"control": zeros(weights), "fraction": tf.constant(1.0)}
 
-    def meet(state, federation, num_clients):  # the round's share of all examples, before each step
-        return {**state, "fraction": tf.cast(federation.present.num_examples / federation.num_examples, tf.float32)}
+    def meet(state, federation, num_clients):  # the round's share of all clients' weights, before each step
+        return {**state, "fraction": federation.share(weighting)}
 
     def step(state, weights, pooled, seed, extra):  # `extra` is the weighted mean of the clients' changes
         return {**state, "control": state["control"] + state["fraction"] * extra}, pooled
@@ -53,8 +53,8 @@ def server_step():
 
 def my_scaffold(model_fn, **options):
     for_work, for_process = split_options(my_scaffold, client_work, options)
-    work = client_work(model_fn, **for_work)
-    return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", server_step(), **for_process)
+    work, step = client_work(model_fn, **for_work), server_step(for_work["weighting"])
+    return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", step, **for_process)
 
 
 if __name__ == "__main__":

@@ -297,13 +297,3 @@ def test_an_adaptive_bandwidth_needs_five_values_that_are_left(options, data, me
 
 def test_fed_ag_needs_two_clients_a_round():
     refused(algorithms.fed_ag(MODEL(), **TRAINING), EIGHT, 1, "A round has 1 clients, but the rule", cohort_size=1)
-
-
-@pytest.mark.parametrize(("recipe", "work"), [("fed_pa", "posterior_averaging"), ("fed_sgld", "variational")])
-def test_the_rate_of_a_given_optimizer_applies(recipe, work, monkeypatch):
-    """Without one it is 0.03, at which iterates are samples."""
-    rates, made = [], getattr(clients, work)
-    monkeypatch.setattr(clients, work, functools.wraps(made)(lambda *x, **y: rates.append(y) or made(*x, **y)))
-    for options in ({"optimizer_fn": lambda: tf.keras.optimizers.SGD(0.002)}, {}, {"optimizer": "adam"}):
-        getattr(algorithms, recipe)(MODEL((30,), 2), **options)
-    assert [x["learning_rate"] for x in rates] == [pytest.approx(0.002), 0.03, 0.001]

@@ -180,7 +180,7 @@ def test_what_has_no_average():
     with pytest.raises(InvalidArgument, match="covariances between weights"):
         run(average_rounds=2, process=algorithms.fl_swag(toys.model_fn, min_examples=2, local_epochs=4))
     exact = algorithms.laplace(toys.model_fn, structure="diagonal")
-    with pytest.raises(InvalidArgument, match="exact after one round"):
+    with pytest.raises(InvalidArgument, match="each round of this algorithm replaces the posterior"):
         run(average_rounds=2, process=exact)
     low_rank = LowRank((np.zeros(1),), (np.ones(1),), (np.ones([2, 1]),))
     with pytest.raises(InvalidArgument, match="this posterior is a LowRank"):

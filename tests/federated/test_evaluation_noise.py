@@ -114,15 +114,16 @@ def test_adaptation_leaves_pruned_weights_at_zero(work, trained):
     found = []
 
     def keep(model, features, labels):
-        found.append(bfl.models.get_weights(model).posterior.mean)
+        found.append(bfl.models.get_weights(model).posterior)
         return {}
 
     step = getattr(bfl.clients, work)(model_fn, local_epochs=1, batch_size=8)
     evaluate_clients(process, result, EVERYBODY, TEST, keep, adaptation=step, weights=[pruned] * 3)
     before, after = found[0], found[1]
-    for x, y in zip(before, after):
+    for x, y, variance, other in zip(before.mean, after.mean, before.variance, after.variance):
         assert np.any(x != y)
         np.testing.assert_array_equal(x == 0, y == 0)
+        np.testing.assert_array_equal(np.where(x == 0, variance, 0), np.where(x == 0, other, 0))
 
 
 def test_the_same_noise_of_all_clients_is_refused():

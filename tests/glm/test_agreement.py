@@ -158,7 +158,11 @@ def test_a_site_that_adds_zeros_is_found():
     cells = {site: Cells(own, outcome, plan, "indicate", site) for site, own in tables.items()}
     cells["s0"].check_presence(of_events=True)
     cells["s1"].check_presence()
-    with pytest.raises(InvalidArgument, match="No row of s1 has an event, so that it adds nothing"):
-        cells["s1"].check_presence(of_events=True)
+    last = np.array(tables["s1"]["days"].to_pylist()).argmax()
+    events = pyarrow.array(["Y" if i == last else "N" for i in range(tables["s1"].num_rows)])
+    late = tables["s1"].set_column(tables["s1"].column_names.index("ill"), "ill", events)
+    for own in (cells["s1"], Cells(late, outcome, plan, "indicate", "s1")):
+        with pytest.raises(InvalidArgument, match="No event of s1 has a second row at risk, so that it adds nothing"):
+            own.check_presence(of_events=True)
     with pytest.raises(InvalidArgument, match="No row of s2 is complete"):
         Cells(tables["s2"].slice(0, 0), outcome, plan, "indicate", "s2").check_presence()

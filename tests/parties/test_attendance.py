@@ -10,7 +10,9 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
 from tfp_bfl.parties.deployment.demo import HOSPITALS
+from tfp_bfl.parties.deployment.job import make_job
 from tfp_bfl.parties.deployment.party_file import FILE
+from tfp_bfl.parties.deployment.server import largest_weight
 from tfp_bfl.parties.deployment.site import Site
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
@@ -151,3 +153,12 @@ def test_with_masks_sites_bound_their_sizes_themselves(hospitals):  # noqa: F811
     done = run(hospitals, Channel(hospitals), options=options, secure_sums=True, max_examples=100)
     summary = json.loads((done / "summary.json").read_text())
     assert summary["num_examples"] == 100 * len(HOSPITALS) and summary["num_faulty"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "weight"),
+    [({"weighting": "equal"}, 1.0), ({"algorithm": "bayesian_admm"}, 1.0), ({"weighting": "train_size"}, 2000.0)],
+)
+def test_masked_numbers_are_rounded_by_the_largest_weight(options, weight):
+    """By the largest site's size, equal weights would be rounded to nothing beside a very large site."""
+    assert largest_weight(make_job({"model": "mlp", **options}, 3), np.array([10, 2000])) == weight

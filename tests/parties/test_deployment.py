@@ -24,7 +24,7 @@ from tfp_bfl.parties.deployment.cli import deploy
 from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.parties.deployment.job import make_job, to_json
 from tfp_bfl.parties.deployment.party_file import FILE, SECRET, read_file
-from tfp_bfl.parties.deployment.server import largest_weight, serve
+from tfp_bfl.parties.deployment.server import serve
 from tfp_bfl.parties.deployment.site import Site, _Versions, check
 from tfp_bfl.parties.deployment.submit import report_new, submit, write_job
 
@@ -392,12 +392,3 @@ def test_memory_of_rounds_to_which_no_server_can_go_back_is_deleted(tmp_path, ba
         lost[number] = {"x": np.zeros(1)}
     assert lost[1] and lost[0] and lost[31]
     assert sorted(int(path.stem) for path in (tmp_path / "lost").iterdir()) == [1, 30, 31]
-
-
-@pytest.mark.parametrize(
-    ("options", "weight"),
-    [({"weighting": "equal"}, 1.0), ({"algorithm": "bayesian_admm"}, 1.0), ({"weighting": "train_size"}, 2000.0)],
-)
-def test_masked_numbers_are_rounded_by_the_largest_weight(options, weight):
-    """By the largest site's size, equal weights would be rounded to nothing beside a very large site."""
-    assert largest_weight(make_job({"model": "mlp", **options}, 3), np.array([10, 2000])) == weight

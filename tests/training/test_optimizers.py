@@ -91,11 +91,12 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
         ({"optimizer": "adam"}, 1e-3),
         ({"optimizer_fn": "sgd"}, 0.1),
         ({"optimizer": "adam", "learning_rate": 0.3}, 0.3),
-        ({"optimizer_fn": keras.Adam}, 0.03),
+        ({"optimizer_fn": keras.Adam}, 1e-3),
+        ({"optimizer_fn": lambda: keras.SGD(0.25)}, 0.25),
     ],
 )
-def test_clients_that_sample_have_a_rate_of_their_own_unless_the_optimizer_is_given_by_name(given, rate):
-    assert RECIPES["fed_pa"](**given).description["learning_rate"] == str(rate)
+def test_clients_that_sample_have_a_rate_of_their_own_unless_an_optimizer_is_given(given, rate):
+    assert float(RECIPES["fed_pa"](**given).description["learning_rate"]) == pytest.approx(rate, rel=1e-6)
 
 
 @every_recipe

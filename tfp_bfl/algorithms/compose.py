@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union, cast, overload
 import tensorflow as tf
 from typing_extensions import Unpack
 
-from tfp_bfl import clients, federated, models, rules
+from tfp_bfl import clients, federated, models
 from tfp_bfl import weighting as weightings
 from tfp_bfl.algorithms.fitting import (
     check_compressible,
@@ -17,7 +17,7 @@ from tfp_bfl.algorithms.fitting import (
     check_fit,
     counts_alike,
     defended_rule,
-    private_rule,
+    whole_rule,
 )
 from tfp_bfl.algorithms.options import ComposeOptions
 from tfp_bfl.compression import Compressor
@@ -103,12 +103,7 @@ def compose(
     _check_names(process_options, PROCESS_OPTIONS, "compose")
     work = _as_work(client_work)
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
-    whole = rules.whole_model(rule) if privacy is None else private_rule(rule, privacy, weighting, robust)
-    if privacy is None and getattr(whole, "randomise", None) is not None:
-        raise InvalidArgument(
-            "rules.private hides clients only if they are drawn by a secret and accounted for: give the plain rule and "
-            "privacy=Privacy(...)."
-        )
+    whole = whole_rule(rule, privacy, weighting, robust)
     check_fit(work, whole, server_step)
     check_extra(work, whole, server_step, weighting, robust)
     work = work if augmentation is None else clients.augmented(work, augmentation)

@@ -126,14 +126,22 @@ def check_compressible(
         )
 
 
-def private_rule(
-    rule: AnyRule[Sent, Given], privacy: Privacy, weighting: str, robust: Optional[str]
+def whole_rule(
+    rule: AnyRule[Sent, Given], privacy: Optional[Privacy], weighting: str, robust: Optional[str]
 ) -> ModelRule[Sent, Given]:
-    """Return the rule with clipping and noise (`rules.private`).
+    """Return the rule over whole models, with privacy with clipping and noise (`rules.private`).
 
     Raises:
-      InvalidArgument: privacy is none, or the clients do not count the same.
+      InvalidArgument: privacy is none, or the clients do not count the same; or the rule has noise without it.
     """
+    if privacy is None:
+        whole = cast(Any, rules.whole_model(rule))
+        if getattr(whole, "randomise", None) is not None:
+            raise InvalidArgument(
+                "rules.private hides clients only if they are drawn by a secret and accounted for: give the plain rule "
+                "and privacy=Privacy(...)."
+            )
+        return whole
     if not isinstance(privacy, Privacy):
         raise InvalidArgument(
             f"privacy must be a Privacy, such as privacy.Privacy(clip_norm=10, noise_multiplier=1, cohort_size=50), "

@@ -55,7 +55,7 @@ def check_average_rounds(process: BayesianProcess, average_rounds: Optional[int]
     elif process.client_work.sends == CLIENT_POSTERIOR:
         problem = "the posterior of this algorithm has covariances between weights"
     elif process.client_work.sends == CURVATURE:
-        problem = "the posterior of this algorithm is exact after one round"
+        problem = "each round of this algorithm replaces the posterior"
     else:
         return average_rounds
     raise InvalidArgument(

@@ -16,7 +16,7 @@ from tfp_bfl.contracts import PADDED, ServerState
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, InvalidArgument, check_counts
 from tfp_bfl.federated.checks import check_clients, work_warning
-from tfp_bfl.federated.draws import Thinning, check_burn_in, check_thinning
+from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.faults import FAULTS, is_sound, within
 from tfp_bfl.federated.loops import check_shapes, stacked, sum_over
 from tfp_bfl.federated.notices import divergence_clause, smaller_rate
@@ -63,7 +63,12 @@ class Chains(NamedTuple):
         `models.predictive_model`.
 
         What is no point weight, such as moments, is the last chain's.
+
+        Raises:
+          InvalidArgument: no round was kept.
         """
+        if not len(self.rounds):
+            raise InvalidArgument("No round of the chain was kept: run more rounds, or fewer of burn-in.")
         last = tf.nest.map_structure(lambda x: x[-1, -1], self.draws)
         last_draws = [x[:, -(self.most or len(self.rounds)) :] for x in self.draws.point]
         joined = tuple(np.reshape(x, (-1, *np.shape(x)[2:])) for x in last_draws)
@@ -136,7 +141,6 @@ def simulate_chains(
     if process.client_work.is_private:
         raise InvalidArgument("Rounds in one graph have noise of the seed, which would hide no example: use simulate.")
     thinning = check_thinning(thinning or process.thinning or Thinning())
-    check_burn_in(thinning.burn_in, rounds)
     first = process.round.seed if seed is None else seed
     state = _first_states(process, clients, first, num_chains, start)
     at_once = min(rounds, ROUNDS_AT_ONCE)

@@ -221,10 +221,9 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
         adapted = work(message, examples, seed).weights
         if process.server_step.personal is None:
             return adapted
-        mean = tf.nest.map_structure(
-            lambda x, y: tf.where(x == 0, x, y), weights.posterior.mean, adapted.posterior.mean
-        )
-        return adapted._replace(posterior=adapted.posterior._replace(mean=mean))
+        each, before, after = tf.nest.map_structure, weights.posterior, adapted.posterior
+        restored = [each(lambda m, x, y: tf.where(m == 0, x, y), before.mean, *pair) for pair in zip(before, after)]
+        return adapted._replace(posterior=after._replace(mean=restored[0], variance=restored[1]))
 
     tensors = lambda structure: tf.nest.map_structure(tf.convert_to_tensor, structure)
     return lambda weights, examples, seed: run(tensors(weights), tensors(examples), seed)

@@ -259,12 +259,17 @@ class Cells:
         """Raise InvalidArgument for a site whose sums are zeros, so that those of all sites are those of the others.
 
         Args:
-          of_events: as for a stratified Cox model, to which a site without events adds nothing.
+          of_events: as for a stratified Cox model, to which an event adds nothing if its own row alone is at risk.
         """
         if not np.any(self._left):
             raise InvalidArgument(f"No row of {self._where} is complete: give --missing indicate.")
-        if of_events and not np.any(self._values[self._left, 1]):
-            raise InvalidArgument(f"No row of {self._where} has an event, so that it adds nothing to the model.")
+        if of_events:
+            times, events = self._values[self._left].T
+            at_risk = np.sum(times >= times[:, np.newaxis], 1)
+            if not np.any(events * (at_risk > 1)):
+                raise InvalidArgument(
+                    f"No event of {self._where} has a second row at risk, so that it adds nothing to the model."
+                )
 
     def rows(self, encoding: Encoding) -> Rows:
         """Return the rows of the design in float64.

@@ -24,7 +24,7 @@ RANGES = {
 # Weights without noise have the lowest log variance of the range: -12 is a standard deviation of .0025.
 MOST_SILENT = -12.0
 # Weights by which `check_threshold` judges where all start.
-_SOME = 100
+_SOME = 10_000
 
 
 class Parameters(NamedTuple):
@@ -160,7 +160,7 @@ class PersonalVariances(NamedTuple):
             )
 
     def _first_logits(self) -> np.ndarray:
-        """Return logits of some weights of the first client at the start, without `initial_alpha`."""
+        """Return logits of 10,000 weights of the first client at the start, without `initial_alpha`."""
         first = self.initialize(_SOME, 0)
         return np.asarray(self.logits(first.shared, self.row(first, 0), first.middle))
 

@@ -15,7 +15,7 @@ from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_per
 from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
 from tfp_bfl.app.one_run.job import Job, prepare
-from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_one_network
+from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
 from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
 from tfp_bfl.app.options.algorithms import serves
 from tfp_bfl.app.options.config import RunConfig
@@ -215,6 +215,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
 def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:
     """Return the rounds of Laplace's approximation or of the last layer after the training."""
     check_one_network(job.config, str(task.then), job.process)
+    check_exact(job.config, str(task.then), "This", job.process)
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
     if _leaves(weights.posterior):
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")

@@ -115,9 +115,10 @@ class GlmSite:
             masked.check_unbound(folder)
         with withholding("table"):
             table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
-            self._cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
+            cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
             if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
-                self._cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
+                cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
+            self._cells = cells
         self.seen = (
             "The server sees the sums of all sites, and masked numbers of this site."
             if self._secure_sums

@@ -166,16 +166,16 @@ class Site:
         fields |= {"rounds": config.rounds, "charge": self._charge}
         if sums is None:
             masked.check_unbound(folder)
-            party = bfl.federated.Party(*arguments, **fields)
         else:
             fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
-            self._open.close()
-            self._open = masked.bind(folder, digest)
-            fields["promises"] = masked.PromiseFiles(folder / "promises")
-            party = bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
-        # Last: what the site refuses costs it nothing.
+        # After the checks, which cost nothing, and before the name is bound to the job.
         self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
-        return party
+        if sums is None:
+            return bfl.federated.Party(*arguments, **fields)
+        self._open.close()
+        self._open = masked.bind(folder, digest)
+        fields["promises"] = masked.PromiseFiles(folder / "promises")
+        return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
     def _charge(self, message: dict[str, np.ndarray]) -> None:
         if self._ledger is not None:
