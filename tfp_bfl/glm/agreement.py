@@ -265,7 +265,7 @@ class Cells:
             raise InvalidArgument(f"No row of {self._where} is complete: give --missing indicate.")
         if of_events:
             times, events = self._values[self._left].T
-            at_risk = np.sum(times >= times[:, np.newaxis], 1)
+            at_risk = len(times) - np.searchsorted(np.sort(times), times)
             if not np.any(events * (at_risk > 1)):
                 raise InvalidArgument(
                     f"No event of {self._where} has a second row at risk, so that it adds nothing to the model."
