@@ -40,7 +40,7 @@ def fed_dyn(
     h <- h - alpha s sum_k b_k (w_k - w),   w <- sum_k b_k w_k - h / alpha
 
     approximately, by the steps of SGD that a client takes. s is the round's share of all examples; of all clients,
-    |S| / K as published, where all count alike (with privacy the expected one): so h stays the mean of all h_k. h_k,
+    `|S| / K` as published, where all count alike (with privacy the expected one): so h stays the mean of all h_k. h_k,
     the client's memory, is the gradient of its loss at its minimum, so that at a fixed point all clients stay and their
     gradients add to zero. Of a model with Gaussian weights it corrects the means.
 

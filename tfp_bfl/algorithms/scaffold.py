@@ -48,7 +48,7 @@ def scaffold(
 
     c_k is the memory of client k and c_k' - c_k its extra statistic. Of a model with Gaussian weights it corrects the
     means. With part of the clients in a round c stays the mean of all c_k by s, the round's share of all examples; it
-    is the share of all clients, |S| / K as published, where all count alike (weighting "equal", robust aggregation
+    is the share of all clients, `|S| / K` as published, where all count alike (weighting "equal", robust aggregation
     except clip). With privacy it is the expected number of clients divided by K. No such s exists for weights that
     follow from what clients send, or that are cut (max_weight_ratio, secure_sums).
 
