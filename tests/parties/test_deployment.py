@@ -217,7 +217,7 @@ def test_a_site_refuses_what_its_file_forbids(hospitals):
         "model": ({"run": "a", "options": {"model": "evil.py:build"}}, "model is .* run no code"),
         "rule": ({"run": "a", "options": {"rule": "evil.py:build"}}, "rule is .* run no code"),
         "algorithm": ({"run": "a", "options": {"algorithm": "evil.py:build"}}, "algorithm is .* run no code"),
-        "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "file describes its data"),
+        "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "dataset is of runs with all data in one place"),
         "schema": ({"run": "a"}, "does not have the required form"),
     }.values():
         with pytest.raises(InvalidArgument, match=message):
