@@ -36,7 +36,7 @@ from tfp_bfl.files.tables import to_csv
 MOST_LETTERS = 4096
 # Options of tables that hold at all sites of a federation alike.
 OF_TABLES = ("drop", "only", "categorical", "date_unit")
-# Options for data in one place; in a federation of sites, the file of each site describes its data.
+# Options of runs with all data in one place: a site describes its data in its own file, and answers for itself.
 OF_ONE_PLACE = (
     *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),

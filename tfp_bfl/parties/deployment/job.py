@@ -39,7 +39,8 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     """Return the configuration of a run over `number` sites.
 
     Raises:
-      InvalidArgument: an option describes data in one place, names code, is unknown, or contradicts another option.
+      InvalidArgument: an option is of runs with all data in one place, names code, is unknown, or contradicts another
+        option.
     """
     for name in options:
         if name in OF_ONE_PLACE:
