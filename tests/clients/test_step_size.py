@@ -127,7 +127,7 @@ def test_a_step_above_the_bound_of_the_compressors_is_warned_of_and_the_run_keep
     for run in (functools.partial(simulate, engine="local"), simulate_chains):
         caplog.clear()
         result = run(make(curvature=10), ROWS, 2)
-        assert [record.getMessage() for record in caplog.records] == [warning]
+        assert [x.getMessage() for x in caplog.records if x.name.startswith("tfp_bfl")] == [warning]
         if run is not simulate_chains:
             assert list(result.warnings) == [warning]
 
