@@ -155,7 +155,7 @@ def test_a_sequence_of_no_compressors_is_refused():
 @pytest.mark.parametrize("fits", [{"memory": False}, {"step_size": 0.04}, {"compressor": "none"}, {"curvature": None}])
 def test_a_step_that_does_not_diverge(fits, caplog):
     check_clients(make(**{"curvature": 10, **fits}), ROWS)
-    assert not caplog.records
+    assert not [x for x in caplog.records if x.name.startswith("tfp_bfl")]
 
 
 @pytest.mark.parametrize(
