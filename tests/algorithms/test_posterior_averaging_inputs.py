@@ -290,7 +290,7 @@ def test_models_that_the_tests_rely_on():
     ],
 )
 def test_an_adaptive_bandwidth_needs_five_values_that_are_left(options, data, message):
-    """Of 11 clients trimming by 0.3 leaves 5, of 8 it leaves 4."""
+    """Leave 5 of 11 clients, and 4 of 8, when 0.3 are trimmed at each end."""
     process = algorithms.fed_kp(MODEL(), kernel_options={"bandwidth": "adaptive"}, **options, **TRAINING)
     refused(process, data, 1, message)
 

@@ -9,7 +9,6 @@ import numpy as np
 from tfp_bfl.data import ClientData, Parties, answering, cohort
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.averaging import check_average_rounds
-from tfp_bfl.federated.draws import check_burn_in
 from tfp_bfl.federated.engines import check_engine
 from tfp_bfl.federated.options import Cohorts, Settings
 from tfp_bfl.federated.process import BayesianProcess
@@ -53,7 +52,12 @@ def check_settings(
     answering(first, cohorts.dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
-    check_burn_in(max(process.burn_in_rounds, prediction.draws.burn_in if prediction.draws else 0), rounds)
+    burn_in = max(process.burn_in_rounds, prediction.draws.burn_in if prediction.draws else 0)
+    if burn_in >= rounds:
+        raise InvalidArgument(
+            f"burn_in_rounds is {burn_in}, but the run has {rounds} rounds: ask for more rounds, or for fewer of "
+            "burn-in."
+        )
     if backend.engine is None or isinstance(backend.engine, str):
         default = None if backend.runtime is None else "tff"
         backend = backend._replace(engine=check_engine(backend.engine or default))

@@ -49,15 +49,6 @@ def check_thinning(thinning: Thinning) -> Thinning:
     return thinning
 
 
-def check_burn_in(burn_in: int, rounds: int) -> None:
-    """Raise InvalidArgument for a run of no more rounds than those before its first sample."""
-    if burn_in >= rounds:
-        raise InvalidArgument(
-            f"burn_in_rounds is {burn_in}, but the run has {rounds} rounds: ask for more rounds, or for fewer of "
-            "burn-in."
-        )
-
-
 class Draws:
     """The draws so far.
 

@@ -100,7 +100,7 @@ class BayesianProcess:
             **(privacy._asdict() if privacy else {}),
         }
         name = getattr(weigh, "__name__", "custom")
-        if name not in self.description.get("weighting", ""):  # Client work may be told another one.
+        if name not in self.description.get("weighting", ""):  # Client work may have another one.
             self.description["weighting"] = name
 
     @functools.cached_property
