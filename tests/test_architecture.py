@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "app.options": {*PUBLIC, "training"},
     "algorithms": {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
-        *("rules", "weighting", "servers", "contrib.kernel"),
+        *("posterior", "rules", "weighting", "servers", "contrib.kernel"),
     },
     "parties": {"contracts", "data", "federated"},
     "interop": {*PUBLIC, "contracts", "parties", "weights"},

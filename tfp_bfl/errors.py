@@ -74,7 +74,7 @@ def lookup(table: Mapping[str, Any], name: str, what: str, where: str = "") -> A
     raise InvalidArgument(f"There is no {what} {shown(name)}{place}: {advice}")
 
 
-def check_count(value: Any, name: str, least: int = 1) -> int:
+def check_count(value: object, name: str, least: int = 1) -> int:
     """Return `value` as an int.
 
     Raises:
@@ -85,7 +85,7 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
     return int(value)
 
 
-def check_counts(least: int = 1, **values: Any) -> None:
+def check_counts(least: int = 1, **values: object) -> None:
     """Raise InvalidArgument unless each of the named values is an integer of at least `least`."""
     for name, value in values.items():
         check_count(value, name, least)
@@ -97,16 +97,15 @@ SMALLEST, LARGEST = 1e-15, 1e15
 _RANGES = dict.fromkeys(("prior_stddev", "initial_stddev", "min_stddev"), (1e-12, 1e6))
 
 
-def check_number(value: Any, name: str, zero: bool = False, within: Optional[tuple[float, float]] = None) -> float:
+def check_number(value: object, name: str, zero: bool = False, within: Optional[tuple[float, float]] = None) -> float:
     """Return `value` as a float.
 
     Raises:
       InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0; or it is neither 0 nor
         `within` its range, None for that of `check_range`.
     """
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
-        number = float(value) if real else math.nan
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # An integer or a fraction beyond all floats.
         number = math.inf
     if not (number >= 0 if zero else number > 0) or number == math.inf:
@@ -128,7 +127,7 @@ def check_range(number: float, name: str, within: Optional[tuple[float, float]] 
     return number
 
 
-def check_numbers(**values: Any) -> None:
+def check_numbers(**values: object) -> None:
     """Raise InvalidArgument unless each of the named values is a finite number above 0."""
     for name, value in values.items():
         check_number(value, name)
@@ -138,7 +137,7 @@ def check_numbers(**values: Any) -> None:
 MIN_NOISE, MAX_NOISE = 0.01, 1000.0
 
 
-def is_by_client(value: Any) -> TypeGuard[Sequence[Any]]:
+def is_by_client(value: object) -> TypeGuard[Sequence[Any]]:
     """Return whether an argument is a sequence with one entry for each client, and not one value for all clients."""
     several = not isinstance(value, (str, bytes)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
     return several and not hasattr(value, "_fields")
@@ -157,7 +156,7 @@ def check_probabilities(value: Any, name: str) -> Any:
     return float(value)
 
 
-def check_noise(value: Any, name: str = "noise_multiplier") -> float:
+def check_noise(value: object, name: str = "noise_multiplier") -> float:
     """Return a noise multiplier of differential privacy as a float; 0 is no noise.
 
     Raises:
@@ -170,15 +169,16 @@ def check_noise(value: Any, name: str = "noise_multiplier") -> float:
 MIN_DELTA = 1e-10
 
 
-def check_delta(value: Any, name: str = "delta") -> float:
+def check_delta(value: object, name: str = "delta") -> float:
     """Return the delta of differential privacy as a float.
 
     Raises:
       InvalidArgument: it is below `MIN_DELTA`, or not below 1.
     """
-    if not MIN_DELTA <= check_number(value, name, within=(0.0, LARGEST)) < 1:
+    number = check_number(value, name, within=(0.0, LARGEST))
+    if not MIN_DELTA <= number < 1:
         raise InvalidArgument(f"{name} is {shown(value)}, but must be at least {MIN_DELTA:g} and below 1.")
-    return float(value)
+    return number
 
 
 class Diverged(Error, ArithmeticError):
@@ -188,7 +188,7 @@ class Diverged(Error, ArithmeticError):
       state: before that step.
     """
 
-    def __init__(self, message: str, state: Any):
+    def __init__(self, message: str, state: object):
         super().__init__(message)
         self.state = state
 

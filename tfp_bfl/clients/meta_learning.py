@@ -94,19 +94,12 @@ def meta_learning(
             divisor = size if kl_reduction == "sum" else float(max(weights.num_variational, 1))
             scale, rate = rate_of(kl_weight, message.round) / divisor, rate_of(learning_rate, message.round)
             rates = rate, rate if logit_rate is None else rate_of(logit_rate, message.round)
-            kl = lambda vectors: weights.kl_divergence(masked(vectors), unpruned)
-
-            def masked(vectors: Sequence[tf.Tensor]) -> Vectors:
-                # So no gradient comes back to pruned weights, which stay 0 in steps of adaptation too.
-                values, scales = vectors
-                if unpruned is not None:
-                    values *= tf.concat([unpruned, tf.ones_like(values[weights.num_variational :])], 0)
-                return Vectors(values, scales)
+            kl = lambda vectors: weights.kl_divergence(Vectors(*vectors), unpruned)
 
             def nll(features: tf.Tensor, labels: tf.Tensor, noise: tf.Tensor) -> Callable[..., tf.Tensor]:
                 def of(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
                     with sampling("flipout", noise):
-                        outputs = weights.call(features, masked(vectors), unpruned)
+                        outputs = weights.call(features, Vectors(*vectors), unpruned)
                     return tf.reduce_mean(density.nll(labels, outputs))
 
                 return of

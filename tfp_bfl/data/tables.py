@@ -60,12 +60,12 @@ def read_table(
         return _checked(read, files.name(path), drop, {*text, *drop, *keep}, written)
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: object) -> bool:
     """Return whether a value is a table in memory: a pandas DataFrame, a pyarrow Table, or another of Arrow's form."""
     return hasattr(value, "columns") and (_is_of_pandas(value) or hasattr(value, "__arrow_c_stream__"))
 
 
-def _is_of_pandas(value: Any) -> bool:
+def _is_of_pandas(value: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "pandas" for kind in type(value).__mro__)
 
 

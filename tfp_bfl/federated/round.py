@@ -216,11 +216,8 @@ def make_round(
         pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
         pooled, extra = parted(client_work, pooled, tf.reduce_sum(tf.where(sound, total.report.weight, 0.0)))
         metrics = _round_metrics(total.report)
-        any_weight = tf.constant(Federation().most_weight)
-        present = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
-        federation = tf.nest.map_structure(tf.maximum, state.federation, present)
-        size = RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present)
-        met = server_step.meet(state.step, size, present.num_clients)
+        federation, size = _sizes(state.federation, sound, metrics["num_examples"])
+        met = server_step.meet(state.step, size, size.present.num_clients)
         given = met, state.weights, pooled, fold(state.seed, state.round, -2)
         step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
@@ -240,6 +237,14 @@ def make_round(
     return Round(
         initialize, broadcast, client_work.build, take, build_client, rule.merge, add, conclude, element_spec, seed
     )
+
+
+def _sizes(known: Federation, sound: tf.Tensor, num_examples: tf.Tensor) -> tuple[Federation, RoundSize]:
+    """Return the largest federation yet, and it with the present round's own."""
+    any_weight = tf.constant(Federation().most_weight)
+    present = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight)
+    federation = tf.nest.map_structure(tf.maximum, known, present)
+    return federation, RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present)
 
 
 def _secret(noise: TensorTree) -> TensorTree:

@@ -43,7 +43,7 @@ class TableOptions(NamedTuple):
 NO_OPTIONS = TableOptions()
 
 
-def parse_options(given: Any) -> TableOptions:
+def parse_options(given: object) -> TableOptions:
     """Return the options of a message.
 
     Raises:
@@ -144,7 +144,7 @@ def _is_column(x: Any, num_examples: int, most_magnitude: float) -> bool:
     )
 
 
-def _is_name(x: Any) -> bool:
+def _is_name(x: object) -> bool:
     return isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and x.isprintable()
 
 

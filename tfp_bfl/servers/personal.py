@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import ServerStep
+from tfp_bfl.contracts import Metrics, ServerStep
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
-from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.posterior import MeanField, flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
 from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import (
@@ -104,6 +104,7 @@ def personal(
     chosen = optimizer or server_optimizer("sgd", 1.0)
     of_all, of_each = shared or Learning(0.9, 0.6), rows or Learning(0.9, 0.3)
     each, trained = tf.nest.map_structure, lambda weights: (weights.posterior.mean, weights.point)
+    norm_of = lambda structure: tf.linalg.global_norm(tf.nest.flatten(structure))
 
     def initialize(weights: ModelWeights) -> PersonalState:
         parameters = each(tf.convert_to_tensor, variances.start(weights.posterior.mean, seed))
@@ -112,9 +113,8 @@ def personal(
         return PersonalState(parameters, momenta, each(tf.convert_to_tensor, state))
 
     def begin(state: PersonalState, weights: ModelWeights) -> ModelWeights:
-        means = weights.posterior.mean
-        variance = variances.of_client(state.parameters, variances.num_clients, flatten(means))
-        return weights._replace(posterior=weights.posterior._replace(variance=unflatten(variance, means)))
+        theta = flatten(weights.posterior.mean)
+        return _with(weights, theta, variances.of_client(state.parameters, variances.num_clients, theta))
 
     def step(
         state: PersonalState, weights: ModelWeights, pool: ModelWeights, seed: tf.Tensor, extra: LogitGradient
@@ -123,12 +123,10 @@ def personal(
         change = each(tf.subtract, trained(weights), trained(pool))
         pulled_back = Parameters(extra.shared, extra.rows)
         # With differential privacy the sums have noise, and these are not negative.
-        largest = tf.maximum(extra.moved, 0.0) / tf.maximum(
-            tf.square(tf.linalg.global_norm(tf.nest.flatten(pulled_back))), 1e-30
-        )
+        largest = tf.maximum(extra.moved, 0.0) / tf.maximum(tf.square(norm_of(pulled_back)), 1e-30)
         gradients = change, pulled_back
-        norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
-        change, gradient = each(lambda g: g * tf.minimum(1.0, clip_norm / tf.maximum(norm, 1e-30)), gradients)
+        scale = tf.minimum(1.0, clip_norm / tf.maximum(norm_of(gradients), 1e-30))
+        change, gradient = each(lambda g: g * scale, gradients)
         optimizer_state, (means, point) = chosen.next(state.optimizer, trained(weights), change)
         cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * largest)) if capped else how
         is_present = tf.ones_like(extra.present) if absent_decay else tf.sign(tf.maximum(extra.present, 0.0))
@@ -138,29 +136,32 @@ def personal(
         return new, begin(new, moved)
 
     def of_client(state: PersonalState, weights: ModelWeights, client: int) -> ModelWeights:
-        like, theta = weights.posterior.mean, flatten(weights.posterior.mean)
+        theta = flatten(weights.posterior.mean)
         variance = variances.of_client(state.parameters, client, theta)
         mask = kept_weights(theta, variance, threshold)
-        variance = tf.where(mask > 0, variance, MIN_VARIANCE)
-        q = weights.posterior._replace(mean=unflatten(mask * theta, like), variance=unflatten(variance, like))
-        return weights._replace(posterior=q)
+        return _with(weights, mask * theta, tf.where(mask > 0, variance, MIN_VARIANCE))
 
-    name = f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})"
-    tell = lambda state, weights: state.parameters
+    def measured(state: PersonalState, weights: ModelWeights, extra: LogitGradient) -> Metrics:
+        return dropout_rates(variances, state.parameters, flatten(weights.posterior.mean), extra.present)._asdict()
+
     return ServerStep(
         initialize,
         step,
         begin=begin,
-        tell=tell,
+        tell=lambda state, weights: state.parameters,
         personal=of_client,
         extra=True,
         metrics=lambda extra: {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0))},
-        name=name,
+        name=f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})",
         most_clients=variances.num_clients,
-        measured=lambda state, weights, extra: dropout_rates(
-            variances, state.parameters, flatten(weights.posterior.mean), extra.present
-        )._asdict(),
+        measured=measured,
     )
+
+
+def _with(weights: ModelWeights, mean: tf.Tensor, variance: tf.Tensor) -> ModelWeights:
+    """Return the weights with this posterior, of vectors [D]."""
+    q = weights.posterior
+    return weights._replace(posterior=MeanField(unflatten(mean, q.mean), unflatten(variance, q.variance)))
 
 
 def _learn(

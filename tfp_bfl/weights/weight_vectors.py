@@ -67,9 +67,10 @@ class WeightVectors:
         return flatten(tuple(means)), flatten(tuple(log_stddevs))
 
     def call(self, features: tf.Tensor, vectors: Vectors, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Return logits [B, C]; weights with `mask` [D] 0 have no noise."""
+        """Return logits [B, C]; weights with `mask` [D] 0 are 0 without noise, and get no gradient."""
         if mask is not None:
-            vectors = vectors._replace(scales=tf.where(mask > 0, vectors.scales, _NO_NOISE))
+            kept = tf.concat([mask, tf.ones_like(vectors.values[self.num_variational :])], 0)
+            vectors = Vectors(kept * vectors.values, tf.where(mask > 0, vectors.scales, _NO_NOISE))
         means, scales, point = self._parts(vectors)
         return variational_call(self._model, means, scales, point, features)
 

@@ -153,7 +153,7 @@ def prepare(
     )
 
 
-def _of_privacy(config: RunConfig, process: Any) -> tuple[str, ...]:
+def _of_privacy(config: RunConfig, process: bfl.federated.BayesianProcess) -> tuple[str, ...]:
     """Return what a run with differential privacy leaves out, in a sentence."""
     if not config.hold_out or not records.is_private(config, process):
         return ()

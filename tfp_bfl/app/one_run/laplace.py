@@ -171,7 +171,9 @@ def finished_run(
     return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights)
 
 
-def check_exact(config: RunConfig, what: str, run: str, process: Any = None) -> None:
+def check_exact(
+    config: RunConfig, what: str, run: str, process: Optional[bfl.federated.BayesianProcess] = None
+) -> None:
     """Raise InvalidArgument for a run with differential privacy, of which no exact sums may be computed."""
     if is_private(config, process):
         raise InvalidArgument(

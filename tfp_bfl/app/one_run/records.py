@@ -97,7 +97,12 @@ def in_a_line(summary: Mapping[str, Any]) -> str:
     return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
 
 
-def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int], process: Any = None) -> dict[str, float]:
+def privacy(
+    config: RunConfig,
+    last: Mapping[str, Any],
+    sizes: Iterable[int],
+    process: Optional[bfl.federated.BayesianProcess] = None,
+) -> dict[str, float]:
     """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
     Args:
@@ -115,20 +120,20 @@ def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int], pr
         settings = config.batch_size, epochs, config.privacy_delta
         of_examples = bfl.privacy.largest_example_epsilon(config.example_noise, sizes, *settings)
         epsilons |= {} if of_examples is None else {"example_epsilon": of_examples}
-    own = getattr(process, "privacy", None)
-    return {**epsilons, "delta": config.privacy_delta if own is None else own.delta} if epsilons else {}
+    own = process.privacy if process else None
+    return {**epsilons, "delta": own.delta if own else config.privacy_delta} if epsilons else {}
 
 
-def is_private(config: RunConfig, process: Any = None) -> bool:
+def is_private(config: RunConfig, process: Optional[bfl.federated.BayesianProcess] = None) -> bool:
     """Return whether a run hides clients or examples by noise.
 
     Args:
       config: of the run.
       process: of the run, which an algorithm of the user may have made private; None before it is built.
     """
-    if config.privacy_clip_norm or config.example_clip_norm or getattr(process, "privacy", None) is not None:
+    if config.privacy_clip_norm or config.example_clip_norm:
         return True
-    return bool(getattr(getattr(process, "client_work", None), "is_private", False))
+    return process is not None and (process.privacy is not None or process.client_work.is_private)
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:
