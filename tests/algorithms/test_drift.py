@@ -46,6 +46,18 @@ def least_squares(weights=None):
     return np.linalg.solve(matrix, sum(b * p.features.T @ p.labels / len(p.labels) for b, p in zip(shares, parts)))
 
 
+@pytest.mark.parametrize("build", [algorithms.scaffold, algorithms.fed_dyn])
+def test_the_share_of_a_round_is_that_of_the_clients_where_their_sizes_are_unknown(build):
+    """Three clients in rounds of one: a third in each round, and the fraction of the examples if sizes are given."""
+    for sizes, shares in (((), [1 / 3, 1 / 3, 1 / 3]), (SIZES, np.array(SIZES) / sum(SIZES))):
+        process = build(line, element_spec=federation().element_spec, **{**OPTIONS, "optimizer": "sgd"})
+        state, found = process.with_clients(process.local.initialize(), range(3), sizes), []
+        for k in range(3):
+            state = process.local.next(state, [federation().dataset(k)]).state
+            found.append(state.step.share)
+        np.testing.assert_allclose(found, shares, rtol=1e-6)
+
+
 OPTIONS = {"likelihood": "gaussian:1", "learning_rate": 0.1, "local_epochs": 5, "batch_size": 64}
 
 

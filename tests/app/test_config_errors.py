@@ -72,8 +72,12 @@ from tfp_bfl.errors import InvalidArgument
         ({"algorithm": "qlsd", "potential_curvature": "0"}, "potential_curvature is '0', but must be above 0"),
         ({"algorithm": "qlsd", "potential_curvature": "guess"}, "potential_curvature is 'guess', but must be a n"),
         (
+            {"algorithm": "qlsd", "potential_curvature": "9", "dropout": 0.5},
+            "cohorts and clients that drop out lower the bound",
+        ),
+        (
             {"algorithm": "qlsd", "potential_curvature": "9", "cohort_size": 2},
-            "leave it or cohort_size out, or give part",
+            "leave out either it, or cohort_size and dropout",
         ),
         (
             {"algorithm": "qlsd", "cohort_size": 2, "popularity": "1"},

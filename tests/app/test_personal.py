@@ -355,7 +355,7 @@ def test_clients_who_are_never_in_training_are_scored_apart(tmp_path, capsys):
             {"algorithm": "meta_vd", "class_weight": "benign=3"},
             {"kl_weight": 1.0, "kl_reduction": "sum", "likelihood": "class_weighted:1,3"},
         ),
-        ({"algorithm": "p_fed_bayes"}, {}),
+        ({"algorithm": "p_fed_bayes"}, {"kl_weight": 0.0}),
     ],
 )
 def test_the_step_of_adaptation_is_by_the_loss_of_training(options, wanted, monkeypatch):

@@ -126,6 +126,12 @@ def test_adaptation_leaves_pruned_weights_at_zero(work, trained):
         np.testing.assert_array_equal(np.where(x == 0, variance, 0), np.where(x == 0, other, 0))
 
 
+def test_the_work_of_the_training_adapts_too(trained):
+    process, _ = trained
+    for score in evaluate_clients(*trained, EVERYBODY, TEST, probabilities, adaptation=process.client_work):
+        assert np.isfinite(score.after["mean"]) and score.after != score.before
+
+
 def test_the_same_noise_of_all_clients_is_refused():
     process, result = run("common_variances")
     with pytest.raises(InvalidArgument, match="but all clients here have the same"):

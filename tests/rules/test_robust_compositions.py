@@ -62,6 +62,7 @@ def test_fields_of_the_rule_stay(text, fewest):
     rule = rules.kernel_posterior(bandwidth="adaptive")
     assert defended(text, rule).min_clients == fewest
     assert defended(text, rules.naive_weighted_average()).min_clients == 1
+    assert rules.trimmed(rules.linear_pool(), 0.49999999999).min_clients == 1  # At once.
     assert rules.reweighted(rule, weighting.max_discrepancy_weights).min_clients == 5
     assert rules.whole_model(rule).min_clients == 5
 

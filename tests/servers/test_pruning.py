@@ -10,6 +10,7 @@ from tfp_bfl import algorithms, clients, models, servers
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.privacy import Privacy
 
 from .test_personal import ANCHOR, LINEAR, SOURCES, by_change, pooled, results
 
@@ -53,7 +54,7 @@ def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
     np.testing.assert_array_equal(own.posterior.mean[0], [0.5, 0.0])
 
 
-@pytest.mark.parametrize("rule", ["naive_weighted_average", "linear_pool"])
+@pytest.mark.parametrize("rule", ["naive_weighted_average", "linear_pool", "distributed_weight_consolidation"])
 def test_pruned_weights_would_count_by_a_rule_without_precisions(rule):
     model_fn = lambda: models.mlp("variational_dropout", (3,), 2, hidden=())
     make = functools.partial(algorithms.meta_vd, model_fn, num_clients=2)
@@ -63,6 +64,14 @@ def test_pruned_weights_would_count_by_a_rule_without_precisions(rule):
     for option, value in (("robust", "median"), ("max_change_norm", 5.0)):
         with pytest.raises(InvalidArgument, match=f"{option} compares what all clients send of each weight"):
             make(threshold=0.8, **{option: value})
+    for options, message in (
+        ({"privacy": Privacy(1.0, 1.0, 2), "weighting": "equal"}, "privacy limits how much a client changes the prec"),
+        ({"secure_sums": 50.0}, "secure_sums rounds the precision"),
+        ({"weighting": "distance"}, "weighting 'distance' compares all weights of the clients"),
+        ({"max_magnitude": 1e4}, "max_magnitude is 10000, but clients send a standard deviation of 100000"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            make(threshold=0.8, **options)
 
 
 def test_a_compressed_message_is_counted_as_a_federation_sends_it():

@@ -25,10 +25,12 @@ class Dynamic(NamedTuple):
     Fields:
       gradient: h [D + P], the mean of the clients' h_k.
       share: s, the weight of the round's clients divided by that of all clients, a scalar.
+      sized: whether the number of examples of all clients is known, a scalar bool.
     """
 
     gradient: Any
     share: Scalar
+    sized: tf.Tensor
 
 
 def fed_dyn(
@@ -87,11 +89,12 @@ def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWor
 
 def _server(alpha: float, weighting: str, privacy: Optional[Privacy]) -> ServerStep:
     def initialize(weights: ModelWeights) -> Dynamic:
-        return Dynamic(tf.zeros_like(flat_values(weights)), tf.constant(1.0))
+        return Dynamic(tf.zeros_like(flat_values(weights)), tf.constant(1.0), tf.constant(True))
 
     def meet(state: Dynamic, size: RoundSize, num_clients: tf.Tensor) -> Dynamic:
         del num_clients
-        return state._replace(share=size.share(weighting, None if privacy is None else privacy.cohort_size))
+        sized, expected = size.is_sized(state.sized), None if privacy is None else privacy.cohort_size
+        return state._replace(share=size.share(weighting, expected, sized), sized=sized)
 
     def step(
         state: Dynamic, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor

@@ -179,7 +179,7 @@ def _summed(
 
 def counts_alike(robust: Optional[str]) -> bool:
     """Return whether all clients count the same under this robust aggregator, whatever the weighting."""
-    return robust is not None and not robust.startswith("clip")
+    return isinstance(robust, str) and not robust.startswith("clip")  # What is no name is refused later.
 
 
 def defended_rule(

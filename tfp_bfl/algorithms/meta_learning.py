@@ -7,10 +7,11 @@ from typing import Optional
 
 import numpy as np
 
-from tfp_bfl import clients, federated, models, posterior, rules, servers
+from tfp_bfl import clients, federated, models, posterior, rules, servers, weighting
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.clients.personal import NO_PRECISION
 from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.federated.faults import LIMITS
 from tfp_bfl.servers.optimizers import Optimizer, ServerOptimizer
 
 SHARED = ("augmentation", "element_spec", "seed", "min_examples")
@@ -68,7 +69,8 @@ def meta_vd(
       rule: "log_linear_pool" weighs clients by their precisions, "naive_weighted_average" does not.
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
       threshold: of pruned exchange (`clients.personal`), for a rule by which a variance without bound counts nothing,
-        and without robust or max_change_norm, which compare what all clients send of each weight; None for none.
+        and without options that count what all clients send of each weight: robust, max_change_norm, privacy,
+        secure_sums and a weighting that compares posteriors; None for none.
       variance_options, server_options: of the source of variances, and of `servers.personal`.
       **options: of `compose` and of `clients.meta_learning`, such as logit_rate. A robust aggregator by which all
         clients count the same in each weight, "trimmed" or "median", leaves rows as they are, of which each is one
@@ -97,18 +99,38 @@ def meta_vd(
     return compose(model_fn, local, rule, step, **process)
 
 
+# Options by which a weight without precision would count, or not be a number.
+_COUNT_ALL = {
+    "robust": "compares what all clients send of each weight",
+    "max_change_norm": "compares what all clients send of each weight",
+    "privacy": "limits how much a client changes the precision of each weight",
+    "secure_sums": "rounds the precision that all clients send of each weight",
+}
+
+
 def _check_pooling(rule: str, process: Mapping[str, object]) -> None:
     """Raise InvalidArgument where weights that a client leaves out would count, which it sends without precision."""
-    for name in ("robust", "max_change_norm"):
+    for name, reason in _COUNT_ALL.items():
         if process.get(name) is not None:
             raise InvalidArgument(
-                f"{name} compares what all clients send of each weight, and with a pruning threshold each leaves some "
-                f"out: leave {name} or the threshold out."
+                f"{name} {reason}, and with a pruning threshold each leaves some out: leave {name} or the threshold "
+                "out."
             )
+    if process.get("weighting") in weighting.COMPARE_POSTERIORS:
+        raise InvalidArgument(
+            f"weighting {process['weighting']!r} compares all weights of the clients, and with a pruning threshold "
+            "each leaves some out: use 'train_size' or 'equal', or leave the threshold out."
+        )
+    most = process.get("max_magnitude", LIMITS.max_magnitude)
+    if isinstance(most, (int, float)) and most**2 <= NO_PRECISION:
+        raise InvalidArgument(
+            f"max_magnitude is {most:g}, but clients send a standard deviation of {NO_PRECISION**0.5:g} for weights "
+            "that they prune: give more, or leave the threshold out."
+        )
     array = lambda *values: np.array(values, np.float32)
     sent = posterior.MeanField(array([1], [0]), array([1], [NO_PRECISION]))
-    anchor = posterior.MeanField(array(0), array(1e6))
-    if rules.aggregate(rule, sent, anchor=anchor).mean[0] < 0.99:
+    anchor = posterior.MeanField(array(0), array(1))
+    if abs(rules.aggregate(rule, sent, anchor=anchor).mean[0] - 1) > 0.01:
         raise InvalidArgument(
             f"By the rule {getattr(rule, 'name', rule)} a weight that a client prunes would count as the server's own: "
             "use log_linear_pool, which weighs by precision, or no pruning threshold."

@@ -25,11 +25,13 @@ class Controlled(NamedTuple):
     Fields:
       control: c [D + P], the mean gradient of all clients.
       share: s, the weight of the round's clients divided by that of all clients, a scalar.
+      sized: whether the number of examples of all clients is known, a scalar bool.
       inner: of the step on the weights.
     """
 
     control: Any
     share: Scalar
+    sized: tf.Tensor
     inner: Any
 
 
@@ -92,17 +94,20 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
 
 def _server(inner: ServerStep, weighting: str, privacy: Optional[Privacy]) -> ServerStep:
     def initialize(weights: ModelWeights) -> Controlled:
-        return Controlled(tf.zeros_like(flat_values(weights)), tf.constant(1.0), inner.initialize(weights))
+        return Controlled(
+            tf.zeros_like(flat_values(weights)), tf.constant(1.0), tf.constant(True), inner.initialize(weights)
+        )
 
     def meet(state: Controlled, size: RoundSize, num_clients: tf.Tensor) -> Controlled:
         del num_clients
-        return state._replace(share=size.share(weighting, None if privacy is None else privacy.cohort_size))
+        sized, expected = size.is_sized(state.sized), None if privacy is None else privacy.cohort_size
+        return state._replace(share=size.share(weighting, expected, sized), sized=sized)
 
     def step(
         state: Controlled, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor
     ) -> tuple[Controlled, ModelWeights]:
         own, weights = inner.next(state.inner, weights, pooled, seed)
-        return Controlled(state.control + state.share * extra, state.share, own), weights
+        return Controlled(state.control + state.share * extra, state.share, state.sized, own), weights
 
     tell = lambda state, weights: state.control
     metrics = lambda extra: {"control_change": tf.norm(extra)}

@@ -209,17 +209,19 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
             "adaptation must be client work that sends a model's weights and keeps nothing, such as "
             "clients.variational(model_fn)."
         )
-    work, state = adaptation.build(), result.state
-    told = process.server_step.tell(state.step, state.weights)
+    work, state, step = adaptation.build(), result.state, process.server_step
+    # Work with statistics of its own, such as that of the training, is told what the server tells.
+    is_plain = step.personal is not None and adaptation.extra is None
+    told = step.tell(state.step, state.weights)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(weights: ModelWeights, examples: Any, seed: tf.Tensor) -> ModelWeights:
         kept = [tf.cast(tf.reshape(x != 0, [-1]), x.dtype) for x in tf.nest.flatten(weights.posterior.mean)]
         # A pruned weight is 0, and adaptation leaves it so.
-        given = told if process.server_step.personal is None else Pruned(tf.concat(kept, 0))
+        given = Pruned(tf.concat(kept, 0)) if is_plain else told
         message = ServerMessage(weights, tf.convert_to_tensor(state.round), given, (), state.federation)
         adapted = work(message, examples, seed).weights
-        if process.server_step.personal is None:
+        if step.personal is None:
             return adapted
         each, before, after = tf.nest.map_structure, weights.posterior, adapted.posterior
         restored = [each(lambda m, x, y: tf.where(m == 0, x, y), before.mean, *pair) for pair in zip(before, after)]

@@ -114,6 +114,8 @@ def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGath
 
 def _fewest(left: int, share: float) -> int:
     """Return the fewest clients from which on trimming leaves at least so many."""
+    if left <= 1:  # At most (K - 1) / 2 at each end: one is always left.
+        return 1
     fewest = math.ceil(left / (1 - 2 * share))  # K - 2 k is at least (1 - 2 share) K.
     while fewest > 1 and fewest - 1 - 2 * min(math.floor(share * (fewest - 1) + 1e-9), (fewest - 2) // 2) >= left:
         fewest -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, Optional
+from typing import Any, Generic, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -43,17 +43,36 @@ class RoundSize(NamedTuple):
     most_weight: Any
     present: Federation
 
-    def share(self, weighting: str, expected: Optional[int] = None) -> tf.Tensor:
+    def is_sized(self, before: tf.Tensor) -> tf.Tensor:
+        """Return whether the number of examples of all clients is known, a scalar bool.
+
+        Where their sizes were not given (`with_clients`), a part of the clients holds all known examples in the first
+        round.
+
+        Args:
+          before: whether it was known before, True in the first round.
+        """
+        clients, all_clients, examples, all_examples = (
+            tf.cast(x, tf.int64)
+            for x in (self.present.num_clients, self.num_clients, self.present.num_examples, self.num_examples)
+        )
+        return before & ((examples < all_examples) | (clients >= all_clients))
+
+    def share(self, weighting: str, expected: Optional[int] = None, sized: Union[bool, tf.Tensor] = True) -> tf.Tensor:
         """Return the fraction of all clients' weights that is in the round, a scalar; 0 of an empty federation.
 
         Args:
           weighting: "train_size" for the fraction of the examples, any other for that of the clients.
           expected: number of clients of a round in the place of the real one, which privacy hides; None for that.
+          sized: `is_sized`; without sizes it is the fraction of the clients for any weighting.
         """
-        name = "num_examples" if weighting == "train_size" else "num_clients"
-        in_round = getattr(self.present, name) if expected is None else expected
-        pair = (tf.cast(x, tf.float64) for x in (in_round, getattr(self, name)))
-        return tf.cast(tf.math.divide_no_nan(*pair), tf.float32)
+        reals = lambda *values: (tf.cast(x, tf.float64) for x in values)
+        in_round = self.present.num_clients if expected is None else expected
+        value = tf.math.divide_no_nan(*reals(in_round, self.num_clients))
+        if weighting == "train_size":
+            by_examples = tf.math.divide_no_nan(*reals(self.present.num_examples, self.num_examples))
+            value = tf.where(sized, by_examples, value)
+        return tf.cast(value, tf.float32)
 
 
 class Anchor(NamedTuple):

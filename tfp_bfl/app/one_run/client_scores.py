@@ -58,12 +58,13 @@ def score(
 
 
 def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained: bfl.data.Clients) -> Any:
-    """Return the client work of one adaptation step at the inner rate, of the loss and with the augmentation of
-    training; learned variances too adapt at this rate.
+    """Return the client work of one adaptation step at the inner rate, with the augmentation of training and by its
+    loss, that of the examples of the step: a sum of KL terms is divided by their number. Learned variances too adapt
+    at this rate. The KL term of p_fed_bayes is to the common posterior and left out.
     """
-    # The KL term of p_fed_bayes is to the common posterior, and not of a client's own loss.
-    names = () if config.algorithm == "p_fed_bayes" else ("kl_weight", "kl_reduction")
-    of_loss: Any = {name: getattr(config, name) for name in names}
+    of_loss: Any = {"kl_weight": 0.0}
+    if config.algorithm != "p_fed_bayes":
+        of_loss = {name: getattr(config, name) for name in ("kl_weight", "kl_reduction")}
     if config.class_weight:
         of_loss |= class_weights.likelihood(config.class_weight, lambda: trained, {})
     work = bfl.clients.meta_learning(

@@ -112,10 +112,10 @@ class QLSD(_Chain, Compressed):
                     "out, or take 'anchored'."
                 )
         check_even(config)
-        if self.potential_curvature is not None and not _are_all(config):
+        if self.potential_curvature is not None and not (_are_all(config) and not config.dropout):
             raise InvalidArgument(
-                "potential_curvature checks the step size for rounds with all clients, and cohorts lower the bound: "
-                "leave it or cohort_size out, or give participation."
+                "potential_curvature checks the step size for rounds with all clients, and cohorts and clients that "
+                "drop out lower the bound: leave out either it, or cohort_size and dropout (participation is checked)."
             )
         for name in ("participation", "compressor"):
             number = len(_by_client(getattr(self, name)))
