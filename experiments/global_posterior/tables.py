@@ -154,9 +154,11 @@ def controls_table(rows: list[Row]) -> list[list[str]]:
     methods = {method for block in PLAN if "variants" in block for method in block["methods"]}  # type: ignore
     columns = ("accuracy", "nll", "epistemic", "epistemic_share", "sd_q05", "sd_median", "sd_q95", "log_sd_ratio")
     lines = [["", "partition", "data", *columns, "seeds"]]
-    for partition in dict.fromkeys(row["partition"] for row in rows if row["variant"] != "all"):
+    cell = lambda row: (row["dataset"], row["partition"])
+    for dataset, partition in dict.fromkeys(cell(row) for row in rows if row["variant"] != "all"):
         for variant in VARIANTS:
-            same = [r for r in rows if (r["partition"], r["variant"]) == (partition, variant) and r["row"] in methods]
+            of_cell = [r for r in rows if (*cell(r), r["variant"]) == (dataset, partition, variant)]
+            same = [r for r in of_cell if r["row"] in methods]
             lines += [[row[0], partition, variant, *row[1:]] for row in table(same, columns)[1:]]
     return lines
 
@@ -184,7 +186,7 @@ def by_row(rows: list[Row]) -> dict[str, list[Row]]:
 
 def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:
     """Write the failures with their messages, the rounds without clients, and the collapsed posteriors."""
-    lines = [["method", "partition", "data", "seed", "what happened"]]
+    lines = [["dataset", "method", "partition", "data", "seed", "what happened"]]
     for summary in summaries:
         options, training = summary["options"], summary.get("training", {})
         happened = [summary["failed"].replace("\n", " ").replace("|", "/")] if "failed" in summary else []
@@ -192,7 +194,7 @@ def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:
             happened.append(f"{training['faulty']} times a client was left out as faulty")
         if training.get("collapsed_in_round"):
             happened.append(f"the posterior collapsed in round {training['collapsed_in_round']}")
-        same = [str(options.get(key, "curve")) for key in ("method", "partition", "variant", "seed")]
+        same = [str(options.get(key, "curve")) for key in ("dataset", "method", "partition", "variant", "seed")]
         lines += [[*same, "; ".join(happened)]] if happened else []
     write(lines, path)
 
