@@ -68,13 +68,16 @@ def keep_records(folder: pathlib.Path, found: Mapping[str, Record], every: Mappi
 def best_trial(trials: Mapping[str, Options], score: Callable[[Record], Any], records: Mapping[str, Record]) -> Any:
     """Return the options of the trial of the lowest score; None if there is none, or one without a score.
 
+    A trial that failed, such as by divergence, has the worst score.
+
     Args:
       trials: name -> options of each trial.
       score: record -> its score, None if it has none; one that is not a finite number is the worst.
       records: name -> record.
     """
-    scores = {name: score(records[name]) if name in records else None for name in trials}
-    if not scores or None in scores.values():
+    found = {name: records[name] for name in trials if name in records}
+    scores = {name: math.inf if "failed" in record else score(record) for name, record in found.items()}
+    if not trials or len(found) < len(trials) or None in scores.values():
         return None
     return trials[min(scores, key=lambda name: scores[name] if math.isfinite(scores[name]) else math.inf)]
 

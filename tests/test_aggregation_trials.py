@@ -10,6 +10,7 @@ from experiments.aggregation import figures, run, tables
 from experiments.aggregation.config import CHOSEN, RATES_OF, SIZES, TABLES
 from experiments.default_posterior.config import TRIALS
 from tests.aggregation_runs import invoke, stand_in, trials_of
+from tfp_bfl import errors
 from tfp_bfl.app.one_run.progress import Reporter
 
 
@@ -114,3 +115,18 @@ def test_a_full_size_cell_goes_on_in_its_middle_and_its_record_has_the_seconds_o
     assert record["seconds"] >= sum(row["seconds"] for row in rows) - 1e-6 > 0  # Seconds of rows are rounded.
     (row,) = csv.DictReader((tmp_path / "results" / "paper" / "column_momentum.csv").read_text().splitlines())
     assert row["rule"] == "naive_weighted_average" and float(row["s a run"]) == round(record["seconds"])
+
+
+def test_a_trial_that_diverges_has_this_as_its_result(tmp_path, monkeypatch):
+    """Its rate is not chosen, and the study goes on; a row that diverges is an error."""
+
+    def diverge(folder, options):
+        raise errors.Error("No training succeeded in round 2")
+
+    monkeypatch.setattr(run, "run_or_resume", diverge)
+    run.run_cell(tmp_path, {"seed": 100, "hold_out": 0.15})
+    found = tables.read_cell(tmp_path)
+    assert found == {"failed": "Error: No training succeeded in round 2"}
+    assert run.told(found) == "failed, Error: No training succeeded in round 2"
+    with pytest.raises(errors.Error, match="in round 2"):
+        run.run_cell(tmp_path, {"seed": 0})

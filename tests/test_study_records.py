@@ -123,3 +123,9 @@ def test_the_best_trial_has_the_lowest_finite_score_and_there_is_none_before_all
     known = {f"cell {i}": {"nll": score} for i, score in enumerate(scores)}
     assert records.best_trial(EVERY, lambda record: record["nll"], known) == EVERY.get(best)
     assert records.best_trial({}, lambda record: record["nll"], known) is None
+
+
+def test_a_trial_that_failed_is_the_worst():
+    first, *others = EVERY
+    known = {first: {"failed": "Diverged"}, **{name: {"nll": 1e9} for name in others}}
+    assert records.best_trial(EVERY, lambda record: record["nll"], known) == list(EVERY.values())[1]

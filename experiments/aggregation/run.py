@@ -7,6 +7,7 @@ figures and findings are of the records of cells in RESULTS/SIZE, which outlive 
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
@@ -20,6 +21,7 @@ from experiments.aggregation.tables import config_of, read_cell, run_of, write_t
 from experiments.cells import Study, study_options
 from experiments.records import Record, best_trial, read_records
 from tfp_bfl import errors
+from tfp_bfl.app.many_runs.cells import SUMMARY
 from tfp_bfl.app.many_runs.sweep import options_of_run, run_or_resume
 from tfp_bfl.app.options.resolve import resolved
 
@@ -113,10 +115,10 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
         for table in tables or own
         for name, o in every[table].items()
     }
-    study.run(todo, run_or_resume, told, held=options_of_run, goes_on=True)
+    study.run(todo, run_cell, told, held=options_of_run, goes_on=True)
     if not study.listed:
         records = study.records({name: o for named in every.values() for name, o in named.items()}, read_cell)
-        runs = {name: run_of(record) for name, record in records.items()}
+        runs = {name: run_of(record) for name, record in records.items() if "failed" not in record}
         for table in tables or own:
             of_table = [runs[name] for name in every[table] if name in runs]
             if of_table:
@@ -126,8 +128,21 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
         write_findings([run for run in runs.values() if not run["hold_out"]], study.results)
 
 
+def run_cell(folder: pathlib.Path, options: Options) -> None:
+    """Run a cell or resume it. A trial that fails has this as its result: its rate is not chosen."""
+    try:
+        run_or_resume(folder, options)
+    except errors.Error as error:
+        if not options.get("hold_out"):
+            raise
+        reason = f"{type(error).__name__}: {error}"[:300]
+        (folder / SUMMARY).write_text(json.dumps({"options": options, "failed": reason}, indent=1) + "\n")
+
+
 def told(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
+    if "failed" in summary:
+        return "failed, " + summary["failed"]
     return f"accuracy {summary['accuracy']:.4f} ({summary['seconds']:.0f} s)"
 
 

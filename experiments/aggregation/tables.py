@@ -46,6 +46,8 @@ KEYS = (
 def read_cell(folder: pathlib.Path) -> Record:
     """Read the record of a run: its final scores, the scores of evaluated rounds, and its retention curves."""
     summary = json.loads((folder / "summary.json").read_text())
+    if "failed" in summary:
+        return {"failed": summary["failed"]}
     rounds = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [{name: row[name] for name in OF_ROUNDS if name in row} for row in rounds]
     found = {"nll": summary.get("test_nll"), **summary}  # Older runs called it as the tables do.
