@@ -118,7 +118,7 @@ def test_a_full_size_cell_goes_on_in_its_middle_and_its_record_has_the_seconds_o
 
 
 def test_a_trial_that_diverges_has_this_as_its_result(tmp_path, monkeypatch):
-    """Its rate is not chosen, and the study goes on; a row that diverges is an error."""
+    """Its rate is not chosen, and the other trials run; a row that diverges is an error."""
 
     def diverge(folder, options):
         raise errors.Error("No training succeeded in round 2")

@@ -94,7 +94,9 @@ def scores_table(runs: list[Run], *more: str) -> list[list[str]]:
             if method == "weights at the start":
                 seconds[0] = "0.0"
             where = [setting, dataset, *map(str, others), method, "" if floor is None else f"{floor:g}"]
-            table.append([*where, *scores, published.get(method, ""), str(len(rows)), *seconds])
+            table.append(
+                [*where, *scores, published.get(method, "") if floor in (None, 1e-6) else "", str(len(rows)), *seconds]
+            )
     return table
 
 
