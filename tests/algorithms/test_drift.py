@@ -48,11 +48,16 @@ def least_squares(weights=None):
 
 @pytest.mark.parametrize("build", [algorithms.scaffold, algorithms.fed_dyn])
 def test_the_share_of_a_round_is_that_of_the_clients_where_their_sizes_are_unknown(build):
-    """Three clients in rounds of one: a third in each round, and the fraction of the examples if sizes are given."""
-    for sizes, shares in (((), [1 / 3, 1 / 3, 1 / 3]), (SIZES, np.array(SIZES) / sum(SIZES))):
+    """Rounds of one: of three clients a third each; with sizes the fraction of the examples, also beside clients that
+    have none."""
+    for sizes, number, shares in (
+        ((), 3, [1 / 3, 1 / 3, 1 / 3]),
+        (SIZES, 3, np.array(SIZES) / sum(SIZES)),
+        ((SIZES[0], 0), 2, [1.0]),
+    ):
         process = build(line, element_spec=federation().element_spec, **{**OPTIONS, "optimizer": "sgd"})
-        state, found = process.with_clients(process.local.initialize(), range(3), sizes), []
-        for k in range(3):
+        state, found = process.with_clients(process.local.initialize(), range(number), sizes), []
+        for k in range(len(shares)):
             state = process.local.next(state, [federation().dataset(k)]).state
             found.append(state.step.share)
         np.testing.assert_allclose(found, shares, rtol=1e-6)

@@ -93,7 +93,7 @@ def _server(alpha: float, weighting: str, privacy: Optional[Privacy]) -> ServerS
 
     def meet(state: Dynamic, size: RoundSize, num_clients: tf.Tensor) -> Dynamic:
         del num_clients
-        sized, expected = size.is_sized(state.sized), None if privacy is None else privacy.cohort_size
+        sized, expected = state.sized & size.sized, None if privacy is None else privacy.cohort_size
         return state._replace(share=size.share(weighting, expected, sized), sized=sized)
 
     def step(

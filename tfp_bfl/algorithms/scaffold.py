@@ -100,7 +100,7 @@ def _server(inner: ServerStep, weighting: str, privacy: Optional[Privacy]) -> Se
 
     def meet(state: Controlled, size: RoundSize, num_clients: tf.Tensor) -> Controlled:
         del num_clients
-        sized, expected = size.is_sized(state.sized), None if privacy is None else privacy.cohort_size
+        sized, expected = state.sized & size.sized, None if privacy is None else privacy.cohort_size
         return state._replace(share=size.share(weighting, expected, sized), sized=sized)
 
     def step(

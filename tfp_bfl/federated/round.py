@@ -244,7 +244,9 @@ def _sizes(known: Federation, sound: tf.Tensor, num_examples: tf.Tensor) -> tupl
     any_weight = tf.constant(Federation().most_weight)
     present = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight)
     federation = tf.nest.map_structure(tf.maximum, known, present)
-    return federation, RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present)
+    sized = (known.num_clients == 0) | (known.num_examples > 0)
+    size = RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present, sized)
+    return federation, size
 
 
 def _secret(noise: TensorTree) -> TensorTree:

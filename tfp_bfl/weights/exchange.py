@@ -36,27 +36,15 @@ class RoundSize(NamedTuple):
     Fields:
       num_clients, num_examples, most_weight: of the federation.
       present: number of sound clients of the round and of their examples, a `Federation`.
+      sized: False in the first round after `with_clients` without the clients' sizes, a scalar bool: num_examples is
+        then that of the round.
     """
 
     num_clients: Any
     num_examples: Any
     most_weight: Any
     present: Federation
-
-    def is_sized(self, before: tf.Tensor) -> tf.Tensor:
-        """Return whether the number of examples of all clients is known, a scalar bool.
-
-        Where their sizes were not given (`with_clients`), a part of the clients holds all known examples in the first
-        round.
-
-        Args:
-          before: whether it was known before, True in the first round.
-        """
-        clients, all_clients, examples, all_examples = (
-            tf.cast(x, tf.int64)
-            for x in (self.present.num_clients, self.num_clients, self.present.num_examples, self.num_examples)
-        )
-        return before & ((examples < all_examples) | (clients >= all_clients))
+    sized: Any = True
 
     def share(self, weighting: str, expected: Optional[int] = None, sized: Union[bool, tf.Tensor] = True) -> tf.Tensor:
         """Return the fraction of all clients' weights that is in the round, a scalar; 0 of an empty federation.
@@ -64,7 +52,7 @@ class RoundSize(NamedTuple):
         Args:
           weighting: "train_size" for the fraction of the examples, any other for that of the clients.
           expected: number of clients of a round in the place of the real one, which privacy hides; None for that.
-          sized: `is_sized`; without sizes it is the fraction of the clients for any weighting.
+          sized: whether num_examples is that of all clients; if not, it is the fraction of the clients.
         """
         reals = lambda *values: (tf.cast(x, tf.float64) for x in values)
         in_round = self.present.num_clients if expected is None else expected
