@@ -35,7 +35,7 @@ def run_study(
     only: str,
     output: pathlib.Path,
     work: Work,
-    told: Callable[[dict[str, Any]], str],
+    describe: Callable[[dict[str, Any]], str],
     *,
     listed: bool,
     tables_only: bool = False,
@@ -51,7 +51,7 @@ def run_study(
       only: what a cell's name must hold.
       output: the folder of their folders.
       work: (folder, options) -> None; writes the summary last.
-      told: summary -> a line for the console.
+      describe: summary -> a line for the console.
       listed: only list the cells.
       tables_only: run nothing.
       others: of `tfp_bfl.app.many_runs.cells.run_cells` and `check_cells`.
@@ -67,7 +67,7 @@ def run_study(
     if listed:
         list_cells(chosen, output)
     elif not tables_only:
-        run_cells(chosen, output, work, told, jobs=jobs, threads=threads, goes_on=goes_on)
+        run_cells(chosen, output, work, describe, jobs=jobs, threads=threads, goes_on=goes_on)
 
 
 class Study(NamedTuple):
@@ -93,7 +93,7 @@ class Study(NamedTuple):
     missing: bool = False
 
     def run(
-        self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str], **options: Any
+        self, every: Mapping[str, Options], work: Work, describe: Callable[[dict[str, Any]], str], **options: Any
     ) -> None:
         """Call `run_study` with these cells; options: `held` and `goes_on`."""
         if self.missing:
@@ -103,7 +103,7 @@ class Study(NamedTuple):
                 click.echo("No cell is missing.")
                 return
         given = {"listed": self.listed, "tables_only": self.tables_only, "jobs": self.jobs, "threads": self.threads}
-        run_study(every, self.only, self.output, work, told, **given, **options)
+        run_study(every, self.only, self.output, work, describe, **given, **options)
 
     def records(
         self, every: Mapping[str, Options], kept: Callable[[pathlib.Path], Record] = read_summary

@@ -127,6 +127,6 @@ def test_a_trial_that_diverges_has_this_as_its_result(tmp_path, monkeypatch):
     run.run_cell(tmp_path, {"seed": 100, "hold_out": 0.15})
     found = tables.read_cell(tmp_path)
     assert found == {"failed": "Error: No training succeeded in round 2"}
-    assert run.told(found) == "failed, Error: No training succeeded in round 2"
+    assert run.describe(found) == "failed, Error: No training succeeded in round 2"
     with pytest.raises(errors.Error, match="in round 2"):
         run.run_cell(tmp_path, {"seed": 0})

@@ -139,7 +139,7 @@ def test_failures_are_reported_and_the_study_continues(tmp_path):
     cell.run_cell(tmp_path / "cell", {**TINY, "method": "reptile", "dataset": "breast_cancer"})
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
     assert "must have" in summary["failed"] or "images" in summary["failed"]
-    assert run.told(summary).startswith("failed, ")
+    assert run.describe(summary).startswith("failed, ")
     tables.write_all([{**tables.kept(summary), "options": summary["options"]}], [summary], tmp_path / "results")
     assert "reptile" in (tmp_path / "results" / "failures.md").read_text()
 

@@ -115,7 +115,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
         for table in tables or own
         for name, o in every[table].items()
     }
-    study.run(todo, run_cell, told, held=options_of_run, goes_on=True)
+    study.run(todo, run_cell, describe, held=options_of_run, goes_on=True)
     if not study.listed:
         records = study.records({name: o for named in every.values() for name, o in named.items()}, read_cell)
         runs = {name: run_of(record) for name, record in records.items() if "failed" not in record}
@@ -139,7 +139,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
         (folder / SUMMARY).write_text(json.dumps({"options": options, "failed": reason}, indent=1) + "\n")
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     if "failed" in summary:
         return "failed, " + summary["failed"]

@@ -166,7 +166,7 @@ def run_cell(folder: pathlib.Path, cell: Cell, *, pretrained: pathlib.Path) -> N
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1))
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     accuracies = ", ".join(f"{row['method']} {row['accuracy']:.4f}" for row in summary["rows"][:6])
     return f"{accuracies} ({summary['cell_seconds']:.0f} s)"
@@ -182,7 +182,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     recorded = read_records(study.results)
     every = {table: {cell_name(cell): cell for cell in cells(table, size, recorded)} for table in TABLES}
     todo = {name: cell for table in tables or TABLES for name, cell in every[table].items()}
-    study.run(todo, functools.partial(run_cell, pretrained=study.output.parent / "pretrained"), told)
+    study.run(todo, functools.partial(run_cell, pretrained=study.output.parent / "pretrained"), describe)
     if study.listed:
         return
     records = study.records({name: cell for named in every.values() for name, cell in named.items()}, read_cell)

@@ -205,9 +205,11 @@ def pairs_table(runs: list[Run], *more: str) -> list[list[str]]:
         for (method, floor), rows in found.items():
             differences = {score: paired(of(own, score), of(rows, score)) for score in scores}
             if all(differences.values()):
-                told = [interval(d, 2 if score == "accuracy" else 4, scores[score]) for score, d in differences.items()]
+                shown = [
+                    interval(d, 2 if score == "accuracy" else 4, scores[score]) for score, d in differences.items()
+                ]
                 where = [setting, dataset, *map(str, others), method, "" if floor is None else f"{floor:g}"]
-                table.append([*where, *told, str(differences["test_nll"].number)])
+                table.append([*where, *shown, str(differences["test_nll"].number)])
     return table
 
 

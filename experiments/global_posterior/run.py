@@ -62,14 +62,14 @@ def cell_name(options: Options) -> str:
 def main(study: Study) -> None:
     """Run the cells that are not done, and write tables and the figure."""
     every = {cell_name(options): options for options in cells()}
-    study.run(every, run_cell, told)
+    study.run(every, run_cell, describe)
     if not study.listed:
         records = study.records(every, read_cell)
         write_all(list(records.values()), study.results)
         click.echo(f"{len(records)} of {len(every)} cells are done: tables in {study.results}")
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     seconds = f" ({summary['seconds']:.0f} s)"
     if "failed" in summary:

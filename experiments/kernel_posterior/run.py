@@ -238,7 +238,7 @@ def main(
         for name, cell in table.items()
         if not seeds or cell["seed"] in seeds
     }
-    study.run(everything, run_cell, told, goes_on=True)
+    study.run(everything, run_cell, describe, goes_on=True)
     if not study.listed:
         for table in names:
             every = {cell_name(cell): cell for cell in cells(table, size, datasets, recorded)}
@@ -255,7 +255,7 @@ def record_of(folder: pathlib.Path) -> dict[str, Any]:
     return {**summary, "rounds": rounds}
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     return f"accuracy {summary['metrics']['accuracy']:.4f} ({summary['seconds']:.0f} s)"
 

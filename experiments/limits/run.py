@@ -179,7 +179,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
     write_summary(folder, options, lambda: score(options))
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     if "failed" in summary:
         return summary["failed"]
@@ -213,7 +213,7 @@ def adapted_table(summaries: list[dict[str, Any]]) -> list[list[str]]:
 def main(study: Study) -> None:
     """Run the cells that are not done, and write the table."""
     every = {cell_name(options): options for options in cells()}
-    study.run(every, run_cell, told)
+    study.run(every, run_cell, describe)
     if not study.listed:
         records = list(study.records(every).values())
         if records:

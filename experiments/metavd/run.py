@@ -44,14 +44,14 @@ def main(study: Study, full: bool) -> None:
     from experiments.metavd.tables import kept, write_all
 
     every = {cell_name(options): options for options in cells(FULL if full else PLAN)}
-    study.run(every, run_cell, told)
+    study.run(every, run_cell, describe)
     if not study.listed:
         records = study.records(every, lambda folder: kept(read_summary(folder)))
         write_all(list(records.values()), read_cells(study.output), study.results)
         click.echo(f"{len(records)} cells are done: tables in {study.results}")
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     seconds = f" ({summary['seconds']:.0f} s)"
     if "failed" in summary:

@@ -133,7 +133,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
     write_summary(folder, options, lambda: score(options))
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     if "failed" in summary:
         return summary["failed"]
@@ -145,7 +145,7 @@ def told(summary: dict[str, Any]) -> str:
 def main(study: Study) -> None:
     """Run the cells that are not done, and write the tables."""
     every = {cell_name(options): options for options in cells()}
-    study.run(every, run_cell, told)
+    study.run(every, run_cell, describe)
     if not study.listed:
         summaries = list(study.records(every).values())
         made = {name: table(summaries, federation) for name, federation in TABLES.items()}

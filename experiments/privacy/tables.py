@@ -68,9 +68,9 @@ def costs_in_short(summaries: list[Summary], federation: str) -> list[list[str]]
             if group:
                 epsilon = _epsilon(group[0])
                 sent[own["kind"]] = f"{np.mean([s['upload_bytes'] for s in group]):,.0f}"
-        told = f"{what}, epsilon {epsilon}" if epsilon else what
+        label = f"{what}, epsilon {epsilon}" if epsilon else what
         if sent:
-            rows.append([told, *scores, sent.get("flipout", ""), sent.get("deterministic", "")])
+            rows.append([label, *scores, sent.get("flipout", ""), sent.get("deterministic", "")])
     return rows
 
 

@@ -143,14 +143,14 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 def main(study: Study, size: str, seeds: int | None) -> None:
     """Run the cells that are not done, and write tables and figures."""
     every = {cell_name(options): options for options in cells(size, seeds)}
-    study.run(every, run_cell, told)
+    study.run(every, run_cell, describe)
     if not study.listed:
         records = study.records(every)
         write_all(list(records.values()), study.results)
         click.echo(f"{len(records)} of {len(every)} cells are done: tables in {study.results}")
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     seconds = f" ({summary['seconds']:.0f} s)"
     if "failed" in summary:

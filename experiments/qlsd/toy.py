@@ -169,5 +169,10 @@ def run_budget(options: Options) -> dict[str, Any]:
         draws = chains.draws.point[0][: options["runs"] - seed].astype(np.float64)
         norms += [float(x) for x in np.linalg.norm(draws, axis=-1).mean(-1)]
         squares += [float(x) for x in ((draws - mode()) ** 2).mean((1, 2))]
-    told = scores({**options, "rounds": rounds, "burn_in": 0}, np.array(norms), np.array(squares))
-    return {"rounds": rounds, "bits_bound": found.bound(len(mode())), **told, "seconds": time.perf_counter() - started}
+    measured = scores({**options, "rounds": rounds, "burn_in": 0}, np.array(norms), np.array(squares))
+    return {
+        "rounds": rounds,
+        "bits_bound": found.bound(len(mode())),
+        **measured,
+        "seconds": time.perf_counter() - started,
+    }

@@ -169,7 +169,7 @@ def write_cell(folder: pathlib.Path, options: Options) -> None:
     write_summary(folder, options, lambda: run_cell(options))
 
 
-def told(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return a cell's result in a line."""
     return f"{summary.get('failed', '')}{summary.get('accuracy', '')} ({summary['seconds']:.0f} s)"
 
@@ -179,7 +179,7 @@ def told(summary: dict[str, Any]) -> str:
 def main(study: Study) -> None:
     """Run the cells that are not done, and write a table of each score on each partition."""
     every = {cell_name(options): options for options in cells()}
-    study.run(every, write_cell, told)
+    study.run(every, write_cell, describe)
     if study.listed:
         return
     records = list(study.records(every).values())

@@ -210,15 +210,15 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
             "clients.variational(model_fn)."
         )
     work, state, step = adaptation.build(), result.state, process.server_step
-    # Work with statistics of its own, such as that of the training, is told what the server tells.
+    # Work with statistics of its own, such as that of the training, gets the message of the server.
     is_plain = step.personal is not None and adaptation.extra is None
-    told = step.tell(state.step, state.weights)
+    message_of_step = step.tell(state.step, state.weights)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(weights: ModelWeights, examples: Any, seed: tf.Tensor) -> ModelWeights:
         kept = [tf.cast(tf.reshape(x != 0, [-1]), x.dtype) for x in tf.nest.flatten(weights.posterior.mean)]
         # A pruned weight is 0, and adaptation leaves it so.
-        given = Pruned(tf.concat(kept, 0)) if is_plain else told
+        given = Pruned(tf.concat(kept, 0)) if is_plain else message_of_step
         message = ServerMessage(weights, tf.convert_to_tensor(state.round), given, (), state.federation)
         adapted = work(message, examples, seed).weights
         if step.personal is None:

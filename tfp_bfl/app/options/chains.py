@@ -115,7 +115,7 @@ class QLSD(_Chain, Compressed):
         if self.potential_curvature is not None and not (_are_all(config) and not config.dropout):
             raise InvalidArgument(
                 "potential_curvature checks the step size for rounds with all clients, and cohorts and clients that "
-                "drop out lower the bound: leave out either it, or cohort_size and dropout (participation is checked)."
+                "drop out lower the bound: leave out either it, or cohort_size and dropout; participation may stay."
             )
         for name in ("participation", "compressor"):
             number = len(_by_client(getattr(self, name)))
