@@ -41,8 +41,8 @@ MAY_IMPORT = {
     },
     "parties": {"contracts", "data", "federated"},
     "interop": {*PUBLIC, "contracts", "parties", "weights"},
-    "engines.ray": {"data", "federated", "glm"},
-    "engines.tff": {"contracts", "federated", "glm", "glm.graphs"},
+    "engines.ray": {"data", "federated"},
+    "engines.tff": {"contracts", "federated"},
     "engines": set(),
     "federated": {"contracts", "weights", "models", "layers", "posterior", "privacy", "data", "servers"},
     "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
@@ -64,7 +64,6 @@ MAY_IMPORT = {
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
-    "glm.graphs": {"glm"},  # In TensorFlow, for the engine tff alone.
     "glm": {"data", "plots"},
     "posterior": set(),
     "privacy": set(),
@@ -98,7 +97,7 @@ FOR_EVERYONE = {"errors", "faces", "files", "labels", "logs", "named", "tensors"
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),
-    *("engines/tff/engine.py", "engines/tff/process.py", "engines/tff/linear_models.py"),
+    *("engines/tff/engine.py", "engines/tff/process.py"),
 )
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}

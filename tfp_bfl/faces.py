@@ -44,7 +44,6 @@ def engine(name: str) -> Any:
     """Return the package `tfp_bfl.engines.NAME`: the driver knows the engines by name, and they import the driver.
 
     Each has `check_installed() -> None`, which raises MissingDependency, and `running(process, runtime)`, a context
-    manager that yields a `federated.engines.Engine`. For linear models, `linear_model(table, family, secure_sums,
-    runtime)` yields a `glm.federation.Federation`.
+    manager that yields a `federated.engines.Engine`.
     """
     return importlib.import_module(f"tfp_bfl.engines.{name}")

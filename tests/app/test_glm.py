@@ -133,8 +133,6 @@ def test_families(table, options, words):
         (["--outcome", "age", "--random", "(intercept)"], "give --client-column"),
         (["--outcome", "weight"], "There is no column 'weight'"),
         (["--outcome", "ill", "--predict", "new.csv"], "give --output"),
-        (["--outcome", "ill", "--engine", "compiled"], "compiles the rounds of a network, and a linear model has none"),
-        (["--outcome", "ill", "--engine", "rays"], "no engine of linear models 'rays': did you mean 'ray'?"),
     ],
 )
 def test_bad_input_is_one_sentence(table, options, message):
@@ -254,20 +252,6 @@ def test_spellings_of_one_client_are_one_client_with_a_note(tmp_path):
     assert "'site' writes the client 'A' in 2 ways, such as 'A' and 'A ': they are one client." in result.output
     assert "'site' writes the client '2' in 2 ways, such as '2' and '2.0'" in result.output
     assert "'site' names a client 'NA': empty these cells if it stands for a missing name." in result.output
-
-
-@pytest.mark.tff
-@pytest.mark.deep(after="tests/glm/test_graphs.py")
-@pytest.mark.parametrize("options", [["--random", "(intercept)"], ["--second-order"]])
-def test_an_engine_gives_the_posterior_of_this_process(table, tmp_path, options):
-    found = {}
-    for engine in ("local", "tff"):
-        given = ["--outcome", "ill", "--family", "bernoulli", "--client-column", "hospital", "--only", "age,sex"]
-        result = run(table, *given, *options, "--engine", engine, "--output", tmp_path / engine)
-        assert result.exit_code == 0, (result.output, result.exception)
-        found[engine] = json.loads((tmp_path / engine / "posterior.json").read_text())
-    for name in ("mean", "covariance"):
-        np.testing.assert_allclose(found["tff"][name], found["local"][name], rtol=1e-10)
 
 
 def test_the_names_of_families_are_those_of_the_library():

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import click
 import numpy as np
 
-from tfp_bfl.app.options.linear_model import ENGINES, FAMILIES, model_options, names_of
+from tfp_bfl.app.options.linear_model import FAMILIES, model_options, names_of
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
 
@@ -31,13 +31,6 @@ Examples:
 @model_options
 @click.option("--client-column", metavar="COLUMN", help="Client of each row; all rows are one client if not given.")
 @click.option("--separator", metavar="TEXT", help="Separator of a .csv or .tsv file; that of the header if not given.")
-@click.option(
-    "--engine",
-    default=ENGINES[0],
-    show_default=True,
-    metavar="NAME",
-    help=f"Engine of the clients' sums: {', '.join(ENGINES)} (the cluster of RAY_ADDRESS).",
-)
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
 @click.option("--predict", metavar="TABLE", help="Rows to predict, of known and new clients; needs --output.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
@@ -49,9 +42,8 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
     if output is not None:
         _check_output(output)
     _check_options(family, {**given, "output": output})
-    from tfp_bfl.glm import design, engines, predictions, report
+    from tfp_bfl.glm import design, predictions, report
 
-    engines.check_engine(given["engine"])
     read = design.read_design(
         table,
         design.Outcome(given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]),
@@ -133,7 +125,7 @@ def _options(read: Any, given: dict[str, Any]) -> dict[str, Any]:
 def _fit(read: Any, family: str, given: dict[str, Any]) -> Any:
     from tfp_bfl import glm
 
-    options = {**_options(read, given), "second_order": given["second_order"], "engine": given["engine"]}
+    options = {**_options(read, given), "second_order": given["second_order"]}
     if given["random"]:
         return glm.fit_hierarchical(read.clients, family, random=names_of(given["random"]), **options)
     return glm.fit(read.clients, family, stratified=given["stratified"], **options)

@@ -1,8 +1,7 @@
-"""Questions of the server to all clients, and what adds up their answers: an engine, or sites."""
+"""Questions of the server to all clients, and what adds up their answers: this process, or sites."""
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -149,30 +148,13 @@ def check_columns(federation: Federation, sums: Sums, precision: np.ndarray, bes
         check_resolution(np.where(squares == 0, precision, squares), columns, federation.num_clients)
 
 
-def added(clients: Sequence[Rows], family: str, question: Question, secure_sums: bool) -> np.ndarray:
-    """Return the sum of the answers of some clients [n]; in fixed point [n + 1, 3] with secure sums.
-
-    Args:
-      clients: their rows.
-      family, question: as of `answer`.
-      secure_sums: whether the answers are added in fixed point (`fixed_point`).
-    """
-    answers = (answer(rows, family, question) for rows in clients)
-    return functools.reduce(np.add, map(encode, answers) if secure_sums else answers)
-
-
-def event_times_of(clients: Sequence[Rows]) -> np.ndarray:
-    """Return the distinct times of events of some clients, in ascending order."""
-    return functools.reduce(np.union1d, map(cox.event_times, clients))
-
-
-class OfTable(abc.ABC):
-    """Clients of one table, whose answers an engine computes and adds up (`Federation`).
+class InProcess:
+    """Clients of one table in this process (`Federation`).
 
     Args:
       table: their rows.
       family: the name of the outcome's distribution.
-      secure_sums: whether the answers are added in fixed point, as under secure aggregation.
+      secure_sums: whether the answers are added in fixed point (`fixed_point`), as under secure aggregation.
 
     Raises:
       InvalidArgument: secure sums of more clients than fixed point can add.
@@ -181,22 +163,17 @@ class OfTable(abc.ABC):
     def __init__(self, table: Table, family: str, secure_sums: bool = False):
         if secure_sums and len(table.clients) > MOST_CLIENTS:
             raise InvalidArgument(f"Secure sums are of at most {MOST_CLIENTS:,} clients, not {len(table.clients):,}.")
-        self._table, self._family, self.is_secure = table, family, secure_sums
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the coefficients [p]."""
-        return self._table.names
-
-    @property
-    def num_clients(self) -> int:
-        """The number of clients."""
-        return len(self._table.clients)
+        self._clients, self._family = table.clients, family
+        self.names, self.num_clients, self.is_secure = table.names, len(table.clients), secure_sums
 
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
-        sums = self._added(question)
-        return decode(sums) if self.is_secure else sums
+        answers = (answer(rows, self._family, question) for rows in self._clients)
+        return (
+            decode(functools.reduce(np.add, map(encode, answers)))
+            if self.is_secure
+            else functools.reduce(np.add, answers)
+        )
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""
@@ -205,22 +182,4 @@ class OfTable(abc.ABC):
                 "One baseline hazard for all clients needs the times of events of each client, which are no sum: with "
                 "secure sums give stratified, a baseline hazard for each client."
             )
-        return self._event_times()
-
-    @abc.abstractmethod
-    def _added(self, question: Question) -> np.ndarray:
-        """Return the sum of all clients, as `added` does."""
-
-    @abc.abstractmethod
-    def _event_times(self) -> np.ndarray:
-        """Return the times of all clients, as `event_times_of` does."""
-
-
-class InProcess(OfTable):
-    """Clients in this process: the engine local."""
-
-    def _added(self, question: Question) -> np.ndarray:
-        return added(self._table.clients, self._family, question, self.is_secure)
-
-    def _event_times(self) -> np.ndarray:
-        return event_times_of(self._table.clients)
+        return functools.reduce(np.union1d, map(cox.event_times, self._clients))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm import engines, work
+from tfp_bfl.glm import work
 from tfp_bfl.glm.checks import check_determined, check_resolution, few_events
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
+from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import inverse, maximise, solve
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT, Given, read
@@ -36,8 +36,6 @@ def fit(
     stratified: bool = False,
     second_order: bool = False,
     secure_sums: bool = False,
-    engine: str = "local",
-    runtime: Any = None,
 ) -> Posterior:
     """Fit a generalised linear model by Newton's method on sums of clients.
 
@@ -68,10 +66,6 @@ def fit(
         than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
       secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`fixed_point`). "cox"
         then needs stratified.
-      engine: what computes and adds up the clients' sums: "local", this process; "tff", workers of TensorFlow
-        Federated; or "ray", a Ray cluster. They give the same posterior up to rounding.
-      runtime: workers of `federated.local_workers`, `remote_workers` or `ray_runtime`, for "tff" or "ray"; None to
-        start and stop them here.
 
     Returns:
       The posterior, with mean [p] and covariance [p, p], the intercept first.
@@ -79,8 +73,6 @@ def fit(
     Raises:
       InvalidArgument: bad input; coefficients that the rows do not determine (collinear columns); or a likelihood
         without a maximum (separation). The message names the column.
-      MissingDependency: TensorFlow Federated or Ray, the package of the engine, is not installed.
-      WorkerError: a worker of the engine is lost.
 
     Example:
       >>> import numpy as np
@@ -97,18 +89,16 @@ def fit(
     check_options(family, prior_stddev, intercept_stddev, dispersion, stratified)
     if exposure is not None and family != "poisson":
         raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
-    engines.check_engine(engine, runtime)
     table = read(clients, FAMILIES.get(family), names, exposure, intercept=family != "cox")
-    with engines.federation(table, family, secure_sums, engine, runtime) as federation:
-        return fit_federation(
-            federation,
-            family,
-            prior_stddev=prior_stddev,
-            intercept_stddev=intercept_stddev,
-            dispersion=dispersion,
-            stratified=stratified,
-            second_order=second_order,
-        )
+    return fit_federation(
+        InProcess(table, family, secure_sums),
+        family,
+        prior_stddev=prior_stddev,
+        intercept_stddev=intercept_stddev,
+        dispersion=dispersion,
+        stratified=stratified,
+        second_order=second_order,
+    )
 
 
 def fit_federation(

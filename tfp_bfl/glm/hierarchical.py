@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
-from tfp_bfl.glm import engines
 from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, Layout, client_sums
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES, Family
-from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
+from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
 from tfp_bfl.glm.fit import fit_federation, prior_precision
 from tfp_bfl.glm.newton import inverse, maximise
 from tfp_bfl.glm.posterior import Posterior, Satterthwaite, mean_outcome
@@ -136,8 +135,6 @@ def fit_hierarchical(
     restricted: Optional[bool] = None,
     second_order: bool = False,
     secure_sums: bool = False,
-    engine: str = "local",
-    runtime: Any = None,
 ) -> Hierarchical:
     """Fit a generalised linear model with random effects of the clients, by empirical Bayes.
 
@@ -157,12 +154,10 @@ def fit_hierarchical(
         and intervals of Student's t by Satterthwaite's degrees of freedom (`restricted`); None for True, unless
         second_order. False for maximum likelihood, whose variances are too small with few clients.
       second_order: as of `fit`, over all parameters.
-      secure_sums, engine, runtime: as of `fit`. The effects of the clients, which are no sums, are computed in this
-        process.
+      secure_sums: as of `fit`. The effects of the clients, which are no sums, are computed beside them.
 
     Raises:
       InvalidArgument: bad input, fewer than two clients, or as of `fit`.
-      MissingDependency, WorkerError: as of `fit`.
 
     Example:
       >>> import numpy as np
@@ -178,19 +173,17 @@ def fit_hierarchical(
     chosen: Family = lookup(FAMILIES, family, "family of a hierarchical model")
     if exposure is not None and family != "poisson":
         raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
-    engines.check_engine(engine, runtime)
     table = read(clients, chosen, names, exposure)
-    with engines.federation(table, family, secure_sums, engine, runtime) as federation:
-        result = fit_hierarchical_federation(
-            federation,
-            family,
-            random=random,
-            prior_stddev=prior_stddev,
-            intercept_stddev=intercept_stddev,
-            between_stddev=between_stddev,
-            restricted=restricted,
-            second_order=second_order,
-        )
+    result = fit_hierarchical_federation(
+        InProcess(table, family, secure_sums),
+        family,
+        random=random,
+        prior_stddev=prior_stddev,
+        intercept_stddev=intercept_stddev,
+        between_stddev=between_stddev,
+        restricted=restricted,
+        second_order=second_order,
+    )
     of = family, table.names, result.random, result.parameters, result.posterior.mean
     return dataclasses.replace(result, effects=[own_effect(rows, *of) for rows in table.clients])
 

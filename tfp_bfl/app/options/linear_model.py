@@ -7,7 +7,6 @@ from typing import Callable, Optional
 import click
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "cox")
-ENGINES = ("local", "tff", "ray")
 
 
 def names_of(text: Optional[str]) -> list[str]:

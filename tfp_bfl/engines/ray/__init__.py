@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
     from tfp_bfl.engines.ray.cluster import RayEngine
@@ -27,10 +27,3 @@ def running(process: BayesianProcess, runtime: Optional[RayRuntime]) -> Iterator
 
     with joined(runtime) as cluster:
         yield RayEngine(process.round, cluster)
-
-
-def linear_model(*args: Any) -> Any:
-    """Call `tfp_bfl.engines.ray.linear_models.linear_model`."""
-    from tfp_bfl.engines.ray import linear_models
-
-    return linear_models.linear_model(*args)

@@ -1,4 +1,4 @@
-"""The engine that runs rounds, and sums of linear models, on TensorFlow Federated: the only package that imports TFF.
+"""The engine that runs rounds on TensorFlow Federated: the only package that imports TFF.
 
 TFF is imported when something here is first used.
 """
@@ -41,10 +41,3 @@ def running(*args: Any) -> Any:
     from tfp_bfl.engines.tff import engine
 
     return engine.running(*args)
-
-
-def linear_model(*args: Any) -> Any:
-    """Call `tfp_bfl.engines.tff.linear_models.linear_model`."""
-    from tfp_bfl.engines.tff import linear_models
-
-    return linear_models.linear_model(*args)
