@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import subprocess
 
 import numpy as np
@@ -261,3 +262,15 @@ def test_fewer_rounds_than_are_saved_is_refused(simulate, tmp_path):
     simulate(2, checkpoint_dir=tmp_path)
     with pytest.raises(InvalidArgument, match="holds a run of 2 rounds"):
         simulate(1, checkpoint_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("noise", "mode"), [((), 0o644), (np.array([7, 8], np.int32), 0o600)], ids=["open", "private"])
+def test_only_its_owner_reads_the_secret_of_a_private_run(tmp_path, state, noise, mode):
+    """Whoever knows the seed of the noise can subtract it."""
+    folder, umask = tmp_path / "saved", os.umask(0o022)
+    try:
+        Checkpoints(folder, {}).save(state._replace(noise=noise), Record())
+    finally:
+        os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("*.data*")} == {mode}
+    assert (folder.stat().st_mode & 0o077 == 0) == (mode == 0o600)

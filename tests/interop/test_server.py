@@ -277,3 +277,23 @@ def test_without_flower_the_strategy_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.delitem(sys.modules, "tfp_bfl.interop.bayesian_strategy", raising=False)
     with pytest.raises(bfl.errors.MissingDependency, match="flower_strategy needs Flower, which is not installed"):
         bfl.interop.flower_strategy(Server({"w": np.zeros(1)}, 1.0))
+
+
+def test_two_servers_of_one_folder_do_not_both_write_a_round(tmp_path):
+    first, second = server(folder=tmp_path), server(folder=tmp_path)
+    first.next(answers())
+    with pytest.raises(Error, match=r"Another server has written a round to .* The state is unchanged\."):
+        second.next(answers(2))
+    assert second.round == 0 and server(folder=tmp_path).round == 1
+    for name, x in first.arrays.items():
+        np.testing.assert_array_equal(server(folder=tmp_path).arrays[name], x)
+    first.next(answers())
+    assert first.round == 2
+
+
+def test_a_client_that_states_far_more_examples_is_a_warning():
+    given = [*answers(), Answer("huge", 2**31 - 1, named(*drawn(9)))]
+    (warning,) = server().next(given)["warnings"]
+    assert warning.startswith("huge reports 2,147,483,647 examples, more than 10 times the median 20 of the others.")
+    assert server(max_examples=100).next(given)["warnings"] == server(weighting="equal").next(given)["warnings"] == []
+    assert server().next(answers())["warnings"] == []

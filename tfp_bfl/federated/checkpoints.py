@@ -117,6 +117,9 @@ class Checkpoints:
 
     def _save(self, state: ServerState, record: Record) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        is_private = bool(np.any(state.noise))
+        if is_private:  # Whoever reads this secret can subtract the noise that hides examples.
+            self.directory.chmod(0o700)
         prefix = self._prefix(int(state.round))
         leaves = [*tf.nest.flatten(state), *record.sums]
         names = [*_names(state), *_sum_names(record.sums)]
@@ -127,6 +130,8 @@ class Checkpoints:
         _with(prefix, _RECORD).write_text(json.dumps(content), encoding="utf-8")
         parts = [_with(prefix, part) for part in _PARTS]
         for part in parts:
+            if is_private:
+                part.chmod(0o600)
             _to_disk(part)
         draft = _with(prefix, _SUMS + ".draft")
         draft.write_text("".join(f"{files.digest(part)}  {part.name}\n" for part in parts))

@@ -5,18 +5,34 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Callable
 
 Rows = Sequence[Sequence[str]]
+# Numbers with a sign, also with an interval beside them: no formula that a spreadsheet could run.
+_SIGNED = re.compile(r"[-+][-+±0-9.,eE%()\[\] ]*")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 
 
-def to_csv(rows: Rows) -> str:
-    """Format rows with commas, quoted where a cell requires it."""
+def to_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Format rows with commas, quoted where a cell requires it.
+
+    A text that a spreadsheet would run as a formula (it begins with =, +, - or @ and is no number) gets an apostrophe
+    before it (OWASP, "CSV injection").
+
+    Example:
+      >>> print(to_csv([["label", "change"], ["=1+1", -0.5]]), end="")
+      label,change
+      '=1+1,-0.5
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(map(_inert, row) for row in rows)
     return text.getvalue()
+
+
+def _inert(cell: object) -> object:
+    is_formula = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if is_formula and not _SIGNED.fullmatch(str(cell)) else cell
 
 
 def to_markdown(rows: Rows) -> str:

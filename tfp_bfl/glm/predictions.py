@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
@@ -16,6 +14,7 @@ from tfp_bfl.data.names import client_names as names_of_clients
 from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.glm.agreement import CATEGORY, Cells, Encoding, Plan, agree, describe, encode, settle
 from tfp_bfl.glm.design import Outcome, has_outcome
@@ -160,13 +159,11 @@ def write_predictions(
     percent = f"{100 * level:g} %"
     head = ["row", "client", "new client", "mean", f"{percent} from", "to", "linear predictor", "sd", *["df"] * has_t]
     columns_of_row = [mean, low, high, centre, stddev, *[degrees] * has_t]
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(head)
-    for k in range(len(owners)):
-        numbers: list[Any] = [x[k] if whole[k] else "" for x in columns_of_row]
-        writer.writerow([k + 1, owners[k], "no" if owners[k] in known else "yes", *numbers])
-    write_bytes(path, text.getvalue().encode("utf-8"))
+    lines = (
+        [k + 1, owner, "no" if owner in known else "yes", *(x[k] if whole[k] else "" for x in columns_of_row)]
+        for k, owner in enumerate(owners)
+    )
+    write_bytes(path, to_csv([head, *lines]).encode("utf-8"))
     new = sum(owner not in known for owner in owners)
     notes = [f"{len(owners):,} predictions, {new:,} of them for new clients."]
     if not np.all(whole):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.glm.checks import check_determined
 from tfp_bfl.glm.families import FAMILIES
@@ -200,11 +199,7 @@ def write_folder(
     posterior = posterior_of(result)
     table = posterior.table(level)
     folder.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]))
-    writer.writeheader()
-    writer.writerows(table)
-    write_bytes(folder / "coefficients.csv", text.getvalue().encode("utf-8"))
+    write_bytes(folder / "coefficients.csv", to_csv([list(table[0]), *(row.values() for row in table)]).encode("utf-8"))
     record = {**as_json(result), "clients": list(client_names), "outcome": dict(outcome), "notes": list(notes)}
     record |= columns or {}
     write_bytes(folder / "posterior.json", (json.dumps(record, indent=1) + "\n").encode("utf-8"))

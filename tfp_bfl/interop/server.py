@@ -23,6 +23,7 @@ from tfp_bfl.federated.round import Contribution, Round, make_round
 from tfp_bfl.files import Path
 from tfp_bfl.interop.names import Arrays, Names, whole_number
 from tfp_bfl.interop.store import Store
+from tfp_bfl.parties.comparison import outstanding
 from tfp_bfl.weights import ClientResult, Federation, ModelWeights, TrainingMetrics
 
 WEIGHTINGS = ("equal", "train_size")
@@ -127,6 +128,7 @@ class Server:
         known = Federation().num_clients if num_clients is None else check_count(num_clients, "num_clients")
         state = as_arrays(self._round.initialize())
         state = state._replace(federation=state.federation._replace(num_clients=np.int32(known)))
+        self._by_size = weighting == "train_size"
         self._max_examples = None if max_examples is None else check_count(max_examples, "max_examples")
         words = settings_of(rule=whole, step=self._step, limits=limits)
         settings = whole.name, self._step.name, words, weighting, robust, known, seed, self._max_examples
@@ -161,7 +163,8 @@ class Server:
 
         Returns:
           "round"; "num_clients" that were pooled; "num_examples" of these; "faulty", client -> reason; "change",
-          client -> root mean square change of its weights; "stddev_median" and what rule and step report besides.
+          client -> root mean square change of its weights; "warnings", of clients that state far more examples than
+          the others, by which they are weighted; "stddev_median" and what rule and step report besides.
 
         Raises:
           InvalidArgument: there are no answers, or two of one client, or a client without a name.
@@ -192,7 +195,15 @@ class Server:
             self._store.write(after)
         self._state = after
         numbers = {name: x.item() for name, x in metrics.items() if name not in _OF_TRAINING}
-        return {"round": self.round, **numbers, "num_clients": len(change), "faulty": faulty, "change": change}
+        counted = {**numbers, "num_clients": len(change), "faulty": faulty, "change": change}
+        return {"round": self.round, **counted, "warnings": self._warnings({name: given[name] for name in change})}
+
+    def _warnings(self, pooled: dict[str, Answer]) -> list[str]:
+        """Return a sentence on each client that outweighs the others by the size that it states."""
+        if not self._by_size or self._max_examples is not None:
+            return []
+        large = outstanding({name: whole_number(answer.num_examples) for name, answer in pooled.items()})
+        return [f"{sentence} Nobody can verify this number; max_examples bounds it." for sentence in large.values()]
 
     def _summed(
         self, state: ServerState, given: dict[str, Answer], clients: Sequence[str]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import logging
+import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.round import Round, types_of
 from tfp_bfl.files import Path
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -37,14 +40,43 @@ class Store:
         self._folder, self._spec = pathlib.Path(folder), types_of(round.initialize)
         words = digest_of(to_arrays(first)), *map(repr, settings)
         self._digest = np.frombuffer(hashlib.sha256("\n".join(words).encode()).digest(), np.uint8)
+        self._seen = self._mark()
 
     def write(self, state: ServerState) -> None:
-        """Write the state after a round; the file is there whole or not at all."""
+        """Write the state after a round; the file is there whole or not at all.
+
+        Raises:
+          Error: another server has written a round to the folder since this one read it.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
-        arrays = {**to_arrays(state), "settings": self._digest}
-        write_arrays(self._folder / f"round_{int(state.round)}.npz", arrays)
-        for path in self._files()[_KEPT:]:
-            path.unlink(missing_ok=True)
+        with self._locked():
+            if self._mark() != self._seen:
+                raise Error(
+                    f"Another server has written a round to {self._folder} since this one read it: end one of the two, "
+                    "and start the other anew to resume from that round. The state is unchanged."
+                )
+            arrays = {**to_arrays(state), "settings": self._digest}
+            write_arrays(self._folder / f"round_{int(state.round)}.npz", arrays)
+            for path in self._files()[_KEPT:]:
+                path.unlink(missing_ok=True)
+            self._seen = self._mark()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one server at a time look and write."""
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def _mark(self) -> Optional[tuple[str, int, int]]:
+        """Return what identifies the newest file: each write makes a new one."""
+        for path in self._files()[:1]:
+            stat = path.stat()
+            return path.name, stat.st_ino, stat.st_mtime_ns
+        return None
 
     def newest(self) -> Optional[ServerState]:
         """Return the newest state that can be read; None where there is no file.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
@@ -13,6 +14,8 @@ from tfp_bfl.errors import shown
 
 # A mean is an outlier beyond this number of the other sites' standard deviations outside the range of their means.
 _FAR = 10.0
+# A number of examples is an outlier above this multiple of the others' median.
+_OUTSTANDING = 10
 # A standard deviation is an outlier above this multiple of the others' largest, or below this fraction of their least.
 _MANY_TIMES = 100.0
 _MOST_NAMES = 3
@@ -20,6 +23,25 @@ _MOST_NAMES = 3
 _FALSE_ALARM = 1e-6
 # A site is warned of classes with fewer training examples.
 _FEW = 10
+
+
+def outstanding(sizes: Mapping[str, int]) -> dict[str, str]:
+    """Return a warning for each client that states more examples than 10 times the median of the others.
+
+    Args:
+      sizes: client -> the number of examples that it states, which nobody can verify.
+
+    Example:
+      >>> outstanding({"a": 10, "b": 12, "c": 200})
+      {'c': 'c reports 200 examples, more than 10 times the median 11 of the others.'}
+    """
+    found = {}
+    for name, size in sizes.items():
+        others = [other for key, other in sizes.items() if key != name]
+        if others and size > _OUTSTANDING * (median := statistics.median(others)):
+            far = f"more than {_OUTSTANDING} times the median {median:,.0f} of the others"
+            found[name] = f"{name} reports {size:,} examples, {far}."
+    return found
 
 
 def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -21,6 +20,7 @@ from tfp_bfl.app.one_run.calibrate import entropy
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name as name_of
+from tfp_bfl.files.tables import to_csv
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -263,10 +263,7 @@ def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str], notes: li
 
 def as_csv(predictions: Predictions) -> str:
     """Return a line of column names, and a line for each row."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([predictions.columns, *(record.values() for record in predictions.records())])
-    return text.getvalue().rstrip("\n")
+    return to_csv([predictions.columns, *(record.values() for record in predictions.records())]).rstrip("\n")
 
 
 def as_json(predictions: Predictions) -> str:

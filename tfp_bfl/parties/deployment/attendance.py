@@ -13,6 +13,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.parties.arrays import NO_ANSWER
+from tfp_bfl.parties.comparison import outstanding
 from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, Channel, Refusal
 from tfp_bfl.parties.schema import TABLE
@@ -20,8 +21,6 @@ from tfp_bfl.parties.tables import pool_rare
 
 PARTIES = "parties.json"
 _REFUSED, _SIZE = "refused", "num_examples"
-# A warning is issued if a site reports more examples than this multiple of the median of the other sites.
-_OUTSTANDING = 10
 
 
 class FalseKeys(Exception):
@@ -63,15 +62,13 @@ class Attendance:
     def doubts(self, max_examples: Optional[int]) -> list[str]:
         """Return a warning for each site with outlying statistics or an outlying number of examples."""
         sentences = bfl.data.doubts(self.reported)
-        for site, summary in self.reported.items():
-            size, others = summary[_SIZE], [other[_SIZE] for name, other in self.reported.items() if name != site]
+        sizes = {site: summary[_SIZE] for site, summary in self.reported.items()}
+        large = outstanding(sizes)
+        for site, size in sizes.items():
             if max_examples and size > max_examples:
                 sentences.append(f"{site} reports {size:,} examples and is weighted as {max_examples:,}.")
-            elif others and size > _OUTSTANDING * (median := float(np.median(others))):
-                sentences.append(
-                    f"{site} reports {size:,} examples, more than {_OUTSTANDING} times the median {median:,.0f} of "
-                    "the other sites. Nobody can verify this number; --max-examples bounds it."
-                )
+            elif site in large:
+                sentences.append(f"{large[site]} Nobody can verify this number; --max-examples bounds it.")
         return sentences
 
     def absences(self) -> list[str]:
