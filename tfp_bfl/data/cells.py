@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, to_float
-from tfp_bfl.data.names import EMPTY, as_category, as_text, note_spellings
+from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical_cells, note_spellings
 from tfp_bfl.data.numerals import decimal_commas, match_numbers
 from tfp_bfl.errors import lookup, shown
 
@@ -268,7 +268,7 @@ def declared(column: Any) -> tuple[str, ...]:
     if not types.is_dictionary(column.type) or not column.type.ordered:
         return ()
     whole = column.unify_dictionaries().chunk(0)
-    return tuple(map(as_category, _in_words(whole.dictionary)))
+    return tuple(dict.fromkeys(map(as_category, _in_words(whole.dictionary))))
 
 
 def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
@@ -315,13 +315,13 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
 
 
 def _without_words(column: Any) -> Any:
-    """Return text without blanks around it, null for empty cells and for the words that stand for them."""
+    """Return `canonical` text, null for empty cells and for the words that stand for them."""
     import pyarrow
     import pyarrow.compute as compute
 
-    trimmed = compute.utf8_trim_whitespace(column)
+    trimmed = canonical_cells(column)
     empty = compute.is_in(trimmed, pyarrow.array(["", *EMPTY]))
-    return compute.if_else(empty, None, trimmed)  # Of a column that is a slice `if_else` returns other text.
+    return compute.if_else(empty, None, trimmed)
 
 
 def _numbers(column: Any, name: str, troubles: Troubles, commas: str) -> Optional[Cells]:

@@ -88,7 +88,7 @@ def numbers(
 
 
 def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndarray:
-    """Return a column as text, object [N]: whole numbers without a fraction.
+    """Return a column as names, object [N], as of `names.as_text`.
 
     Args:
       table: of `read_table`.
@@ -97,7 +97,7 @@ def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndar
     """
     cells = as_text(decoded(table[name]).to_pylist())
     if troubles is not None:
-        _check_full(np.array([not x.strip() for x in cells]), name, troubles)
+        _check_full(cells == "", name, troubles)
     return cells
 
 

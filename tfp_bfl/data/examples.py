@@ -136,7 +136,7 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
         filled = ~np.isnan(labels)
     else:
         labels = texts(table, label, troubles if strict else None)
-        filled = _filled(labels)
+        filled = labels != ""
     troubles.check()
     notes = [*of_clients]
     if not reading.regresses:
@@ -144,7 +144,7 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     if not strict:
         features, columns, of_features = _features(features, reading)
         notes += of_features
-        filled &= True if owners is None else _filled(owners)
+        filled &= True if owners is None else owners != ""
         if not filled.all():
             rest_are = f"{np.sum(~filled):,} row{'s' if np.sum(~filled) > 1 else ''}"
             notes.append(f"{rest_are} without a label or a client left out.")
@@ -157,17 +157,13 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
 
 
 def _words_among(labels: np.ndarray, label: str) -> list[str]:
-    """Return a note for each label that elsewhere stands for an empty cell; labels are read as written."""
+    """Return a note for each label that elsewhere stands for an empty cell; labels are no categories of a column."""
     return [
         f"{np.sum(labels == word):,} rows have {shown(word)} in {shown(label)}, a class like any other: empty these "
         "cells if it stands for a missing label."
         for word in EMPTY
         if np.any(labels == word)
     ]
-
-
-def _filled(cells: np.ndarray) -> np.ndarray:
-    return np.array([bool(x.strip()) for x in cells.tolist()])
 
 
 def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
@@ -248,12 +244,13 @@ def clients_of(array: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str
     Raises:
       InvalidArgument: a name is empty.
     """
-    owners, notes = client_names(names_of(array, name, where).tolist(), name)
+    names_of(array, name, where)
+    owners, notes = client_names(np.asarray(array).tolist(), name)
     return owners, tuple(notes)
 
 
 def names_of(array: Any, name: str, where: str) -> np.ndarray:
-    """Return an array of names as text, object [N].
+    """Return an array of names as of `names.as_text`, object [N].
 
     Args:
       array: [N].
@@ -264,7 +261,7 @@ def names_of(array: Any, name: str, where: str) -> np.ndarray:
       InvalidArgument: a name is empty.
     """
     names = as_text(np.asarray(array).tolist())
-    empty = [i for i, x in enumerate(names) if not x.strip()]
+    empty = [i for i, x in enumerate(names) if not x]
     if empty:
         raise InvalidArgument(
             f"The array {name} of {where} has {len(empty)} empty names, the first in example {empty[0]}: fill them in, "

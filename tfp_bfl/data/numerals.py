@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.names import EMPTY
+from tfp_bfl.data.names import EMPTY, canonical_cells
 
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
 _MINUS = "\u2212"
@@ -182,13 +182,13 @@ def _has(column: Any, mark: str) -> bool:
 
 
 def _matching(column: Any) -> tuple[Any, Callable[[Notation], np.ndarray], np.ndarray]:
-    """Return text without blanks around it, the function from a notation to the mask of the cells in it or empty, and
+    """Return `canonical` text, the function from a notation to the mask of the cells in it or empty, and
     the mask of the cells that are empty or hold a word that stands for that.
     """
     import pyarrow
     import pyarrow.compute as compute
 
-    trimmed = compute.utf8_trim_whitespace(column)
+    trimmed = canonical_cells(column)
     words = pyarrow.array(["", *EMPTY])
     empty: np.ndarray = compute.or_kleene(compute.is_null(trimmed), compute.is_in(trimmed, words)).to_numpy()
 

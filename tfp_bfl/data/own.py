@@ -20,7 +20,7 @@ from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import check_alike, examples_in, in_one_form, kind_of, split_clients
-from tfp_bfl.data.names import as_names, as_text, check_distinct, check_spelling, value
+from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
@@ -136,6 +136,7 @@ def read_own(
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
+    label, client = canonical(label), None if client is None else canonical(client)
     reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit)
     parts, target = _split(path, reading, test)
     first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
@@ -170,7 +171,7 @@ def read_part(
     """
     lookup(TASKS, task, "task")
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
-    reading = Reading(label, None, task == "regression", drop, separator, only, categorical, date_unit)
+    reading = Reading(canonical(label), None, task == "regression", drop, separator, only, categorical, date_unit)
     reading = reading._replace(left_out=as_names(left_out), is_part=True)
     parts, target = _split(path, reading, test)
     name, notes = pathlib.Path(path).stem, parts[0].notes
@@ -311,7 +312,7 @@ def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
 
 
 def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, Optional[Examples]]:
-    arrays = read_arrays(path, "archive", MOST_BYTES, compressed=True)
+    arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
     for name in ("features", "labels", *([client] if client else [])):
         if name not in arrays:
             lookup(arrays, name, "array", f"in {files.name(path)}")

@@ -14,6 +14,7 @@ from tfp_bfl.data.cells import read_as
 from tfp_bfl.data.columns import Troubles, numbers
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
+from tfp_bfl.data.names import as_names
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import read_table
 
@@ -46,7 +47,7 @@ def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = Non
     Raises:
       InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
     """
-    path = pathlib.Path(path)
+    path, columns = pathlib.Path(path), as_names(columns)
     where = files.name(path)
     troubles = Troubles(where, "give numbers, as in the training data")
     table = read_table(path, separator, keep=columns)

@@ -18,7 +18,8 @@ import numpy as np
 
 from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, ROWS, is_blank, read_columns, texts
 from tfp_bfl.data.columns import Troubles
-from tfp_bfl.data.names import natural
+from tfp_bfl.data.names import as_names, canonical, natural
+from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.glm import design
 from tfp_bfl.glm.design import Outcome
@@ -114,6 +115,8 @@ def describe(
     Raises:
       InvalidArgument: a column of the outcome is missing, or a column is not fit for a model.
     """
+    table, outcome = with_canonical_names(table, where), outcome.in_one_form()
+    only, drop, categorical = as_names(only), as_names(drop), as_names(categorical)
     reserved = [x for x in (outcome.column, outcome.event, outcome.exposure) if x]
     for name in reserved:
         lookup(dict.fromkeys(table.column_names), name, "column", f"in {where}")
@@ -214,7 +217,7 @@ def agree(
     if not columns:
         raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)
-    event, events = outcome.event or outcome.column, outcome.event_values[:0]
+    event, events = canonical(outcome.event or outcome.column), outcome.event_values[:0]
     if values:
         events = design.find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
         notes.insert(0, f"Event: {event} = {', '.join(events)}.")
@@ -236,6 +239,7 @@ class Cells:
     """
 
     def __init__(self, table: Any, outcome: Outcome, plan: Plan, missing: str, where: str):
+        table, outcome = with_canonical_names(table, where), outcome.in_one_form()
         self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
         self._values = self._read_outcome(table)
         self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tfp_bfl.data.cells import MOST_LEVELS
+from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.agreement import CATEGORY, KINDS
 
@@ -45,7 +46,7 @@ def check_description(site: str, summary: Any, left_out: Collection[str] = (), o
 def _are_texts(x: Any) -> bool:
     """Return whether this is a list of different texts, as a table can hold."""
     is_text = lambda y: isinstance(y, str) and len(y) <= _MOST_CHARACTERS and y == y.encode(errors="ignore").decode()
-    return isinstance(x, list) and len(x) <= MOST_LEVELS and all(map(is_text, x)) and len({*x}) == len(x)
+    return isinstance(x, list) and len(x) <= MOST_LEVELS and all(map(is_text, x)) and len({*as_names(x)}) == len(x)
 
 
 def _is_column(x: Any) -> bool:

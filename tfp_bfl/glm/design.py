@@ -11,7 +11,7 @@ import numpy as np
 from tfp_bfl import files
 from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as, read_columns, texts
 from tfp_bfl.data.columns import Troubles, decoded
-from tfp_bfl.data.names import as_category, as_names, client_names, natural, value
+from tfp_bfl.data.names import as_category, as_names, canonical, client_names, natural, value
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -60,6 +60,11 @@ class Outcome(NamedTuple):
     event_values: Sequence[str] = ()
     exposure: Optional[str] = None
 
+    def in_one_form(self) -> Outcome:
+        """Return the outcome with `data.names.canonical` names."""
+        form = lambda name: None if name is None else canonical(name)
+        return self._replace(column=canonical(self.column), event=form(self.event), exposure=form(self.exposure))
+
 
 def read_design(
     path: Union[str, pathlib.Path, Any],
@@ -96,6 +101,7 @@ def read_design(
     lookup(MISSING, missing, "way with empty cells")
     where = "the table" if is_table(path) else files.name(pathlib.Path(path))
     only, drop, categorical = as_names(only), as_names(drop), as_names(categorical)
+    outcome, client_column = outcome.in_one_form(), canonical(client_column) if client_column else None
     text = [name for name in (client_column, *categorical) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
     reserved = _reserved(outcome, client_column)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfp_bfl.data.cells import BLANK, COUNTERS, DATE_UNITS, MOST_LEVELS, ROWS, TEXT_KINDS, Cells
 from tfp_bfl.data.encoding import ColumnMessage, Feature, Raw, describe_column, fit_column
-from tfp_bfl.data.names import EMPTY, check_spelling
+from tfp_bfl.data.names import EMPTY, as_names, canonical, check_spelling
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -58,7 +58,7 @@ def parse_options(given: object) -> TableOptions:
     if unit is not None:
         lookup(DATE_UNITS, unit, "unit of dates")
     drop, only, categorical = lists
-    return TableOptions(tuple(drop), tuple(only), tuple(categorical), unit)
+    return TableOptions(as_names(drop), as_names(only), as_names(categorical), unit)
 
 
 def describe_table(raw: Raw, options: TableOptions, most_categories: int = MOST_CATEGORIES) -> list[dict[str, Any]]:
@@ -145,12 +145,12 @@ def _is_column(x: Any, num_examples: int, most_magnitude: float) -> bool:
 
 
 def _is_name(x: object) -> bool:
-    return isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and x.isprintable()
+    return isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and x.isprintable() and x == canonical(x)
 
 
 def _is_level(x: Any) -> bool:
-    """Return whether this is a category as tables have: text in UTF-8 without NUL, not empty, without space around."""
-    is_text = isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and "\0" not in x and x == x.strip()
+    """Return whether this is a category as tables have: `canonical` text in UTF-8 without NUL, not empty."""
+    is_text = isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and "\0" not in x and x == canonical(x)
     return is_text and x not in EMPTY and x == x.encode(errors="ignore").decode()
 
 
