@@ -11,6 +11,7 @@ import numpy as np
 from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, to_float
 from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical_cells, note_spellings
 from tfp_bfl.data.numerals import decimal_commas, match_numbers
+from tfp_bfl.data.outliers import outlier_notes, within_bounds
 from tfp_bfl.errors import lookup, shown
 
 # Text with more values than this is rather a name than a category.
@@ -69,7 +70,17 @@ class Cells(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Sentences on the values that may be mistakes."""
-        return note_spellings(self.values.tolist(), self.name) if self.kind in TEXT_KINDS else []
+        if self.kind in TEXT_KINDS:
+            return note_spellings(self.values.tolist(), self.name)
+        return outlier_notes(self.values, self.name)
+
+    @property
+    def within_bounds(self) -> tuple[Cells, list[str]]:
+        """The column as a model is trained on it (`outliers.within_bounds`), and the sentences on it."""
+        if self.kind in TEXT_KINDS:
+            return self, self.notes
+        values, notes = within_bounds(self.values, self.name)
+        return self._replace(values=values), notes
 
     @property
     def counter(self) -> str:

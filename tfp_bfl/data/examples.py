@@ -11,6 +11,7 @@ from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_a
 from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
+from tfp_bfl.data.outliers import table_within_bounds, within_bounds
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
@@ -139,7 +140,10 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
         filled = labels != ""
     troubles.check()
     notes = [*of_clients]
-    if not reading.regresses:
+    if reading.regresses and not reading.columns:
+        labels, of_labels = within_bounds(labels, label)
+        notes += of_labels
+    elif not reading.regresses:
         notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
     if not strict:
         features, columns, of_features = _features(features, reading)
@@ -154,6 +158,24 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
             owners = None if owners is None else owners[filled]
     names = () if reading.regresses else ordered(labels)
     return Examples(features, labels, owners, columns, names, tuple(notes))
+
+
+def of_arrays(examples: Examples, regresses: bool) -> Examples:
+    """Return examples of arrays with the columns and numeric labels of a table limited (`outliers.within_bounds`).
+
+    Args:
+      examples: as given.
+      regresses: labels are numbers.
+    """
+    features, notes = examples.features, list(examples.notes)
+    if isinstance(features, np.ndarray):
+        features, found = table_within_bounds(features, examples.columns)
+        notes += found
+    labels = examples.labels
+    if regresses and labels.ndim == 1 and labels.dtype.kind in "iuf":
+        labels, found = within_bounds(labels.astype(np.float64), "labels")
+        notes += found
+    return examples._replace(features=features, labels=labels, notes=tuple(notes))
 
 
 def _words_among(labels: np.ndarray, label: str) -> list[str]:
@@ -192,6 +214,9 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
 def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
     """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
     notes = [note for x in raw.columns for note in x.notes]
+    if not reading.columns:
+        limited = [x.within_bounds for x in raw.columns]
+        raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
     if reading.is_part:
         return raw, tuple(x.name for x in raw.columns), notes
     counting = [x.name for x in raw.columns if x.counts_rows and x.name not in reading.only]

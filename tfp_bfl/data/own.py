@@ -17,9 +17,9 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of, of_arrays
 from tfp_bfl.data.folders import image_files, read_folder, splits
-from tfp_bfl.data.in_memory import check_alike, examples_in, in_one_form, kind_of, split_clients
+from tfp_bfl.data.in_memory import ARRAYS, check_alike, examples_in, in_one_form, kind_of, split_clients
 from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
@@ -190,6 +190,8 @@ def _split(path: Any, reading: Reading, test: Any) -> tuple[list[Examples], Opti
     """Return the examples for training and test with checked labels, and the target of a regression."""
     label, is_part = reading.label, reading.is_part
     train, given = _read(path, reading)
+    if kind_of(path) == ARRAYS or (isinstance(path, (str, os.PathLike)) and str(path).lower().endswith(".npz")):
+        train = of_arrays(train, reading.regresses)
     if test is not None:
         given, _ = _read(test, _of_test(reading, train), "test_data")
     has_names = bool(train.class_names)
