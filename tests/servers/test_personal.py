@@ -310,6 +310,10 @@ def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
             ),
             "are log_alpha from -8 to 4, and the clients' variances are log_variance from -17 to 0",
         ),
+        (
+            lambda: algorithms.meta_vd(lambda: models.mlp("deterministic", (3,), 2), num_clients=2),
+            "The model has point weights, .* kind 'variational_dropout'",
+        ),
         (lambda: clients.personal(by_change(), LINEAR, 1.0), "threshold is 1, but must be above 0 and below 1"),
         (lambda: clients.personal(by_change(), LINEAR, 0.0), "threshold"),
         (lambda: clients.personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),

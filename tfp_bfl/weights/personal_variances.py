@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.layers.variational_dropout import LOGIT_RANGES, MIN_VARIANCE, PARAMETRIZATIONS, checked_range
 from tfp_bfl.tensors import Scalar
+from tfp_bfl.weights.model_weights import layout
 
 RANGES = {
     "smooth": "middle + side tanh(raw / side), side the distance to the end of the range: it never loses its gradient",
@@ -165,7 +166,12 @@ class PersonalVariances(NamedTuple):
         return np.asarray(self.logits(first.shared, self.row(first, 0), first.middle))
 
     def check_layers(self, model: tf.keras.Model) -> None:
-        """Raise InvalidArgument for a model with other logits or another range in its variational dropout."""
+        """Raise InvalidArgument for a model without Gaussian weights, or with other logits or another range of them."""
+        if not layout(model).variational:
+            raise InvalidArgument(
+                "The model has point weights, and the clients' variances are of Gaussian weights: build it with kind "
+                "'variational_dropout'."
+            )
         wanted = self.parametrization, self.logit_range
         for layer in model._flatten_layers():
             given = getattr(layer, "parametrization", wanted[0]), getattr(layer, "logit_range", wanted[1])
