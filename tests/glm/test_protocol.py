@@ -153,9 +153,9 @@ def test_bounds_of_the_linear_predictor_and_of_one_row():
     ask = lambda *point: broken_bound(rows, "poisson", Question("sums", np.array([point])))
     assert ask(0.0, 1.0) == "" and ask(29.0, 0.0) == ""
     assert "A linear predictor is" in ask(31.0, 0.0)
-    assert "One row has more than 50% of the weights" in ask(-10.0, 8.0)
+    assert "One row has more than 80% of the weights" in ask(-2.0, 9.0)
     few = Rows(rows.design[:4], rows.outcome[:4], rows.offset[:4])
-    assert broken_bound(few, "poisson", Question("sums", np.array([[-10.0, 8.0]]))) == ""
+    assert broken_bound(few, "poisson", Question("sums", np.array([[-2.0, 9.0]]))) == ""
     assert broken_bound(rows, "gaussian", Question("sums", np.array([[1e6, 0.0]]))) == ""
     effects = lambda size: Question("effects", np.array([[0.0, 0.1, size]]), (0,), 15)
     assert broken_bound(rows, "poisson", effects(0.5)) == ""

@@ -4,7 +4,7 @@ A server that chooses coefficients freely reads single rows from sums: between t
 by one row, the gradient changes by this row. A client therefore recomputes the fit. Each question comes with the total
 of the last one, and the client takes the same step from it as the server.
 
-    eta = X b,   |eta_i| <= 30,   max_i w_i / sum_i w_i <= 1/2,   w: weights of the information
+    eta = X b,   |eta_i| <= 30,   max_i w_i / sum_i w_i <= 4/5,   w: weights of the information
 
 A server can still report false totals, which a client can compare only with its own part. Only the bounds on eta and on
 the weights, and the number of questions, then limit what the server learns.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # Of the linear predictor of a row, in size: probabilities and rate ratios beyond exp(30) are separation.
 MOST_PREDICTOR = 30.0
 # Of one row in the sum of the weights, unless it has a fifth of that share at a linear predictor of 0.
-MOST_SHARE, _FEW_ROWS = 0.5, 5
+MOST_SHARE, _FEW_ROWS = 0.8, 5
 # Of one fit, beside the 2 p + 1 questions of second order.
 MOST_QUESTIONS = 50
 # Of linear predictors between server and client, relative to the largest one.
