@@ -50,7 +50,7 @@ def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
     own = [json.loads((kits / site / "local" / RESULTS / "first.json").read_text()) for site in SITES]
     assert all(("effect" in one) == ("random" in options) for one in own)
     names = {name for reply in channel.replies for name in stored_arrays(reply, "answer", 2**30)}
-    assert names == ({"masked"} if secure_sums else {"sums"})
+    assert names == ({"masked", "proofs"} if secure_sums else {"sums"})
     with pytest.raises(InvalidArgument, match="run first is complete"):
         run(kits, Channel(kits), options)
 
@@ -118,9 +118,14 @@ def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
     assert all(np.mean(np.abs(x.astype(np.float64)) > 2.0**48) > 0.99 for x in answers)
     questions = [content for task, what in channel.sent if task == SUMS for content in what.values()]
     asked = dict(stored_arrays(questions[-1], "message", 2**30))
-    other = {**asked, "points": asked["points"] + 1}
+    with pytest.raises(InvalidArgument, match="number 5, but the next one of this fit is 6"):
+        channel.sites["s0"].sums({**asked, "points": asked["points"] + 1})
+    # The same job again: each step has the message of the first time, or none.
+    talk = [what["s0"] for task, what in channel.sent if task == TALK and b'"begin"' in what["s0"]]
+    channel.sites["s0"].converse(talk[0])
+    first = dict(stored_arrays(questions[0], "message", 2**30))
     with pytest.raises(InvalidArgument, match="two answers would reveal their difference"):
-        channel.sites["s0"].sums(other)
+        channel.sites["s0"].sums({**first, "total": np.ones(1)})
     for site in channel.sites.values():
         site._open.close()  # As at the end of its process.
     # The same job again has the same answers; another job of this name has none.

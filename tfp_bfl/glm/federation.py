@@ -17,6 +17,8 @@ from tfp_bfl.glm.rows import Rows, Table
 from tfp_bfl.glm.sums import Sums, client_sums, first_sums, pack
 
 _NOTHING = np.zeros(0)
+# Kind of the question for the times of events.
+TIMES = "times"
 
 
 class Question(NamedTuple):
@@ -94,6 +96,7 @@ KINDS: dict[str, Callable[[Rows, str, Question], np.ndarray]] = {
     "effects": _effects,
     "restricted": _restricted,
     "columns": _columns,
+    TIMES: lambda rows, family, question: cox.event_times(rows),
     "risk": lambda rows, family, question: _risk(rows, question).pack(),
     "stratum": lambda rows, family, question: pack(*cox.partial_sums(_risk(rows, question))),
     "trend": lambda rows, family, question: pack(*cox.trend(_risk(rows, question))),

@@ -43,6 +43,11 @@ def proof_of(key: bytes, context: bytes, members: np.ndarray, author: int) -> by
     return hmac.digest(key, b"set" + context + author.to_bytes(4, "big") + members.tobytes(), hashlib.sha256)
 
 
+def proof_of_answer(key: bytes, context: bytes, masked: np.ndarray) -> bytes:
+    """Compute the proof of a site's masked answer to a message, by its pairwise key with another site."""
+    return hmac.digest(key, b"answer" + context + masked.tobytes(), hashlib.sha256)
+
+
 def add_mask(leaves: Sequence[np.ndarray], seed: bytes, sign: int) -> None:
     """Add (sign 1) or subtract (-1) the mask of a seed, modulo 2^64, in place."""
     sizes = [x.size for x in leaves]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import pydantic
@@ -11,16 +11,22 @@ import pydantic
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.glm.agreement import Encoding, Plan
 from tfp_bfl.glm.design import MISSING, Outcome
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.federation import Question
-from tfp_bfl.glm.fit import check_options
+from tfp_bfl.glm.federation import TIMES, Federation, Question
+from tfp_bfl.glm.fit import check_options, fit_federation
+from tfp_bfl.glm.fixed_point import PARTS
+from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
+from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.parties.arrays import Arrays
+from tfp_bfl.parties.masks import KEY_BYTES
 
 # Key of the options of such a job; the name by which party.yaml allows it among the algorithms.
 GLM = "glm"
-# Kinds of questions beside those of `glm.federation`: sums of `agreement.Cells`, and times of events.
-CELLS, TIMES = "cells", "times"
+# Kind of the question for sums of `agreement.Cells`, beside those of `glm.federation`.
+CELLS = "cells"
 # Points of one question.
 _MOST_POINTS = 100
 
@@ -161,12 +167,41 @@ def signs_of(sites: Iterable[str], revision: Optional[Revision]) -> dict[str, in
     return signs
 
 
-def to_arrays(question: Question, step: int) -> dict[str, np.ndarray]:
-    """Return a question as named arrays, with its number in the run."""
+def names_of(family: str, encoding: Encoding, plan: Plan) -> list[str]:
+    """Return the names of the coefficients [p]; Cox's model has no intercept."""
+    return [*([INTERCEPT] if family != "cox" else []), *encoding.names(plan)]
+
+
+def fit_job(job: GlmJob, federation: Federation) -> Union[Posterior, Hierarchical]:
+    """Fit the model of a job; the server does so with its sites, and each site with the totals that it receives."""
+    options: dict[str, Any] = {
+        name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
+    }
+    if job.random:
+        return fit_hierarchical_federation(federation, job.family, random=job.random, **options)
+    return fit_federation(federation, job.family, stratified=job.stratified, **options)
+
+
+class Answered(NamedTuple):
+    """The answers to the last question, from which a site recomputes the next one.
+
+    Fields:
+      total: sum of the answers [n]; with masks, each site computes it from the other fields.
+      masked: answers with masks [K, n + 1, 3], in the order of the sites' numbers.
+      proofs: of each masked answer for each site (`masks.proof_of_answer`) [K, K, 32].
+    """
+
+    total: np.ndarray = np.zeros(0)
+    masked: np.ndarray = np.zeros((0, 0, PARTS), np.int64)
+    proofs: np.ndarray = np.zeros((0, 0, KEY_BYTES), np.uint8)
+
+
+def to_arrays(question: Question, step: int, answered: Answered) -> dict[str, np.ndarray]:
+    """Return a question as named arrays, with its number in the run and the answers to the last one."""
     kind = np.frombuffer(question.kind.encode(), np.uint8)
     numbers = {"columns": np.array(question.columns, np.int64), "nodes": np.array(question.nodes, np.int64)}
     points = {name: np.asarray(getattr(question, name), np.float64) for name in ("points", "centre", "times")}
-    return {"kind": kind, "step": np.array(step, np.int64), **numbers, **points}
+    return {"kind": kind, "step": np.array(step, np.int64), **numbers, **points, **answered._asdict()}
 
 
 _RANKS: Mapping[str, tuple[type, int]] = {
@@ -177,11 +212,14 @@ _RANKS: Mapping[str, tuple[type, int]] = {
     "points": (np.float64, 2),
     "centre": (np.float64, 1),
     "times": (np.float64, 1),
+    "total": (np.float64, 1),
+    "masked": (np.int64, 3),
+    "proofs": (np.uint8, 3),
 }
 
 
-def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int]:
-    """Return the question that `to_arrays` wrote, and its number; the sender need not be trusted.
+def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, Answered]:
+    """Return the question that `to_arrays` wrote, its number and the last answers; the sender need not be trusted.
 
     Args:
       arrays: the message.
@@ -198,7 +236,8 @@ def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int]:
     for name, (dtype, rank) in _RANKS.items():
         if parts[name].dtype != dtype or parts[name].ndim != rank:
             raise wrong
-        if dtype is np.float64 and not np.all(np.isfinite(parts[name])):
+        # A total is NaN if the coefficients were too large for the sums.
+        if dtype is np.float64 and name != "total" and not np.all(np.isfinite(parts[name])):
             raise wrong
     kind, columns, points = bytes(parts["kind"]).decode("ascii", "replace"), parts["columns"], parts["points"]
     allowed = _kinds(job) if size else {CELLS}
@@ -218,7 +257,7 @@ def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int]:
     if not fits:
         raise wrong
     asked = Question(kind, points, tuple(columns.tolist()), int(parts["nodes"]), parts["centre"], parts["times"])
-    return asked, int(parts["step"])
+    return asked, int(parts["step"]), Answered(*(parts[name] for name in Answered._fields))
 
 
 def _kinds(job: GlmJob) -> set[str]:

@@ -17,17 +17,15 @@ from tfp_bfl.glm import report
 from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, num_sums, settle
 from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.federation import Question, ask_sums, check_columns
-from tfp_bfl.glm.fit import fit_federation
-from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
+from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revise import revise_by_sums
-from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.attendance import PARTIES
 from tfp_bfl.parties.deployment.channel import Channel
-from tfp_bfl.parties.deployment.glm_job import CELLS, GlmJob, Revision, make_glm_job
+from tfp_bfl.parties.deployment.glm_job import CELLS, GlmJob, Revision, fit_job, make_glm_job, names_of
 from tfp_bfl.parties.deployment.glm_sites import NOT_FINITE, Sites, SitesLeft
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.misfits import without_misfits
@@ -148,14 +146,9 @@ def _fit(sites: Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hierar
     sites.num_cells = num_sums(plan)
     encoding, notes = settle(plan, job.missing, sites.total(Question(CELLS, np.zeros((1, 0)))))
     _encode(sites, encoding)
-    sites.names = [*([INTERCEPT] if job.family != "cox" else []), *encoding.names(plan)]
-    options: dict[str, Any] = {
-        name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
-    }
+    sites.names = names_of(job.family, encoding, plan)
     try:
-        if job.random:
-            return fit_hierarchical_federation(sites, job.family, random=job.random, **options), encoding, notes
-        return fit_federation(sites, job.family, stratified=job.stratified, **options), encoding, notes
+        return fit_job(job, sites), encoding, notes
     except (Error, ValueError):
         if not sites.not_finite:
             raise

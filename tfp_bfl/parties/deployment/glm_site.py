@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import hmac
 import json
 import os
 import pathlib
@@ -18,23 +20,35 @@ from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
-from tfp_bfl.glm.agreement import CATEGORY, Cells, Column, Encoding, Plan, describe
-from tfp_bfl.glm.cox import event_times
-from tfp_bfl.glm.federation import answer
-from tfp_bfl.glm.fixed_point import encode
+from tfp_bfl.glm.agreement import CATEGORY, Cells, Column, Encoding, Plan, describe, settle
+from tfp_bfl.glm.fixed_point import decode, encode
 from tfp_bfl.glm.hierarchical import own_effect
+from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.parties.arrays import Arrays, digest_of
 from tfp_bfl.parties.deployment import keys, masked
 from tfp_bfl.parties.deployment.channel import NO_RUN, withholding
-from tfp_bfl.parties.deployment.glm_job import GLM, TIMES, GlmJob, from_arrays, make_glm_job, signs_of
+from tfp_bfl.parties.deployment.glm_job import (
+    GLM,
+    Answered,
+    GlmJob,
+    fit_job,
+    from_arrays,
+    make_glm_job,
+    names_of,
+    signs_of,
+)
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.party_file import PartyFile, read_file, secret_of
 from tfp_bfl.parties.deployment.site import OFFER, digest_of_job
-from tfp_bfl.parties.masks import Promises, add_mask, context_of, seed_of
+from tfp_bfl.parties.masks import KEY_BYTES, Promises, add_mask, context_of, proof_of_answer, seed_of
 
 # Folder of the results at a site.
 RESULTS = "linear_models"
+# File with how many numbers the site has sent in a run without masks.
+ANSWERED = "answered"
+# Digest of the last question, and its answer.
+_NOTHING: tuple[str, dict[str, np.ndarray]] = ("", {})
 # Endings of tables.
 _TABLES = (".csv", ".tsv", ".parquet")
 
@@ -56,6 +70,7 @@ class GlmSite:
         self._startup = self._folder.parent / "startup"
         self._cells: Optional[Cells] = None
         self._rows: Optional[Rows] = None
+        self._answers: Optional[Answers] = None
         self._open = contextlib.ExitStack()
 
     def converse(self, content: bytes) -> bytes:
@@ -86,13 +101,14 @@ class GlmSite:
 
     def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
         """Begin a run: the rows of this site follow from the columns that all sites agreed on."""
-        self._cells = self._rows = None
+        self._cells = self._rows = self._answers = None
+        self._asked, self._last = 0, _NOTHING
         self._open.close()
         self._is_bound = False
         file, sites = read_file(self._folder), int(job["sites"])
         self._secure_sums = bool(job["secure_sums"])
         self._job = self._allowed(file, job["options"], self._secure_sums)
-        self._run, self._number, self._most = check_name(run), int(number), file.max_rounds
+        self._run, self._number, self._most, self._sites = check_name(run), int(number), file.max_rounds, sites
         if job["version"] != bfl.__version__:
             raise InvalidArgument(
                 f"The server has tfp_bfl {job['version']}, the site {bfl.__version__}: install the same version."
@@ -120,18 +136,27 @@ class GlmSite:
             if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
                 cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
             self._cells = cells
-        self.seen = (
-            "The server sees the sums of all sites, and masked numbers of this site."
-            if self._secure_sums
-            else "The server sees the sums over the rows of this site: log likelihood, gradient and information."
-        )
+        if self._secure_sums:
+            self.seen = "The server sees the sums of all sites, and masked numbers of this site."
+        elif self._job.family == "cox" and not self._job.stratified:
+            self.seen = "The server sees sums over the rows at risk at each time of an event, which reveal single rows."
+        else:
+            self.seen = "The server sees the sums over the rows of this site: log likelihood, gradient and information."
         return {}
 
     def _encode(self, means: Any, indicators: Any, left_out: Any) -> dict[str, Any]:
         """Encode the rows with the means and indicators of all sites."""
         encoding = Encoding(tuple(map(float, means)), tuple(map(str, indicators)), tuple(map(str, left_out)))
+        if self._rows is not None:
+            raise InvalidArgument("It has encoded its rows in this run: one encoding follows from the sums of columns.")
         with withholding("table"):
             self._rows = self._begun().rows(encoding)
+        job, names = self._job, names_of(self._job.family, encoding, self._plan)
+        fit = None if job.revise else functools.partial(fit_job, job)
+        most = MOST_QUESTIONS + (2 * len(names) + 1) * job.second_order
+        of_run = names, self._sites, self._secure_sums, most
+        self._answers, self._encoding = Answers(self._rows, job.family, fit, *of_run), encoding
+        self._answers.numbers = self._earlier()
         # Sites with another encoding have no masks in common.
         self._masks = hashlib.sha256(self._digest.encode() + json.dumps(encoding).encode()).digest()
         return {}
@@ -156,16 +181,50 @@ class GlmSite:
         """
         cells = self._begun()
         size = 0 if self._rows is None else self._rows.design.shape[1]
-        question, step = from_arrays(message, self._job, size)
+        question, step, answered = from_arrays(message, self._job, size)
+        digest = digest_of(message)
+        if digest == self._last[0]:  # The same message again, whose answer was lost.
+            return self._last[1]
         if step >= self._most:
             raise InvalidArgument(f"Its file allows at most {self._most} rounds: it answers no further question.")
-        if self._rows is None:
+        if step != self._asked:
+            raise InvalidArgument(f"The question has the number {step}, but the next one of this fit is {self._asked}.")
+        if self._answers is None:
             numbers = cells.sums()
-        elif question.kind == TIMES:
-            return {"sums": event_times(self._rows)}
         else:
-            numbers = answer(self._rows, self._job.family, question)
-        return self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
+            total = self._total(answered) if self._secure_sums and step else answered.total
+            if step == 1 and self._job.revise is None:
+                self._check_encoding(total)
+            numbers = self._answers.answer(question, total)
+            self._record(self._answers.numbers)
+        found = self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
+        self._asked, self._last = step + 1, (digest, found)
+        return found
+
+    def _check_encoding(self, total: np.ndarray) -> None:
+        """Check that means and indicators follow from the total of the sums of columns, which holds those of this site.
+
+        Raises:
+          InvalidArgument: they do not.
+        """
+        own = self._begun().sums()
+        if len(total) != len(own) or np.any(total[:2] < own[:2]):
+            raise InvalidArgument("The total of the sums of columns can't hold those of this site.")
+        if settle(self._plan, self._job.missing, total)[0] != self._encoding:
+            raise InvalidArgument("The means and indicators for empty cells do not follow from the sums of columns.")
+
+    @property
+    def _count(self) -> pathlib.Path:
+        return self._folder / "memory" / self._run / ANSWERED
+
+    def _earlier(self) -> int:
+        """Return how many numbers the site has sent in earlier fits of this run without masks."""
+        return int(self._count.read_text()) if not self._secure_sums and self._count.exists() else 0
+
+    def _record(self, numbers: int) -> None:
+        if not self._secure_sums:  # With masks a promise allows one question for each step.
+            self._count.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._count, f"{numbers}\n")
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
@@ -180,7 +239,28 @@ class GlmSite:
         context = context_of(self._run, self._masks, digest)
         for other, key in self._keys.items():
             add_mask([encoded], seed_of(key, context), 1 if other > self._number else -1)
-        return {"masked": encoded}
+        proofs = np.zeros((len(self._signs), KEY_BYTES), np.uint8)
+        for other, key in self._keys.items():
+            proofs[other] = np.frombuffer(proof_of_answer(key, context, encoded), np.uint8)
+        self._context = context
+        return {"masked": encoded, "proofs": proofs}
+
+    def _total(self, answered: Answered) -> np.ndarray:
+        """Compute the total of the last question from the masked answers of all sites.
+
+        Raises:
+          InvalidArgument: an answer is not the one that its site sent.
+        """
+        masked, proofs, own = answered.masked, answered.proofs, self._last[1]["masked"]
+        shape = len(self._signs), *own.shape
+        is_whole = masked.shape == shape and proofs.shape == (*shape[:1], *shape[:1], KEY_BYTES)
+        if not is_whole or not np.array_equal(masked[self._number], own):
+            raise InvalidArgument("The masked answers of the last question are not those of all sites of the run.")
+        for other, key in self._keys.items():
+            expected = proof_of_answer(key, self._context, masked[other])
+            if not hmac.compare_digest(expected, proofs[other, self._number].tobytes()):
+                raise InvalidArgument(f"The masked answer of {sorted(self._signs)[other]} is not the one that it sent.")
+        return decode(np.sum(masked, 0, np.int64))
 
     def _begun(self) -> Cells:
         if self._cells is None:

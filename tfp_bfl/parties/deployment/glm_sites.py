@@ -10,15 +10,17 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.glm.federation import Question, answer_length
+from tfp_bfl.glm.federation import TIMES, Question, answer_length
 from tfp_bfl.glm.fixed_point import PARTS, decode
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Refusal, Reply
-from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, to_arrays
+from tfp_bfl.parties.deployment.glm_job import CELLS, Answered, to_arrays
 from tfp_bfl.parties.deployment.traffic import Counted
+from tfp_bfl.parties.masks import KEY_BYTES
 
-NOT_FINITE = "its sums are not finite"
+Forms = Mapping[str, tuple[type, tuple[int, ...]]]
+NOT_FINITE = "its sums are not finite, or the coefficients exceed a bound that its log states"
 
 
 class SitesLeft(Exception):
@@ -42,7 +44,7 @@ class Sites:
     def __init__(self, channel: Counted, asked: Sequence[str], family: str, secure_sums: bool):
         self._family = family
         self._channel, self.asked, self.is_secure = channel, list(asked), secure_sums
-        self._step = 0
+        self._step, self.answered = 0, Answered()
         self.names: Sequence[str] = ()
         # Of the last sums at coefficients, without masks.
         self.parts: dict[str, Sums] = {}
@@ -81,36 +83,56 @@ class Sites:
 
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
-        name, kind = ("masked", np.int64) if self.is_secure else ("sums", np.float64)
         size = len(self.names)
         length = self.num_cells if question.kind == CELLS else answer_length(self._family, question, size)
-        parts = self._answers(question, name, kind, (length + 1, PARTS) if self.is_secure else (length,))
+        if self.is_secure:
+            return self._masked_total(question, length)
+        parts = self._answers(question, {"sums": (np.float64, (length,))}, "sums")
         # At coefficients that are too large sums of rows are not finite either.
         self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
         if self.not_finite and question.kind in (CELLS, "first", "columns"):
             raise SitesLeft(dict.fromkeys(self.not_finite, NOT_FINITE))
-        if question.kind == "sums" and not self.is_secure:
+        if question.kind == "sums":
             self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
-        signs = {site: -1 if site in self.removed and not self.is_secure else 1 for site in parts}
-        total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0, kind)
-        return decode(total) if self.is_secure else total
+        signs = {site: -1 if site in self.removed else 1 for site in parts}
+        total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0)
+        self.answered = Answered(total)
+        return total
+
+    def _masked_total(self, question: Question, length: int) -> np.ndarray:
+        """Return the sum of masked answers; each site receives all of them with the next question."""
+        proofs = np.uint8, (len(self.asked), KEY_BYTES)
+        parts = self._answers(question, {"masked": (np.int64, (length + 1, PARTS)), "proofs": proofs})
+        stacked = {name: np.stack([part[name] for part in parts.values()]) for name in ("masked", "proofs")}
+        self.answered = Answered(**stacked)
+        return decode(np.sum(stacked["masked"], 0, np.int64))
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""
-        parts = self._answers(Question(TIMES, np.zeros((1, len(self.names)))), "sums", np.float64, (-1,))
+        asked, form = Question(TIMES, np.zeros((1, len(self.names)))), {"sums": (np.float64, (-1,))}
+        parts = self._answers(asked, form, "sums")
         wrong = [site for site, x in parts.items() if not (np.all(np.isfinite(x)) and np.all(np.diff(x) > 0))]
         if wrong:
             raise SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
-        return np.unique(np.concatenate([*parts.values()]))
+        times = np.unique(np.concatenate([*parts.values()]))
+        self.answered = Answered(times)
+        return times
 
-    def _answers(self, question: Question, name: str, kind: type, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Return the answer of each site, in the order of their names; -1 in a shape stands for any length."""
-        content = to_bytes(to_arrays(question, self._step))
+    def _answers(self, question: Question, forms: Forms, only: str = "") -> dict[str, Any]:
+        """Return the answer of each site, in the order of their names; -1 in a shape stands for any length.
+
+        Args:
+          question: of the fit.
+          forms: name of an array -> its type and shape.
+          only: name of the array to return alone; "" for all by name.
+        """
+        content = to_bytes(to_arrays(question, self._step, self.answered))
         self._step += 1
         reasons, parts = dict.fromkeys(self.asked, NO_ANSWER), {}
         for site, reply in self._channel.ask(SUMS, dict.fromkeys(self.asked, content)):
             try:
-                parts[site] = _array(reply, name, kind, shape)
+                found = _arrays(reply, forms)
+                parts[site] = found[only] if only else found
                 reasons.pop(site, None)
                 self.most_bytes = max(self.most_bytes, len(reply))
             except InvalidArgument as error:
@@ -120,12 +142,15 @@ class Sites:
         return dict(sorted(parts.items()))
 
 
-def _array(reply: Reply, name: str, kind: type, shape: tuple[int, ...]) -> np.ndarray:
+def _arrays(reply: Reply, forms: Forms) -> dict[str, np.ndarray]:
     if isinstance(reply, Refusal):
         raise InvalidArgument(str(reply))
     arrays = stored_arrays(reply, "answer", MOST_BYTES)
-    is_whole = set(arrays) == {name} and arrays.form(name).dtype == kind
-    found = arrays.form(name).shape if is_whole else ()
-    if not is_whole or len(found) != len(shape) or any(n not in (m, -1) for m, n in zip(found, shape)):
+    is_whole = set(arrays) == set(forms)
+    for name, (kind, shape) in forms.items() if is_whole else ():
+        found = arrays.form(name)
+        fits = len(found.shape) == len(shape) and all(n in (m, -1) for m, n in zip(found.shape, shape))
+        is_whole = is_whole and found.dtype == kind and fits
+    if not is_whole:
         raise InvalidArgument("its answer does not have the required form")
-    return arrays[name]
+    return {name: arrays[name] for name in forms}

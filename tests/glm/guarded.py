@@ -1,0 +1,62 @@
+"""Clients in this process that answer by the rules of `glm.protocol`, as sites do."""
+
+import functools
+
+import numpy as np
+
+from tfp_bfl.glm.federation import TIMES, Question
+from tfp_bfl.glm.fit import fit_federation
+from tfp_bfl.glm.fixed_point import decode, encode
+from tfp_bfl.glm.hierarchical import fit_hierarchical_federation
+from tfp_bfl.glm.protocol import Answers
+from tfp_bfl.glm.rows import INTERCEPT, Rows
+
+
+class Guarded:
+    """A federation that follows the rules; `last` is the total that it reports with the next question."""
+
+    def __init__(self, clients, family, is_secure=False, random=(), **options):
+        self.names = [INTERCEPT] * (family != "cox") + [f"x{j}" for j in range(clients[0].design.shape[1])]
+        self.names = self.names[: clients[0].design.shape[1]]
+        fit = functools.partial(fit_hierarchical_federation, random=random) if random else fit_federation
+        self._fit = functools.partial(fit, family=family, **options)
+        self.num_clients, self.is_secure, self.last = len(clients), is_secure, np.zeros(0)
+        of = family, self._fit, self.names, len(clients), is_secure
+        most = 50 + (2 * len(self.names) + 1) * bool(options.get("second_order"))
+        self.answers = [Answers(rows, *of, most) for rows in clients]
+
+    def total(self, question):
+        question = question._replace(points=np.atleast_2d(question.points))
+        parts = [one.answer(question, self.last) for one in self.answers]
+        self.last = decode(np.sum([encode(x) for x in parts], 0)) if self.is_secure else np.sum(parts, 0)
+        return self.last
+
+    def event_times(self):
+        question = Question(TIMES, np.zeros((1, len(self.names))))
+        self.last = np.unique(np.concatenate([one.answer(question, self.last) for one in self.answers]))
+        return self.last
+
+    def fit(self):
+        return self._fit(self)
+
+
+def clients_of(family, seed=0, sizes=(100, 100, 100), columns=9, steepness=0.3, between=0.0):
+    """Rows of clients with independent columns; `between`: sd of intercepts and slopes of x0 between clients."""
+    rng = np.random.default_rng(seed)
+    coefficients, clients = steepness * rng.normal(size=columns), []
+    for count in sizes:
+        x = rng.normal(size=(count, columns))
+        eta = x @ coefficients - 0.5 + between * (rng.normal() + rng.normal() * x[:, 0])
+        offset, design = np.zeros(count), np.column_stack([np.ones(count), x])
+        if family == "bernoulli":
+            outcome = (rng.random(count) < 1 / (1 + np.exp(-eta))).astype(float)
+        elif family == "poisson":
+            offset = np.log(rng.uniform(0.5, 3.0, count))
+            outcome = rng.poisson(np.exp(eta + offset)).astype(float)
+        elif family == "gaussian":
+            outcome = eta + rng.normal(size=count)
+        else:
+            times, ends = rng.exponential(np.exp(-eta)), rng.exponential(2.0, count)
+            outcome, design = np.stack([np.minimum(times, ends), times < ends], 1).astype(float), x
+        clients.append(Rows(design, outcome, offset))
+    return clients
