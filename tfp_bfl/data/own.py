@@ -230,8 +230,9 @@ def _in_words(source: Source) -> list[str]:
 
 def _of_test(reading: Reading, train: Examples) -> Reading:
     """Return how the test set is read: the columns of the training set, in the same form."""
-    kinds = tuple(x.kind for x in train.features.columns) if isinstance(train.features, Raw) else ()
-    return reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns, kinds=kinds)
+    cells = train.features.columns if isinstance(train.features, Raw) else ()
+    reading = reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns)
+    return reading._replace(kinds=tuple(x.kind for x in cells), signs=tuple(x.sign for x in cells))
 
 
 def digest(data: OwnData) -> str:

@@ -121,11 +121,13 @@ def read_design(
     keep = are_filled(values, exposure) & (owners != "")
     left_out = _note(int(np.sum(~keep)), "without an outcome, a client or an exposure")
     notes = [*_event_note(table, outcome, where), *of_clients, *left_out]
+    notes += note_numbers(table, outcome, where)
     blocks, names, complete, columns = [], [], np.ones(table.num_rows, bool), []
     patterns: dict[bytes, str] = {}
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
     troubles.check()
+    notes += troubles.notes
     for cells in read:
         name = cells.name
         if name not in only and cells.counts_rows:
@@ -241,12 +243,41 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
-def numbers(table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None) -> np.ndarray:
-    """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell."""
+def numbers(
+    table: Any,
+    name: str,
+    where: str,
+    kind: str = "number",
+    date_unit: Optional[str] = None,
+    sign: Optional[str] = None,
+    notes: Optional[list[str]] = None,
+) -> np.ndarray:
+    """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
+
+    Args:
+      table: a pyarrow Table.
+      name, kind: of the column.
+      where: the name of the table, for errors.
+      date_unit: of dates.
+      sign: that the numbers must have beside them; None for any.
+      notes: gets sentences on its cells.
+    """
     troubles = Troubles(where, f"name a column of {kind}s")
-    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names)
+    signs = {} if sign is None else {name: sign}
+    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names, signs=signs)
     troubles.check()
+    if notes is not None:
+        notes += troubles.notes
     return cells.values
+
+
+def note_numbers(table: Any, outcome: Outcome, where: str) -> list[str]:
+    """Return sentences on the cells of the outcome, where it is a number, and of the exposure."""
+    notes: list[str] = []
+    for name in (None if outcome.family == "bernoulli" else outcome.column, outcome.exposure):
+        if name is not None:
+            numbers(table, name, where, notes=notes)
+    return notes
 
 
 def categories(cells: Cells) -> Optional[np.ndarray]:
