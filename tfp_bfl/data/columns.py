@@ -199,8 +199,8 @@ def _check_sign(column: Any, row: int, name: str, troubles: Troubles, found: str
     if found != wanted:
         beside = [f"the sign {shown(sign)} beside it" if sign else "no sign beside it" for sign in (found, wanted)]
         where = f"{shown(str(column[row].as_py()))} in row {row + 1}"
-        troubles.add(name, f"holds {where}, with {beside[0]}, where numbers have {beside[1]} elsewhere")
-        troubles.advise("write numbers with the sign of the other data")
+        troubles.add(name, f"holds {where}, with {beside[0]}, but must have {beside[1]}")
+        troubles.advise("write the numbers of all data with one sign, or without")
     return found == wanted
 
 

@@ -53,6 +53,7 @@ class Reading(NamedTuple):
       columns: the features of a test set, in order; () for a training set.
       kinds, signs: of the cells of `columns`; () where all must be numbers.
       left_out: columns that are left out where the table has them.
+      plain_labels: labels that are numbers have no sign beside them, as those of other data may have another.
       is_part: the data are one site's, as its file describes them: other sites have the columns, categories and values
         that are missing here.
     """
@@ -69,6 +70,7 @@ class Reading(NamedTuple):
     kinds: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    plain_labels: bool = False
     is_part: bool = False
 
     @property
@@ -134,7 +136,8 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
     if reading.regresses:
-        labels = numbers(table, [label], troubles, strict, among=columns, sign=None)[:, 0]
+        sign = "" if reading.plain_labels else None
+        labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
         filled = ~np.isnan(labels)
     else:
         labels = texts(table, label, troubles if strict else None)

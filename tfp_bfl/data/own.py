@@ -189,6 +189,7 @@ def read_part(
 def _split(path: Any, reading: Reading, test: Any) -> tuple[list[Examples], Optional[Column]]:
     """Return the examples for training and test with checked labels, and the target of a regression."""
     label, is_part = reading.label, reading.is_part
+    reading = reading._replace(plain_labels=is_part or test is not None)
     train, given = _read(path, reading)
     if test is not None:
         given, _ = _read(test, _of_test(reading, train), "test_data")

@@ -126,7 +126,7 @@ def describe(
     event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     used = np.ones(table.num_rows, bool)
     for name in reserved:
-        used &= texts(table[name]) != "" if name == event else np.isfinite(design.numbers(table, name, where))
+        used &= texts(table[name]) != "" if name == event else np.isfinite(design.numbers(table, name, where, sign=""))
     columns = [
         _describe(table, name, used, name in categorical, name in only, where, date_unit)
         for name in table.column_names
@@ -248,7 +248,7 @@ class Cells:
         table, outcome = with_canonical_names(table, where), outcome.in_one_form()
         self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
         self._values = self._read_outcome(table)
-        self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None
+        self._exposure = design.numbers(table, outcome.exposure, where, sign="") if outcome.exposure else None
         used = design.are_filled(self._values, self._exposure)
         blocks = [_block(table, column, where, plan.date_unit)[used] for column in plan.columns]
         self._features = np.concatenate(blocks, 1)
@@ -297,8 +297,9 @@ class Cells:
     def _read_outcome(self, table: Any) -> np.ndarray:
         of, where = self._outcome, self._where
         if of.family == "cox":
-            return np.stack([design.numbers(table, of.column, where), self._events(table, of.event)], 1)
-        return self._events(table, of.column) if of.family == "bernoulli" else design.numbers(table, of.column, where)
+            return np.stack([design.numbers(table, of.column, where, sign=""), self._events(table, of.event)], 1)
+        is_event = of.family == "bernoulli"
+        return self._events(table, of.column) if is_event else design.numbers(table, of.column, where, sign="")
 
     def _events(self, table: Any, name: Optional[str]) -> np.ndarray:
         cells = texts(table[str(name)])

@@ -60,6 +60,11 @@ class Outcome(NamedTuple):
     event_values: Sequence[str] = ()
     exposure: Optional[str] = None
 
+    @property
+    def of_numbers(self) -> list[str]:
+        """The columns that hold numbers."""
+        return [x for x in (None if self.family == "bernoulli" else self.column, self.exposure) if x is not None]
+
     def in_one_form(self) -> Outcome:
         """Return the outcome with `data.names.canonical` names."""
         form = lambda name: None if name is None else canonical(name)
@@ -121,7 +126,8 @@ def read_design(
     keep = are_filled(values, exposure) & (owners != "")
     left_out = _note(int(np.sum(~keep)), "without an outcome, a client or an exposure")
     notes = [*_event_note(table, outcome, where), *of_clients, *left_out]
-    notes += note_numbers(table, outcome, where)
+    for name in outcome.of_numbers:
+        numbers(table, name, where, notes=notes)
     blocks, names, complete, columns = [], [], np.ones(table.num_rows, bool), []
     patterns: dict[bytes, str] = {}
     troubles = Troubles(where, "leave columns out with --drop")
@@ -269,15 +275,6 @@ def numbers(
     if notes is not None:
         notes += troubles.notes
     return cells.values
-
-
-def note_numbers(table: Any, outcome: Outcome, where: str) -> list[str]:
-    """Return sentences on the cells of the outcome, where it is a number, and of the exposure."""
-    notes: list[str] = []
-    for name in (None if outcome.family == "bernoulli" else outcome.column, outcome.exposure):
-        if name is not None:
-            numbers(table, name, where, notes=notes)
-    return notes
 
 
 def categories(cells: Cells) -> Optional[np.ndarray]:
