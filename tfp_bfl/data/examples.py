@@ -12,6 +12,7 @@ from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
 from tfp_bfl.data.outliers import table_within_bounds, within_bounds
+from tfp_bfl.data.signs import is_nothing
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
@@ -51,8 +52,9 @@ class Reading(NamedTuple):
       categorical: columns that are categories, whatever they hold.
       date_unit: in which dates become numbers, one of `DATE_UNITS`; None where dates are refused.
       columns: the features of a test set, in order; () for a training set.
-      kinds: of the cells of `columns`; () where all must be numbers.
+      kinds, signs: of the cells of `columns`; () where all must be numbers.
       left_out: columns that are left out where the table has them.
+      plain_labels: labels that are numbers have no sign beside them, as those of other data may have another.
       is_part: the data are one site's, as its file describes them: other sites have the columns, categories and values
         that are missing here.
     """
@@ -67,7 +69,9 @@ class Reading(NamedTuple):
     date_unit: Optional[str] = None
     columns: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    plain_labels: bool = False
     is_part: bool = False
 
     @property
@@ -133,13 +137,14 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
     if reading.regresses:
-        labels = numbers(table, [label], troubles, strict, among=columns)[:, 0]
+        sign = "" if reading.plain_labels else None
+        labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
         filled = ~np.isnan(labels)
     else:
         labels = texts(table, label, troubles if strict else None)
         filled = labels != ""
     troubles.check()
-    notes = [*of_clients]
+    notes = [*of_clients, *troubles.notes]
     if reading.regresses and not reading.columns:
         labels, of_labels = within_bounds(labels, label)
         notes += of_labels
@@ -183,7 +188,7 @@ def _words_among(labels: np.ndarray, label: str) -> list[str]:
     return [
         f"{np.sum(labels == word):,} rows have {shown(word)} in {shown(label)}, a class like any other: empty these "
         "cells if it stands for a missing label."
-        for word in EMPTY
+        for word in (*EMPTY, *sorted(filter(is_nothing, {*labels.tolist()})))
         if np.any(labels == word)
     ]
 
@@ -194,8 +199,14 @@ def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Trouble
     if reading.is_part:
         return Raw(_of_part(table, columns, reading, troubles), unit)
     if reading.kinds:
-        return Raw(read_as(table, zip(columns, reading.kinds), troubles, unit), unit)
+        return Raw(read_as(table, zip(columns, reading.kinds), troubles, unit, signs=_signs(columns, reading)), unit)
     return Raw(read_columns(table, columns, troubles, reading.categorical, unit, reading.client), unit)
+
+
+def _signs(columns: Sequence[str], reading: Reading) -> dict[str, str]:
+    """Return the signs beside the numbers of a test set, of the columns that the training set has filled."""
+    found = zip(columns, reading.kinds, reading.signs)
+    return {name: sign for name, kind, sign in found if kind != BLANK}
 
 
 def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
@@ -207,7 +218,7 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
     found |= {x.name: x._replace(rows_of=x.counter) for x in read}
-    found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit)}
+    found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit, signs=_signs(columns, reading))}
     return list(found.values())
 
 

@@ -58,7 +58,7 @@ def canonical(name: str) -> str:
       >>> canonical(" Ko\u0308ln\u200b  (West)") == "K\xf6ln (West)"
       True
     """
-    if _NEEDS_RULES.search(name) is None:
+    if not isinstance(name, str) or _NEEDS_RULES.search(name) is None:  # What is no text, others refuse.
         return name
     return " ".join(unicodedata.normalize("NFC", re.sub(_HIDDEN, "", name)).split())
 

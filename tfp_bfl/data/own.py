@@ -189,6 +189,7 @@ def read_part(
 def _split(path: Any, reading: Reading, test: Any) -> tuple[list[Examples], Optional[Column]]:
     """Return the examples for training and test with checked labels, and the target of a regression."""
     label, is_part = reading.label, reading.is_part
+    reading = reading._replace(plain_labels=is_part or test is not None)
     train, given = _read(path, reading)
     if kind_of(path) == ARRAYS or (isinstance(path, (str, os.PathLike)) and str(path).lower().endswith(".npz")):
         train = of_arrays(train, reading.regresses)
@@ -232,8 +233,9 @@ def _in_words(source: Source) -> list[str]:
 
 def _of_test(reading: Reading, train: Examples) -> Reading:
     """Return how the test set is read: the columns of the training set, in the same form."""
-    kinds = tuple(x.kind for x in train.features.columns) if isinstance(train.features, Raw) else ()
-    return reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns, kinds=kinds)
+    cells = train.features.columns if isinstance(train.features, Raw) else ()
+    reading = reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns)
+    return reading._replace(kinds=tuple(x.kind for x in cells), signs=tuple(x.sign for x in cells))
 
 
 def digest(data: OwnData) -> str:

@@ -79,7 +79,8 @@ def read_encoded(
     table = read_table(path, separator, text=[x.name for x in features if x.is_text], keep=names)
     check_columns(table, names, where)
     troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
-    unit = next((x.unit for x in features if x.unit), None)
-    raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit))
+    unit = next((x.unit for x in features if x.kind == "date"), None)
+    signs = {x.name: x.sign for x in features}
+    raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit, signs=signs))
     troubles.check()
-    return EncodedRows(encode(raw, features, columns), tuple(unknown_levels(raw, features)))
+    return EncodedRows(encode(raw, features, columns), (*troubles.notes, *unknown_levels(raw, features)))

@@ -60,6 +60,11 @@ class Outcome(NamedTuple):
     event_values: Sequence[str] = ()
     exposure: Optional[str] = None
 
+    @property
+    def of_numbers(self) -> list[str]:
+        """The columns that hold numbers."""
+        return [x for x in (None if self.family == "bernoulli" else self.column, self.exposure) if x is not None]
+
     def in_one_form(self) -> Outcome:
         """Return the outcome with `data.names.canonical` names."""
         form = lambda name: None if name is None else canonical(name)
@@ -121,11 +126,14 @@ def read_design(
     keep = are_filled(values, exposure) & (owners != "")
     left_out = _note(int(np.sum(~keep)), "without an outcome, a client or an exposure")
     notes = [*_event_note(table, outcome, where), *of_clients, *left_out]
+    for name in outcome.of_numbers:
+        numbers(table, name, where, notes=notes)
     blocks, names, complete, columns = [], [], np.ones(table.num_rows, bool), []
     patterns: dict[bytes, str] = {}
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
     troubles.check()
+    notes += troubles.notes
     for cells in read:
         name = cells.name
         if name not in only and cells.counts_rows:
@@ -241,11 +249,31 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
-def numbers(table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None) -> np.ndarray:
-    """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell."""
+def numbers(
+    table: Any,
+    name: str,
+    where: str,
+    kind: str = "number",
+    date_unit: Optional[str] = None,
+    sign: Optional[str] = None,
+    notes: Optional[list[str]] = None,
+) -> np.ndarray:
+    """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
+
+    Args:
+      table: a pyarrow Table.
+      name, kind: of the column.
+      where: the name of the table, for errors.
+      date_unit: of dates.
+      sign: that the numbers must have beside them; None for any.
+      notes: gets sentences on its cells.
+    """
     troubles = Troubles(where, f"name a column of {kind}s")
-    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names)
+    signs = {} if sign is None else {name: sign}
+    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names, signs=signs)
     troubles.check()
+    if notes is not None:
+        notes += troubles.notes
     return cells.values
 
 

@@ -17,7 +17,7 @@ from tfp_bfl.files import name as path_name
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.glm.agreement import CATEGORY, Cells, Encoding, Plan, agree, describe, encode, settle
-from tfp_bfl.glm.design import Outcome, has_outcome
+from tfp_bfl.glm.design import Outcome, has_outcome, numbers
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import quantile
@@ -74,6 +74,8 @@ def columns_of(
     left = has_outcome(table, outcome, where)
     if client_column:
         left &= _owners(table, client_column) != ""
+    for name in outcome.of_numbers:  # Sites have no sign beside outcomes.
+        table = table.set_column(table.column_names.index(name), name, [numbers(table, name, where)])
     # In the order of the fit, which is that of `only`.
     of_outcome = [name for name in (outcome.column, outcome.event, outcome.exposure) if name]
     table = table.select([*of_outcome, *used]).filter(left.tolist())
