@@ -113,7 +113,7 @@ def test_columns_of_dictionaries_and_frames_are_read():
         ({"outcome": Outcome("age", "poisson", event_values=("1",))}, "--event-value is of bernoulli and cox"),
         ({"only": ["ill"]}, "there is nothing to estimate"),
         ({"table": {**TABLE, "age": [None] * 6}}, "In the table the column 'age' has no value: leave"),
-        ({"table": {**TABLE, "sex": ["Male"] * 6}}, "'sex' of the table is 'Male' in all rows"),
+        ({"table": {**TABLE, "sex": ["Male"] * 6}}, "'sex' is 'Male' in all rows"),
         (
             {"table": {**TABLE, "sex": np.array(["2020-01-01"] * 6, "datetime64[D]")}},
             "holds dates, such as '2020",

@@ -5,7 +5,7 @@
     site:   sums over its rows: filled cells, their sum, and the rows in which two columns are empty (`Cells.sums`)
     server: means for empty cells, and the indicators (`settle`)
 
-The result is that of `design.read_design` on all rows in one place.
+`design.read_design` reads a table in one place by these steps, with its clients as the sites.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.names import as_names, canonical, natural
 from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, lookup, shown
-from tfp_bfl.glm import design
-from tfp_bfl.glm.design import Outcome
 from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.outcomes import Outcome, are_filled, categories, find_events, numbers, read_outcome
 from tfp_bfl.glm.rows import Rows, read
 from tfp_bfl.glm.sums import pack, unpack
 
 NUMBER, CATEGORY, EMPTY, DATE = ("number", "category", "empty", "date")
-KINDS = (NUMBER, CATEGORY, EMPTY, DATE, *COUNTERS)
+# Of whole numbers that rise from row to row: all sites together may number the rows of one table.
+RISING = "rising number"
+KINDS = (NUMBER, CATEGORY, EMPTY, DATE, RISING, *COUNTERS)
+MISSING = {
+    "drop": "rows with an empty cell are left out",
+    "indicate": "an empty cell becomes the mean of the column, and a column of 0 and 1 says where cells were empty",
+}
 _IN_WORDS = {NUMBER: "numbers", CATEGORY: "text", DATE: "dates"}
 
 
@@ -48,7 +53,7 @@ class Column(NamedTuple):
     @property
     def names(self) -> list[str]:
         """The names of its columns in the design."""
-        return [self.name] if self.kind in (NUMBER, DATE) else [f"{self.name}[{level}]" for level in self.levels[1:]]
+        return [f"{self.name}[{level}]" for level in self.levels[1:]] if self.kind == CATEGORY else [self.name]
 
 
 class Plan(NamedTuple):
@@ -123,11 +128,12 @@ def describe(
     event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     used = np.ones(table.num_rows, bool)
     for name in reserved:
-        used &= texts(table[name]) != "" if name == event else np.isfinite(design.numbers(table, name, where))
+        used &= texts(table[name]) != "" if name == event else np.isfinite(numbers(table, name, where))
+    there = [name for name in only or table.column_names if name in table.column_names]
     columns = [
         _describe(table, name, used, name in categorical, name in only, where, date_unit)
-        for name in table.column_names
-        if name not in {*reserved, *drop} and (not only or name in only)
+        for name in there
+        if name not in {*reserved, *drop}
     ]
     events = sorted(set(texts(table[event]).tolist()) - {""}, key=natural) if event else []
     if len(events) > MOST_LEVELS:
@@ -148,16 +154,20 @@ def _describe(
     cells = read[0]
     if cells.kind == DATE:
         return Column(name, DATE)
-    values = design.categories(cells)
+    values = categories(cells)
     if values is None:
-        return Column(name, NUMBER if is_chosen else cells.counter or NUMBER)
+        return Column(name, NUMBER if is_chosen else cells.counter or (RISING if _rises(cells) else NUMBER))
     levels = sorted(set(values[used].tolist()) - {""}, key=natural)
-    if len(levels) > MOST_LEVELS:
+    if len(levels) > MOST_LEVELS and not is_category:
         raise InvalidArgument(
             f"The column {shown(name)} of {where} holds {len(levels)} texts, too many for a category: leave it "
             "out with --drop."
         )
     return Column(name, CATEGORY, tuple(levels))
+
+
+def _rises(cells: Any) -> bool:
+    return bool(cells.is_whole and len(cells.values) > 1 and np.all(np.diff(cells.values) > 0))
 
 
 def num_sums(plan: Plan) -> int:
@@ -171,57 +181,83 @@ def _shapes(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def agree(
-    descriptions: Mapping[str, Mapping[str, Any]], outcome: Outcome, missing: str, date_unit: Optional[str] = None
+    descriptions: Mapping[str, Mapping[str, Any]],
+    outcome: Outcome,
+    missing: str,
+    date_unit: Optional[str] = None,
+    categorical: Sequence[str] = (),
 ) -> Plan:
     """Return the columns of all sites, with the union of their levels.
 
     Args:
       descriptions: site -> the result of `describe`.
       outcome: its columns.
-      missing: one of `design.MISSING`.
-      date_unit: as of `describe`.
+      missing: one of `MISSING`.
+      date_unit, categorical: as of `describe`.
 
     Raises:
-      InvalidArgument: a column holds numbers at one site and text at another, is missing at a site while rows with
-        empty cells are left out, or has no value at all.
+      InvalidArgument: a column holds numbers at one site and text at another, has no value at all, or none at most
+        sites while rows with empty cells are left out.
     """
     of_sites = {
         site: {name: Column(name, kind, tuple(levels)) for name, kind, levels in summary["columns"]}
         for site, summary in descriptions.items()
     }
+    # The others have no row with an outcome.
+    there = [site for site, own in of_sites.items() if any(column.kind != EMPTY for column in own.values())]
     columns, notes = [], []
     for name in dict.fromkeys(name for own in of_sites.values() for name in own):
         found = {site: own[name] for site, own in of_sites.items() if name in own}
-        kinds_of = {column.kind for column in found.values()}
-        if ROWS in kinds_of and kinds_of <= {*COUNTERS}:
-            notes.append(f"The column {shown(name)} numbers the rows and is left out.")
-            continue
         filled = {site: c.kind for site, c in found.items() if c.kind != EMPTY}
-        kinds = {NUMBER if kind in COUNTERS else kind: site for site, kind in filled.items()}
-        absent = [site for site in of_sites if site not in found or found[site].kind == EMPTY]
+        starts = [*filled.values()].count(ROWS)
+        if starts and {*filled.values()} <= {*COUNTERS}:
+            if starts == 1:
+                notes.append(f"The column {shown(name)} numbers the rows and is left out.")
+                continue
+            notes.append(
+                f"The column {shown(name)} counts the rows of each client anew and is used: --drop it if it numbers "
+                "them, and is no time or dose."
+            )
+        kinds = {NUMBER if kind in (*COUNTERS, RISING) else kind: site for site, kind in filled.items()}
+        absent = [site for site in there if site not in filled]
         if len(kinds) > 1:
             first, second = [f"{_IN_WORDS[x]} at {kinds[x]}" for x in (NUMBER, DATE, CATEGORY) if x in kinds][:2]
             raise InvalidArgument(
                 f"The column {shown(name)} holds {first} and {second}: correct the cells that are no numbers, name it "
                 "with --categorical, or leave it out with --drop."
             )
-        if not kinds or (absent and missing == "drop"):
-            where, other = ", ".join(absent[:10]), ", or give --missing indicate" if kinds else ""
-            raise InvalidArgument(f"The column {shown(name)} is empty at {where}: leave it out with --drop{other}.")
+        few = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
+        if not kinds or (missing == "drop" and 2 * len(absent) > len(there)):
+            other = ", or give --missing indicate" if kinds else ""
+            raise InvalidArgument(f"The column {shown(name)} is empty at {few}: leave it out with --drop{other}.")
+        if absent and missing == "drop":
+            notes.append(f"The column {shown(name)} is empty at {few}: --drop it, or none of these rows is used.")
         levels = sorted({level for column in found.values() for level in column.levels}, key=natural)
-        if len(levels) > MOST_LEVELS:
-            raise InvalidArgument(f"The column {shown(name)} holds {len(levels)} texts at all sites: --drop it.")
+        if len(levels) > MOST_LEVELS and name not in as_names(categorical):
+            raise InvalidArgument(
+                f"The column {shown(name)} holds {len(levels)} texts at all sites: leave it out with --drop, or give "
+                "--categorical for categories."
+            )
         if len(levels) == 1:
-            raise InvalidArgument(f"The column {shown(name)} is {shown(levels[0])} at all sites: --drop it.")
-        columns.append(Column(name, next(iter(kinds)), tuple(levels)))
+            raise InvalidArgument(f"The column {shown(name)} is {shown(levels[0])} in all rows: --drop it.")
+        rises = RISING in filled.values() and {*filled.values()} <= {*COUNTERS, RISING}
+        columns.append(Column(name, RISING if rises else next(iter(kinds)), tuple(levels)))
     if not columns:
         raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)
     event, events = canonical(outcome.event or outcome.column), outcome.event_values[:0]
     if values:
-        events = design.find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
+        events = find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
         notes.insert(0, f"Event: {event} = {', '.join(events)}.")
     return Plan(tuple(columns), tuple(events), tuple(notes), date_unit)
+
+
+class OwnRows(NamedTuple):
+    """Rows of a site as columns of the design: features [n, p], outcome [n] or [n, 2], and exposure [n] or None."""
+
+    features: np.ndarray
+    outcome: np.ndarray
+    exposure: Optional[np.ndarray]
 
 
 class Cells:
@@ -231,7 +267,7 @@ class Cells:
       table: a pyarrow Table.
       outcome: its columns.
       plan: of all sites.
-      missing: one of `design.MISSING`.
+      missing: one of `MISSING`.
       where: the name of the table, for errors.
 
     Raises:
@@ -241,9 +277,9 @@ class Cells:
     def __init__(self, table: Any, outcome: Outcome, plan: Plan, missing: str, where: str):
         table, outcome = with_canonical_names(table, where), outcome.in_one_form()
         self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
-        self._values = self._read_outcome(table)
-        self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None
-        used = design.are_filled(self._values, self._exposure)
+        self._values = read_outcome(table, outcome, where, plan.events)
+        self._exposure = numbers(table, outcome.exposure, where) if outcome.exposure else None
+        used = are_filled(self._values, self._exposure)
         blocks = [_block(table, column, where, plan.date_unit)[used] for column in plan.columns]
         self._features = np.concatenate(blocks, 1)
         self._empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
@@ -266,7 +302,10 @@ class Cells:
           of_events: as for a stratified Cox model, to which an event adds nothing if its own row alone is at risk.
         """
         if not np.any(self._left):
-            raise InvalidArgument(f"No row of {self._where} is complete: give --missing indicate.")
+            raise InvalidArgument(
+                f"No row of {self._where} is complete: give --missing indicate, or leave columns with many empty cells "
+                "out with --drop."
+            )
         if of_events:
             times, events = self._values[self._left].T
             at_risk = len(times) - np.searchsorted(np.sort(times), times)
@@ -282,21 +321,21 @@ class Cells:
           InvalidArgument: no row is left, or an outcome is not one of the family's.
         """
         self.check_presence()
-        family = self._outcome.family
+        family, own = self._outcome.family, self.design(encoding)
+        exposure = None if own.exposure is None else [own.exposure]
+        names = encoding.names(self._plan)
+        return read([(own.features, own.outcome)], FAMILIES.get(family), names, exposure, family != "cox").clients[0]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows with an outcome."""
+        return len(self._left)
+
+    def design(self, encoding: Encoding) -> OwnRows:
+        """Return the rows that the fit uses, as columns of the design; there may be none."""
         features = _encoded(self._features, self._empty, self._plan, encoding)
-        exposure = None if self._exposure is None else [self._exposure[self._left]]
-        given = [(features[self._left], self._values[self._left])]
-        return read(given, FAMILIES.get(family), encoding.names(self._plan), exposure, family != "cox").clients[0]
-
-    def _read_outcome(self, table: Any) -> np.ndarray:
-        of, where = self._outcome, self._where
-        if of.family == "cox":
-            return np.stack([design.numbers(table, of.column, where), self._events(table, of.event)], 1)
-        return self._events(table, of.column) if of.family == "bernoulli" else design.numbers(table, of.column, where)
-
-    def _events(self, table: Any, name: Optional[str]) -> np.ndarray:
-        cells = texts(table[str(name)])
-        return np.where(cells == "", np.nan, np.isin(cells, list(self._plan.events)))
+        exposure = None if self._exposure is None else self._exposure[self._left]
+        return OwnRows(features[self._left], self._values[self._left], exposure)
 
 
 def encode(table: Any, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
@@ -339,8 +378,9 @@ def _block(table: Any, column: Column, where: str, date_unit: Optional[str]) -> 
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)
-    if column.kind in (NUMBER, DATE):
-        return design.numbers(table, column.name, where, column.kind, date_unit)[:, np.newaxis]
+    if column.kind != CATEGORY:
+        kind = DATE if column.kind == DATE else NUMBER
+        return numbers(table, column.name, where, kind, date_unit)[:, np.newaxis]
     cells = texts(table[column.name])
     block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
     block[~np.isin(cells, column.levels)] = np.nan
@@ -352,7 +392,7 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
 
     Args:
       plan: of all sites.
-      missing: one of `design.MISSING`.
+      missing: one of `MISSING`.
       total: the sum of `Cells.sums` over the sites.
 
     Raises:
@@ -365,7 +405,8 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
     if np.any(counts == 0):
         raise InvalidArgument(f"The column of {shown(plan.names[int(np.argmin(counts))])} is empty: --drop it.")
     if used > left:
-        notes.append(f"{used - left:g} rows left out with an empty cell: --missing indicate keeps them.")
+        rows = f"{used - left:g} row{'s' if used - left > 1 else ''}"
+        notes.append(f"{rows} left out with an empty cell: --missing indicate keeps them.")
     if missing == "indicate":
         means = tuple((sums / counts).tolist())
         for j, column in enumerate(plan.columns):
@@ -377,8 +418,21 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
                     f"{shown(column.name)} is empty in the same rows as {shown(plan.columns[same[0]].name)}: one "
                     "indicator serves both."
                 )
+    last = used * (used + 1) / 2
+    numbering = [
+        column.name
+        for column, total, count in zip(plan.columns, _first_of(plan, sums), _first_of(plan, counts))
+        if column.kind == RISING and count == used and total in (last, last - used)
+    ]
+    notes += [f"The column {shown(name)} numbers the rows and is left out." for name in numbering]
     filled = there + (np.array([both[j, j] for j, c in enumerate(plan.columns) for _ in c.names]) if means else 0)
     gone = [name for name, count in zip(plan.names, filled) if not count and "[" in name]
     if gone:
         notes.append(f"No row is left with {', '.join(gone)}: left out.")
-    return Encoding(means, tuple(indicators), tuple(gone)), notes
+    return Encoding(means, tuple(indicators), (*numbering, *gone)), notes
+
+
+def _first_of(plan: Plan, values: np.ndarray) -> np.ndarray:
+    """Return the values [c] of the first column of the design of each column of the table."""
+    starts = np.cumsum([0, *(len(column.names) for column in plan.columns)])[:-1]
+    return values[starts]

@@ -95,7 +95,7 @@ def serve_glm(
         _check(len(described), quorum, refused, secure_sums)
         least = max(quorum, 2 if secure_sums else 1)
         plan, left = without_misfits(
-            described, lambda some: agree(some, job.columns, job.missing, job.date_unit), least
+            described, lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical), least
         )
         for site in left:
             progress.phase(f"Without {site}: {left[site]}")
