@@ -7,10 +7,11 @@ from pyarrow import csv
 
 from tfp_bfl import glm
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.glm.agreement import Cells, agree, describe, settle
+from tfp_bfl.glm.agreement import agree, describe
 from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.glm.predictions import columns_of, read_rows
+from tfp_bfl.glm.encoding import Cells, settle
+from tfp_bfl.glm.predictions import read_rows
 from tfp_bfl.glm.rows import INTERCEPT
 
 
@@ -21,14 +22,18 @@ def sites_of(table, column, without=()):
     return {str(x): table.select(names).filter(pyarrow.array(cells == x)) for x in dict.fromkeys(cells)}
 
 
-def fit_at_sites(tables, outcome, missing, **options):
+def fit_at_sites(tables, outcome, missing, leave=False, **options):
+    """The rows of each site, columns and notes; with `leave` only the features, of the sites that have rows."""
     descriptions = {site: describe(table, outcome, site, **options) for site, table in tables.items()}
     for site, summary in descriptions.items():
         check_description(site, summary)
-    plan = agree(descriptions, outcome, missing)
-    cells = [Cells(table, outcome, plan, missing, site) for site, table in tables.items()]
-    encoding, notes = settle(plan, missing, np.sum([one.sums() for one in cells], 0))
-    rows = [one.rows(encoding) for one in cells]
+    plan = agree(descriptions, outcome, missing, options.get("date_unit"), options.get("categorical", ()))
+    cells = {site: Cells(table, outcome, plan, missing, site) for site, table in tables.items()}
+    encoding, notes = settle(plan, missing, np.sum([one.sums() for one in cells.values()], 0))
+    if leave:
+        left = {site: one.design(encoding).features for site, one in cells.items()}
+        return {site: features for site, features in left.items() if len(features)}, encoding.names(plan), notes
+    rows = [one.rows(encoding) for one in cells.values()]
     has_intercept = outcome.family != "cox"
     clients = [(own.design[:, has_intercept:], own.outcome) for own in rows]
     return clients, encoding.names(plan), notes
@@ -84,7 +89,7 @@ def test_a_column_that_one_site_lacks_is_filled_with_the_mean_of_the_others():
     assert "age[missing]" in names
     column = clients[list(tables).index("s0")][0][:, names.index("age")]
     assert len(set(column.tolist())) == 1 and 50 < column[0] < 70
-    with pytest.raises(ValueError, match="The column 'age' is empty at s0: leave it out with --drop, or give"):
+    with pytest.raises(ValueError, match="No row of s0 is complete: give --missing indicate, or leave columns"):
         fit_at_sites(tables, outcome, "drop")
 
 
@@ -103,7 +108,10 @@ def test_row_numbers_of_a_table_that_is_divided_are_left_out(first, is_used):
     ("change", "message"),
     [
         ({"age": ["old"] * 3}, "holds numbers at s0 and text at odd"),
-        ({"chest": [f"c{x}" for x in range(29)]}, "holds 32 texts at all sites"),
+        (
+            {"chest": [f"c{x}" for x in range(29)]},
+            "holds 32 texts at all sites: leave it out with --drop, or give --ca",
+        ),
         ({"ill": ["N", "Y", "maybe"]}, "must hold two values, but holds 3"),
     ],
 )
@@ -141,11 +149,11 @@ def test_rows_are_encoded_in_the_columns_of_the_fit_or_refused(tmp_path):
     path = tmp_path / "t.csv"
     csv.write_csv(table().drop_columns(["ill", "days"]), path)
     design = read_design(path, Outcome("stage", "normal"), "site", categorical=["sex", "chest"])
-    columns = columns_of(path, Outcome("stage", "normal"), "site", design.columns, ["sex", "chest"])
-    rows = read_rows(path, columns, design.names, "site")
+    rows = read_rows(path, design.plan, design.encoding, "site")
     assert rows.features.shape == (300, len(design.names)) and set(rows.owners) == {"s0", "s1", "s2"}
-    with pytest.raises(InvalidArgument, match="can't be encoded in the columns of the fit, age"):
-        read_rows(path, columns, design.names[:-1], "site")
+    np.testing.assert_array_equal(
+        rows.features[rows.owners == "s1"][~np.isnan(rows.features[rows.owners == "s1"]).any(1)], design.clients[1][0]
+    )
 
 
 def test_a_site_that_adds_zeros_is_found():

@@ -77,7 +77,7 @@ def test_rows_without_an_exposure_are_left_out():
 
 
 def test_a_column_that_a_client_lacks_is_named():
-    table = {**TABLE, "age": [None, 60.0, None, 70.0, 40.0, 30.0]}
+    table = {**TABLE, "age": [None, 60.0, None, 70.0, 40.0, 30.0], "ill": ["Y", "N", "Y", "Y", "N", "N"]}
     notes = read(table=table).notes
     assert any("The column 'age' is empty at b" in note for note in notes)
     assert "No row is left of b." in notes
@@ -113,7 +113,7 @@ def test_columns_of_dictionaries_and_frames_are_read():
         ({"outcome": Outcome("age", "poisson", event_values=("1",))}, "--event-value is of bernoulli and cox"),
         ({"only": ["ill"]}, "there is nothing to estimate"),
         ({"table": {**TABLE, "age": [None] * 6}}, "In the table the column 'age' has no value: leave"),
-        ({"table": {**TABLE, "sex": ["Male"] * 6}}, "'sex' of the table is 'Male' in all rows"),
+        ({"table": {**TABLE, "sex": ["Male"] * 6}}, "'sex' is 'Male' in all rows"),
         (
             {"table": {**TABLE, "sex": np.array(["2020-01-01"] * 6, "datetime64[D]")}},
             "holds dates, such as '2020",

@@ -55,7 +55,7 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         separator=given["separator"],
         date_unit=given["date_unit"],
     )
-    rows = _rows_to_predict(table, read, family, given) if given["predict"] else None
+    rows = _rows_to_predict(read, given) if given["predict"] else None
     result = _fit(read, family, given)
     posterior = report.posterior_of(result)
     notes = [*read.notes, *posterior.warnings]
@@ -78,19 +78,14 @@ def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> N
         click.echo(f"{output} holds {files}.")
 
 
-def _rows_to_predict(table: str, read: Any, family: str, given: dict[str, Any]) -> Any:
+def _rows_to_predict(read: Any, given: dict[str, Any]) -> Any:
     """Return the rows of --predict in the columns of the fit, before anything is fitted or written."""
-    from tfp_bfl.glm import design, predictions
+    from tfp_bfl.glm import predictions
 
     if not os.path.isfile(given["predict"]):
         raise InvalidArgument(f"There is no file {path_name(given['predict'])} to predict.")
-    outcome = design.Outcome(
-        given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]
-    )
-    how = names_of(given["categorical"]), given["missing"], given["separator"], given["date_unit"]
-    columns = predictions.columns_of(pathlib.Path(table), outcome, given["client_column"], read.columns, *how)
     rows = pathlib.Path(given["predict"])
-    return predictions.read_rows(rows, columns, read.names, given["client_column"], given["separator"])
+    return predictions.read_rows(rows, read.plan, read.encoding, given["client_column"], given["separator"])
 
 
 def _check_output(output: str) -> None:

@@ -30,7 +30,11 @@ def check_description(site: str, summary: Any, left_out: Collection[str] = (), o
     if not isinstance(summary, Mapping) or not isinstance(summary.get("columns"), list):
         raise wrong
     columns = summary["columns"]
-    if not _are_texts(summary.get("events")) or not all(map(_is_column, columns)):
+    if (
+        not _are_texts(summary.get("events"))
+        or len(summary["events"]) > MOST_LEVELS
+        or not all(map(_is_column, columns))
+    ):
         raise wrong
     names = [name for name, _, _ in columns]
     if len({*names}) < len(names) or not {*left_out}.isdisjoint(names) or (only and not {*names} <= {*only}):
@@ -46,7 +50,7 @@ def check_description(site: str, summary: Any, left_out: Collection[str] = (), o
 def _are_texts(x: Any) -> bool:
     """Return whether this is a list of different texts, as a table can hold."""
     is_text = lambda y: isinstance(y, str) and len(y) <= _MOST_CHARACTERS and y == y.encode(errors="ignore").decode()
-    return isinstance(x, list) and len(x) <= MOST_LEVELS and all(map(is_text, x)) and len({*as_names(x)}) == len(x)
+    return isinstance(x, list) and len(x) <= MOST_COLUMNS and all(map(is_text, x)) and len({*as_names(x)}) == len(x)
 
 
 def _is_column(x: Any) -> bool:

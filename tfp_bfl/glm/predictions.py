@@ -9,15 +9,14 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.columns import decoded
-from tfp_bfl.data.names import as_names, canonical
+from tfp_bfl.data.names import canonical
 from tfp_bfl.data.names import client_names as names_of_clients
 from tfp_bfl.data.tables import read_table
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
-from tfp_bfl.glm.agreement import CATEGORY, Cells, Encoding, Plan, agree, describe, encode, settle
-from tfp_bfl.glm.design import Outcome, has_outcome, numbers
+from tfp_bfl.glm.agreement import CATEGORY, Plan
+from tfp_bfl.glm.encoding import Encoding, encode
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import quantile
@@ -36,59 +35,10 @@ class Rows(NamedTuple):
     features: np.ndarray
 
 
-class Columns(NamedTuple):
-    """The columns of a fit.
-
-    Fields:
-      plan: names, kinds and levels.
-      encoding: means for empty cells, and indicators.
-    """
-
-    plan: Plan
-    encoding: Encoding
-
-
-def columns_of(
-    path: pathlib.Path,
-    outcome: Outcome,
-    client_column: Optional[str],
-    used: Sequence[str],
-    categorical: Sequence[str] = (),
-    missing: str = "drop",
-    separator: Optional[str] = None,
-    date_unit: Optional[str] = None,
-) -> Columns:
-    """Return the columns of a fit to a table, with the levels of the rows that have an outcome.
-
-    Args:
-      path: of the table of the fit.
-      outcome, client_column, categorical, missing, separator, date_unit: as of `design.read_design`.
-      used: the columns that the fit uses, `Design.columns`.
-
-    Raises:
-      InvalidArgument: as of `design.read_design`.
-    """
-    where, categorical, outcome = path_name(path), as_names(categorical), outcome.in_one_form()
-    client_column = canonical(client_column or "")
-    table = read_table(path, separator, text=[name for name in (client_column, *categorical) if name])
-    left = has_outcome(table, outcome, where)
-    if client_column:
-        left &= _owners(table, client_column) != ""
-    for name in outcome.of_numbers:  # Sites have no sign beside outcomes.
-        table = table.set_column(table.column_names.index(name), name, [numbers(table, name, where)])
-    # In the order of the fit, which is that of `only`.
-    of_outcome = [name for name in (outcome.column, outcome.event, outcome.exposure) if name]
-    table = table.select([*of_outcome, *used]).filter(left.tolist())
-    described = describe(table, outcome, where, only=used, categorical=categorical, date_unit=date_unit)
-    plan = agree({where: described}, outcome, "indicate", date_unit)
-    cells = Cells(table, outcome, plan, missing, where)
-    return Columns(plan, settle(plan, missing, cells.sums())[0])
-
-
 def read_rows(
     path: pathlib.Path,
-    columns: Columns,
-    names: Sequence[str],
+    plan: Plan,
+    encoding: Encoding,
     client_column: Optional[str] = None,
     separator: Optional[str] = None,
 ) -> Rows:
@@ -96,8 +46,7 @@ def read_rows(
 
     Args:
       path: of the table, with the columns of the fit.
-      columns: of the fit.
-      names: of its features, `Design.names`.
+      plan, encoding: of the fit (`design.Design`).
       client_column: column with the client of each row; without it all rows are of new clients.
       separator: as of `data.read_own`.
 
@@ -105,18 +54,13 @@ def read_rows(
       InvalidArgument: there is no such file, it lacks a column, or it has text in a column of numbers.
     """
     where = path_name(path)
-    text = [column.name for column in columns.plan.columns if column.kind == CATEGORY]
+    text = [column.name for column in plan.columns if column.kind == CATEGORY]
     table = read_table(path, separator, text=[name for name in (client_column, *text) if name])
     client_column = canonical(client_column or "")
     owners = (
         _owners(table, client_column) if client_column in table.column_names else np.full(table.num_rows, "", object)
     )
-    if list(columns.encoding.names(columns.plan)) != list(names):
-        raise InvalidArgument(
-            f"The rows of {where} can't be encoded in the columns of the fit, {', '.join(names[:10])}: leave columns "
-            "with few rows out of the fit with --drop."
-        )
-    return Rows(owners, encode(table, columns.plan, columns.encoding, where))
+    return Rows(owners, encode(table, plan, encoding, where))
 
 
 def _owners(table: Any, column: str) -> np.ndarray:

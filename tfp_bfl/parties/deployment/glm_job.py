@@ -11,13 +11,14 @@ import pydantic
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm.agreement import Encoding, Plan
-from tfp_bfl.glm.design import MISSING, Outcome
+from tfp_bfl.glm.agreement import MISSING, Plan
+from tfp_bfl.glm.encoding import Encoding
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question
 from tfp_bfl.glm.fit import check_options, fit_federation
 from tfp_bfl.glm.fixed_point import PARTS
 from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
+from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.parties.arrays import Arrays
@@ -25,7 +26,7 @@ from tfp_bfl.parties.masks import KEY_BYTES
 
 # Key of the options of such a job; the name by which party.yaml allows it among the algorithms.
 GLM = "glm"
-# Kind of the question for sums of `agreement.Cells`, beside those of `glm.federation`.
+# Kind of the question for sums of `encoding.Cells`, beside those of `glm.federation`.
 CELLS = "cells"
 # Points of one question.
 _MOST_POINTS = 100

@@ -14,8 +14,9 @@ from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import Column, Encoding, Plan, agree, num_sums, settle
+from tfp_bfl.glm.agreement import Column, Plan, agree
 from tfp_bfl.glm.descriptions import check_description
+from tfp_bfl.glm.encoding import Encoding, num_sums, settle
 from tfp_bfl.glm.federation import Question, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
@@ -95,7 +96,7 @@ def serve_glm(
         _check(len(described), quorum, refused, secure_sums)
         least = max(quorum, 2 if secure_sums else 1)
         plan, left = without_misfits(
-            described, lambda some: agree(some, job.columns, job.missing, job.date_unit), least
+            described, lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical), least
         )
         for site in left:
             progress.phase(f"Without {site}: {left[site]}")

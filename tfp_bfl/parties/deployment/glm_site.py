@@ -20,7 +20,8 @@ from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
-from tfp_bfl.glm.agreement import CATEGORY, Cells, Column, Encoding, Plan, describe, settle
+from tfp_bfl.glm.agreement import CATEGORY, Column, Plan, describe
+from tfp_bfl.glm.encoding import Cells, Encoding, settle
 from tfp_bfl.glm.fixed_point import decode, encode
 from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers

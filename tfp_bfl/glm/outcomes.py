@@ -1,0 +1,166 @@
+"""Outcomes of linear models: their columns, values and events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as, texts
+from tfp_bfl.data.columns import Troubles
+from tfp_bfl.data.names import as_category, canonical, natural, value
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+
+# The value of two that is an event, where they are text.
+_YES = ("y", "yes", "true", "t", "1")
+
+
+class Outcome(NamedTuple):
+    """The columns of the outcome.
+
+    Fields:
+      column: the outcome, or the time for "cox".
+      family: its name.
+      event: the column with the event, for "cox".
+      event_values: the values that are an event; () for the larger one of two.
+      exposure: the column with the exposure.
+    """
+
+    column: str
+    family: str
+    event: Optional[str] = None
+    event_values: Sequence[str] = ()
+    exposure: Optional[str] = None
+
+    def in_one_form(self) -> Outcome:
+        """Return the outcome with `data.names.canonical` names."""
+        form = lambda name: None if name is None else canonical(name)
+        return self._replace(column=canonical(self.column), event=form(self.event), exposure=form(self.exposure))
+
+
+def read_outcome(table: Any, outcome: Outcome, where: str, events: Optional[Sequence[str]] = None) -> np.ndarray:
+    """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
+
+    Args:
+      table: a pyarrow Table.
+      outcome: its columns.
+      where: the name of the table, for errors.
+      events: the values that are an event, of all tables; None for those of this one (`find_events`).
+
+    Raises:
+      InvalidArgument: a column has another form, or options do not fit the family.
+    """
+
+    def binary(name: str) -> np.ndarray:
+        cells = texts(table[name])
+        found = find_events(cells, name, outcome.event_values, where) if events is None else events
+        return np.where(cells == "", np.nan, np.isin(cells, list(found)))
+
+    if outcome.family == "cox":
+        if outcome.event is None:
+            raise InvalidArgument("The family cox needs the column with the event: give --event.")
+        event = binary(outcome.event)
+        return np.stack([numbers(table, outcome.column, where), event], 1)
+    if outcome.event is not None:
+        raise InvalidArgument(f"--event is of the family cox, but the family is {outcome.family}.")
+    if outcome.family == "bernoulli":
+        return binary(outcome.column)
+    if outcome.event_values:
+        raise InvalidArgument(f"--event-value is of bernoulli and cox, but the family is {outcome.family}.")
+    return numbers(table, outcome.column, where)
+
+
+def are_filled(values: np.ndarray, exposure: Optional[np.ndarray]) -> np.ndarray:
+    """Return which outcomes [N] or [N, 2] have no empty cell, and an exposure [N] if there is one, bool [N]."""
+    found: np.ndarray = np.all(np.isfinite(values), tuple(range(1, values.ndim)))
+    return found if exposure is None else found & np.isfinite(exposure)
+
+
+def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
+    """Check the outcomes of a table; empty cells are left out later.
+
+    Args:
+      values: outcomes [N], or (time, event) [N, 2], NaN in empty cells.
+      outcome: its columns.
+      where: the name of the table, for errors.
+
+    Raises:
+      InvalidArgument: a count is no whole number of at least 0, or a time is not above 0; the message names the row.
+    """
+    numbers = values[:, 0] if outcome.family == "cox" else values
+    if outcome.family == "cox":
+        wrong, requirement = numbers <= 0, "times above 0"
+    elif outcome.family == "poisson":
+        wrong, requirement = (numbers < 0) | (numbers != np.round(numbers)), "counts (0, 1, 2, ...)"
+    else:
+        return
+    rows = np.flatnonzero(wrong & ~np.isnan(numbers))
+    if len(rows):
+        raise InvalidArgument(
+            f"The column {shown(outcome.column)} of {where} must hold {requirement} for the family {outcome.family}, "
+            f"but row {rows[0] + 1} is {numbers[rows[0]]:g}."
+        )
+
+
+def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> Sequence[str]:
+    """Return the values that are an event: those given, else the larger of two numbers, or the one that says yes."""
+    found = sorted(set(cells.tolist()) - {""}, key=natural)
+    if not found:
+        raise InvalidArgument(f"The column {shown(name)} of {where} is empty: name another outcome.")
+    events = [as_category(event) for event in events]
+    for event in events:
+        lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")
+    if events:
+        return events
+    if len(found) != 2:
+        few = ", ".join(map(shown, found[:6]))
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} must hold two values, but holds {len(found)} ({few}): give "
+            "--event-value with the values that count as an event, such as 1,2,3."
+        )
+    if all(value(x) is not None for x in found):
+        return found[1:]
+    yes = [x for x in found if x.lower() in _YES]
+    if len(yes) != 1:
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds {shown(found[0])} and {shown(found[1])}: give --event-value "
+            "with the one that is an event."
+        )
+    return yes
+
+
+def note_event(table: Any, outcome: Outcome, where: str) -> list[str]:
+    """Return which values count as an event, where that is not obvious."""
+    name = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
+    if name is None:
+        return []
+    cells = texts(table[name])
+    events = find_events(cells, name, outcome.event_values, where)
+    count = int(np.sum(np.isin(cells, list(events))))
+    return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
+
+
+def numbers(
+    table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None, sign: str = ""
+) -> np.ndarray:
+    """Read a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
+
+    Args:
+      table: a pyarrow Table.
+      name, kind: of the column.
+      where: the name of the table, for errors.
+      date_unit: of dates.
+      sign: that the numbers must have beside them; "" for none.
+    """
+    troubles = Troubles(where, f"name a column of {kind}s")
+    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names, signs={name: sign})
+    troubles.check()
+    return cells.values
+
+
+def categories(cells: Cells) -> Optional[np.ndarray]:
+    """Return text and truth values as text, object [N], "" for an empty cell; None for numbers."""
+    if cells.kind == "truth":
+        return np.where(cells.empty, "", np.where(cells.values == 1, "True", "False")).astype(object)
+    return cells.values if cells.kind in TEXT_KINDS else None
