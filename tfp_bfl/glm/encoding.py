@@ -197,7 +197,7 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
     used, left, sums, counts, there, both = unpack(total, _shapes(plan))
     notes, indicators, means = list(plan.notes), [], ()
     if not left:
-        raise InvalidArgument("No row of any site is complete: give --missing indicate, or --drop columns.")
+        raise InvalidArgument("No row is complete: give --missing indicate, or --drop columns.")
     if np.any(counts == 0):
         raise InvalidArgument(f"The column of {shown(plan.names[int(np.argmin(counts))])} is empty: --drop it.")
     if used > left:
