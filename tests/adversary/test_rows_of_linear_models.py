@@ -65,7 +65,7 @@ def test_without_rules_each_try_reads_a_row_of_the_sum_of_300():
 
 
 def test_without_rules_most_tries_read_the_difference_of_two_rows_of_a_stratum():
-    """14 of 20 differences up to their length (cosine above .99), by one question of a stratified Cox model of a site."""
+    """14 of 20 differences up to their length (cosine above .99), by one question of a stratified Cox model."""
     count = 0
     for number, direction in directions():
         (one,) = clients_of("cox", number, sizes=(100,))
