@@ -53,7 +53,7 @@ def by_weights():
         def model_fn(hidden=hidden):
             return bfl.models.mlp("flipout", input_shape=(28, 28, 1), num_classes=10, hidden=(hidden,))
 
-        options = {"element_spec": clients.element_spec, **FLIPOUT.training()}
+        options = {"local_epochs": 1, "element_spec": clients.element_spec, **FLIPOUT.training()}
         process = bfl.algorithms.variational(model_fn, FLIPOUT.rule, **options)
         result.append({"weights": hidden * 794, **rounds(process, clients)})
     return result

@@ -35,7 +35,7 @@ def measure(model: str, rounds: int, checkpoint_dir: str | None = None) -> dict:
         options = {"kind": FLIPOUT.kind, "precision": FLIPOUT.precision}
         return bfl.models.MODELS[model](input_shape=source.element_shape, num_classes=10, **options)
 
-    options = {"element_spec": clients.element_spec, **FLIPOUT.training()}
+    options = {"local_epochs": 1, "element_spec": clients.element_spec, **FLIPOUT.training()}
     process = bfl.algorithms.variational(model_fn, "log_linear_pool", **options)
     result: dict = {"rounds": rounds, "driver_mb": [], "worker_mb": [], "clients": []}
     with bfl.federated.local_workers() as runtime:

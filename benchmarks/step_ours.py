@@ -33,7 +33,7 @@ def main(data, model, name, threads, keras):
 
     examples = bfl.data.ClientExamples(tf.zeros_like(labels), features, labels)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
-    work = bfl.clients.variational(model_fn, batch_size=blocks.BATCH, **side.training())()
+    work = bfl.clients.variational(model_fn, local_epochs=1, batch_size=blocks.BATCH, **side.training())()
     calls = itertools.count()
 
     def block():

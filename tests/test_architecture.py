@@ -68,6 +68,7 @@ MAY_IMPORT = {
     "posterior": set(),
     "privacy": set(),
     "data": set(),
+    "defaults": set(),
     "errors": set(),
     "faces": set(),
     "files": set(),
@@ -93,7 +94,7 @@ REFUSES = "tfp_bfl.app.one_run.run"
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
-FOR_EVERYONE = {"errors", "faces", "files", "labels", "logs", "named", "tensors"}
+FOR_EVERYONE = {"defaults", "errors", "faces", "files", "labels", "logs", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),

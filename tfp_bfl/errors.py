@@ -4,6 +4,7 @@ import difflib
 import math
 import numbers
 import reprlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -42,6 +43,20 @@ def shown(value: object) -> str:
         return f"a value of type {type(value).__name__}"
 
 
+def shown_apart(*names: str) -> list[str]:
+    """Return names as errors show them, with code points in place of letters if two names look alike."""
+    alike = any(_look_alike(x, y) for i, x in enumerate(names) for y in names[:i])
+    return [shown(x).encode("ascii", "backslashreplace").decode() if alike else shown(x) for x in names]
+
+
+def _look_alike(first: str, second: str) -> bool:
+    """Return whether two names differ in the form of Unicode, or in characters of two scripts, alone."""
+    a, b = (unicodedata.normalize("NFC", x) for x in (first, second))
+    script = lambda x: unicodedata.name(x, "").partition(" ")[0]
+    alike = (x == y or not ((x + y).isascii() or script(x) == script(y)) for x, y in zip(a, b))
+    return first != second and len(a) == len(b) and all(alike)
+
+
 # More names than these an error does not list.
 MOST_NAMES = 25
 
@@ -63,15 +78,17 @@ def lookup(table: Mapping[str, Any], name: str, what: str, where: str = "") -> A
         return table[name]
     near = [known for known in table if name == "".join(word[:1] for word in known.split("_"))]
     near = near or difflib.get_close_matches(str(name), table, n=3, cutoff=0.5)
-    if near:
-        advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    wrong = shown(name)
+    if near and isinstance(name, str):
+        wrong, *right = shown_apart(name, *near)
+        advice = f"did you mean {' or '.join(right)}?"
     elif len(table) <= MOST_NAMES:
         advice = "choose one of " + ", ".join(repr(n) for n in sorted(table)) + "."
     else:
         some = difflib.get_close_matches(str(name), table, n=5, cutoff=0.0)
         advice = f"choose one of the {len(table)} that there are, such as {', '.join(map(repr, some))}."
     place = f" {where}" if where else ""
-    raise InvalidArgument(f"There is no {what} {shown(name)}{place}: {advice}")
+    raise InvalidArgument(f"There is no {what} {wrong}{place}: {advice}")
 
 
 def check_count(value: object, name: str, least: int = 1) -> int:

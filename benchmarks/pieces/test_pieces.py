@@ -23,7 +23,7 @@ def test_local_training(benchmark, model, steps, kind):
     model_fn = lambda: bfl.models.MODELS[model](kind=kind, input_shape=shape, precision=FLIPOUT.precision)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
     examples = tf.nest.map_structure(tf.constant, make_clients(model, 1, steps * BATCH).examples(0))
-    work = bfl.clients.variational(model_fn, batch_size=BATCH, **FLIPOUT.training())()
+    work = bfl.clients.variational(model_fn, local_epochs=1, batch_size=BATCH, **FLIPOUT.training())()
     benchmark.extra_info.update(steps=steps, **FLIPOUT._replace(kind=kind)._asdict())
     benchmark(lambda: work(message, examples, tf.constant([0, 1])).metrics.nll.numpy())
 
@@ -68,7 +68,7 @@ def test_fixed_cost_of_a_round(benchmark, num_clients):
     """Time clients of one batch on a model of 330 weights: nearly all of the time is the overhead of the loop."""
     clients = make_clients("lenet", num_clients, BATCH)
     model_fn = lambda: bfl.models.mlp("flipout", input_shape=(28, 28, 1), num_classes=10, hidden=())
-    options = {"element_spec": clients.element_spec, **FLIPOUT.training()}
+    options = {"local_epochs": 1, "element_spec": clients.element_spec, **FLIPOUT.training()}
     process = bfl.algorithms.variational(model_fn, "log_linear_pool", **options)
     benchmark.extra_info.update(FLIPOUT._asdict(), rule="log_linear_pool")
     with bfl.federated.local_workers() as runtime:

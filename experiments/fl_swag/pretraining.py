@@ -29,6 +29,7 @@ def pretrain(
     process = bfl.algorithms.variational(
         model_fn,
         rule=bfl.rules.naive_weighted_average(),
+        local_epochs=1,
         optimizer="adam",
         learning_rate=lambda epoch: rate * 0.5 ** tf.cast(epoch // half_life, tf.float32),
     )

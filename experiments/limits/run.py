@@ -40,7 +40,6 @@ COLUMNS = {
 # Threshold -> the prefix of its keys in a summary.
 THRESHOLDS = {
     "of the federation": "",
-    "adapted, no labelled examples": "new_",
     "adapted, 50 labelled examples": "adapted_",
     "own, 50 labelled examples": "few_",
     "own, up to 1,000 labelled examples": "many_",
@@ -155,7 +154,6 @@ def counts(
         own, test = (p[:few], y[:few]), (p[many:], y[many:])
         limits = {
             "": limit,
-            "new_": calibration.limit(),
             "adapted_": calibration.limit(histogram(*own)),
             "few_": bfl.evaluation.conformal_limit(*own, coverage),
             "many_": bfl.evaluation.conformal_limit(p[:many], y[:many], coverage),

@@ -5,7 +5,7 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.federation import Question
 from tfp_bfl.glm.protocol import broken_bound
-from tfp_bfl.glm.sums import Sums, pack
+from tfp_bfl.glm.sums import NO_PEARSON, Sums, pack
 
 
 class LyingServer:
@@ -22,7 +22,7 @@ class LyingServer:
         self._number += 1
         gradient = self._information @ (point - self._now)
         value = -1e9 + 1e6 * self._number
-        self._federation.last = pack(1e6, 5e5, value, gradient, self._information)
+        self._federation.last = pack(1e6, 5e5, value, gradient, self._information, NO_PEARSON)
         sums = Sums.unpack(self._federation.total(Question("sums", point)), self._size)
         self._now = point
         return sums

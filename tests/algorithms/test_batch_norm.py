@@ -13,7 +13,7 @@ from .methods import normalized
 
 SOURCE = load("digits")
 CLIENTS = Clients(SOURCE, [np.arange(0, 24), np.arange(24, 64)])
-OPTIONS = {"batch_size": 8, "learning_rate": 0.01, "inference": "curvature", "temperature": 0.1}
+OPTIONS = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01, "inference": "curvature", "temperature": 0.1}
 
 
 def model_fn(kind):

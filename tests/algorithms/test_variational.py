@@ -31,7 +31,7 @@ SAME = Clients(CLIENTS.source, [np.arange(10)] * 3)
 @functools.cache
 def build(kind="flipout", weighting="train_size", **options):
     model_fn = lambda: models.mlp(kind, input_shape=(4,), hidden=(3,), initial_stddev=0.3, dropout_rate=0.5)
-    options = {"learning_rate": 0.05, "optimizer_fn": tf.keras.optimizers.SGD, **options}
+    options = {"local_epochs": 1, "learning_rate": 0.05, "optimizer_fn": tf.keras.optimizers.SGD, **options}
     return algorithms.variational(model_fn, rules.naive_weighted_average(), weighting, **options)
 
 
@@ -69,7 +69,7 @@ def test_weighting(weighting):
 
 def test_train_size_is_the_default_weighting():
     model_fn = lambda: models.mlp("deterministic", input_shape=(4,), hidden=())
-    process = algorithms.variational(model_fn, rules.naive_weighted_average())
+    process = algorithms.variational(model_fn, rules.naive_weighted_average(), local_epochs=1)
     assert run_round(process, CLIENTS).metrics["clients"]["weight"].tolist() == list(SIZES)
 
 
@@ -118,7 +118,7 @@ def test_batch_normalization_is_pooled_as_moments():
         x = tf.keras.layers.BatchNormalization(momentum=0.9)(inputs)
         return tf.keras.Model(inputs, tf.keras.layers.Dense(2)(x))
 
-    process = algorithms.variational(model_fn, rules.naive_weighted_average(), learning_rate=0.0)
+    process = algorithms.variational(model_fn, rules.naive_weighted_average(), local_epochs=1, learning_rate=0.0)
     moments = run_round(process, CLIENTS).state.weights.moments
     data = [np.float64(CLIENTS.examples(k).features) for k in range(3)]
     means, variances = (np.stack([f(x, 0) for x in data]) for f in (np.mean, np.var))
@@ -138,8 +138,9 @@ def test_images_are_bytes_unless_said_otherwise():
         Source("made", "train", scaled.source.features, images.source.labels, ("no", "yes")), scaled.indices
     )
     rule = rules.naive_weighted_average()
-    of_bytes = algorithms.variational(model_fn, rule, learning_rate=0.1)
-    of_floats = algorithms.variational(model_fn, rule, learning_rate=0.1, element_spec=scaled.element_spec)
+    options = {"local_epochs": 1, "learning_rate": 0.1}
+    of_bytes = algorithms.variational(model_fn, rule, **options)
+    of_floats = algorithms.variational(model_fn, rule, **options, element_spec=scaled.element_spec)
     assert of_bytes.element_spec == images.element_spec
     weights = [run_round(p, d, (0, 1)).state.weights for p, d in ((of_bytes, images), (of_floats, scaled))]
     assert largest_difference(*weights) < 1e-6

@@ -6,7 +6,6 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl import named
-from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options, default_in_words, serves
@@ -19,6 +18,7 @@ from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.federated.personal import EVALUATION_NOISES
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
@@ -49,7 +49,6 @@ GROUPS = {
 }
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
-    **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
     **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
     **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("partitioned_vi", "bayesian_admm")},
     # Client work for programs has a constant rate; their recipes give it another one (`SAMPLING_RATE`).
@@ -60,7 +59,6 @@ OTHER_DEFAULTS = {
     ("qlsd", "compressor"): ("quantiser:256", "quantiser:256"),
     **{(name, "batch_size"): (None, 32) for name in ("qlsd", "dg_sgld", "fsgld")},
     **{(name, "batch_size"): (64, 32) for name in ("meta_learning", "meta_vd")},
-    ("p_fed_bayes", "local_epochs"): (1, 5),
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld", "fsgld")},
 }
 
@@ -75,7 +73,7 @@ def accepted(name):
     for function in (getattr(bfl.algorithms, name), *PASSED_ON[name]):
         for argument, parameter in inspect.signature(function).parameters.items():
             found.setdefault(argument, parameter.default)
-    return {**found, **(LOCAL_TRAINING if name.startswith(("fed_", "scaffold")) else {})}
+    return found
 
 
 def test_every_recipe_has_its_options():
@@ -97,6 +95,18 @@ def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
         ours = options.defaults.get(name_here, options.model_fields[name_here].default)
         theirs = known[argument]
         assert (theirs, ours) == OTHER_DEFAULTS.get((name, name_here), (ours, ours)), name_here
+
+
+def test_local_epochs_have_one_default_in_python_and_on_the_command_line():
+    """But for FL-SWAG, which has one round."""
+    found = {}
+    for function in (getattr(bfl.clients, name) for name in bfl.clients.__all__ if name.islower()):
+        parameters = inspect.signature(function).parameters
+        if "local_epochs" in parameters:
+            found.setdefault(function.__module__, set()).add(parameters["local_epochs"].default)
+    assert found.pop("tfp_bfl.clients.swag") == {ALGORITHMS["fl_swag"].defaults["local_epochs"]} == {20}
+    assert len(found) >= 6 and all(defaults == {LOCAL_EPOCHS} for defaults in found.values())
+    assert fields()["local_epochs"].default == LOCAL_EPOCHS
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -11,7 +11,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ClientResult
 from tfp_bfl.posterior import flatten
 
-TRAINING = {"batch_size": 8, "learning_rate": 0.02}
+TRAINING = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.02}
 
 
 def change_of(weights, before):

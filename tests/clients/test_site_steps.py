@@ -17,6 +17,7 @@ NUM_EXAMPLES, TEMPERATURE, RATE, DECAY, DAMPING = 12, 0.5, 0.3, 0.9, 0.4
 SEED = np.int32([3, 1])
 IVON = {
     "inference": "ivon",
+    "local_epochs": 1,
     "decay": DECAY,
     "learning_rate": RATE,
     "temperature": TEMPERATURE,

@@ -79,7 +79,7 @@ numbers_of = lambda site: np.stack([np.float64(x) for x in site])
 
 @functools.cache
 def sites(**options):
-    return clients.sites(model_fn, **options)
+    return clients.sites(model_fn, **{"local_epochs": 1, **options})
 
 
 @pytest.mark.parametrize("damping", [1.0, 0.5])
@@ -209,7 +209,7 @@ def test_prior_and_sites_make_the_servers_posterior_after_every_round(name, infe
 def test_no_precision_below_zero_where_a_client_learns_to_be_unsure(damping):
     """One step of backprop takes s from 0.3 to more than the prior's 2: q_k then has the precision of its cavity."""
     options = {"inference": "backprop", "learning_rate": 12.0, "optimizer_fn": tf.keras.optimizers.SGD}
-    work = clients.sites(model_fn, damping=damping, likelihood=signs, **options)
+    work = clients.sites(model_fn, local_epochs=1, damping=damping, likelihood=signs, **options)
     site = first_site(work)
     result = run(work, exact_table(scale=0.01), site)
     kept = numbers_of(result.memory)
@@ -232,7 +232,7 @@ def test_who_joins_later_begins_without_a_site(engine):
 
 
 def test_a_client_without_a_row_is_faulty(engine):
-    process = RECIPES["partitioned_vi"](model_fn, **OPTIONS)
+    process = RECIPES["partitioned_vi"](model_fn, local_epochs=1, **OPTIONS)
     state = process.with_clients(process.initialize(), [0, 2], [3, 20])
     output = process.next(state, [dataset(TABLES[1])])
     assert output.metrics["num_faulty"] == 1
@@ -282,7 +282,7 @@ def test_a_first_posterior_as_wide_as_the_prior_is_no_site():
 @pytest.mark.parametrize(("federation", "size"), [((0, 0), 4), ((3, 40), 40)])
 def test_the_reported_elbo_is_that_of_all_data(federation, size):
     """KL / N with the N of all clients, where somebody has said it."""
-    work = built(clients.sites(model_fn, **EXACT, temperature=0.5))
+    work = built(clients.sites(model_fn, local_epochs=1, **EXACT, temperature=0.5))
     message = ServerMessage(get_weights(model_fn()), tf.constant(0), memory=first_site(clients.sites(model_fn)))
     message = message._replace(federation=models.Federation(*map(tf.constant, federation)))
     metrics = work(message, tf.nest.map_structure(tf.constant, exact_table()), tf.constant([3, 0])).metrics

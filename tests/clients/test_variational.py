@@ -17,7 +17,7 @@ from tfp_bfl.posterior import kl_divergence
 SGD = tf.keras.optimizers.SGD
 RNG = np.random.default_rng(0)
 # The ELBO itself (temperature 1), its gradients by backpropagation through the samples.
-BY_BACKPROP = {"inference": "backprop", "temperature": 1.0, "optimizer_fn": "adam"}
+BY_BACKPROP = {"inference": "backprop", "temperature": 1.0, "optimizer_fn": "adam", "local_epochs": 1}
 
 
 class Seen(SGD):
@@ -278,7 +278,7 @@ def test_batch_normalization_follows_the_data_even_at_learning_rate_zero(layer):
 
 
 def test_optimizer_starts_anew_each_time():
-    work = clients.variational(mlp(kind="deterministic"), learning_rate=0.1, optimizer_fn="adam")()
+    work = clients.variational(mlp(kind="deterministic"), local_epochs=1, learning_rate=0.1, optimizer_fn="adam")()
     message, data = ServerMessage(get_weights(mlp(kind="deterministic")()), tf.constant(0)), table(6)
     first, second = (work(message, data, tf.constant([1, 2])) for _ in range(2))
     assert_same(first, second)

@@ -1,6 +1,7 @@
 """Rows of a table as they are: the graph of an export encodes them as the training did."""
 
 import json
+import unicodedata
 
 import numpy as np
 import pyarrow
@@ -142,6 +143,20 @@ def test_numbers_of_every_type_are_one_category(kind):
     assert read_own(table, categorical=["code"]).train.encoding[0].levels == ("0", "1", "2")
     tenths = pyarrow.table({"code": np.float32(np.resize([0.1, 2.5], 60)), "label": np.resize(["a", "b", "b"], 60)})
     assert read_own(tenths, categorical=["code"]).train.encoding[0].levels == ("0.1", "2.5")
+
+
+@pytest.mark.parametrize("level", ["K\u00f6ln (S\u00fcd)", "\u1ebf \u00c5", "\ud55c\uad6d", "\u03cc", "\u0915\u093c"])
+def test_every_form_of_a_level_is_looked_up(level):
+    """Decomposed, with characters that nobody sees, blanks, and characters that Unicode has for compatibility."""
+    parts = unicodedata.normalize("NFD", level)
+    forms = [level, parts, f"\ufeff{parts}\u200b ", level.replace(" ", "\u00a0 "), "\u00ad".join(level)]
+    forms += [level.replace(x, y) for x, y in (("\u00c5", "\u212b"), ("\u1ebf", "\u00ea\u0301"), ("\u03cc", "\u1f79"))]
+    forms += [level.replace("\u0915\u093c", "\u0958"), parts[:4] + level[3:] if "(" in level else level]
+    assert {as_category(form) for form in forms} == {level}
+    feature = Feature("c", "category", ("a", level, "b"))
+    graph = rows.encoder([feature], [(name, 0.5, 1.0) for name in feature.columns])({"c": tf.constant(forms)})
+    np.testing.assert_array_equal(graph, np.tile([0, 1, 0], (len(forms), 1)))
+    assert {level, parts} <= {*rows.spellings(level)}
 
 
 def test_spellings_for_tensorflow_lite_are_of_their_category():

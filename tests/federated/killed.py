@@ -31,7 +31,7 @@ def simulate(folder):
     """Half a million weights, so that writing a checkpoint takes a while."""
     clients = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k in range(6)])
     model_fn = lambda: models.mlp("flipout", hidden=(1000, 500), initial_stddev=0.1)
-    process = algorithms.variational(model_fn, rules.naive_weighted_average(), batch_size=8)
+    process = algorithms.variational(model_fn, rules.naive_weighted_average(), local_epochs=1, batch_size=8)
     options = {"cohort_size": 4, "seed": 3, "dropout": 0.2, "checkpoint_dir": folder / "states"}
     result = federated.simulate(process, clients, ROUNDS, evaluate=lambda model: {"score": norm(model)}, **options)
     np.savez(folder / "weights.npz", *tf.nest.flatten(result.state))

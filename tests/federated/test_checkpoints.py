@@ -20,7 +20,8 @@ CLIENTS = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k i
 @functools.cache
 def build(rule="naive_weighted_average"):
     model_fn = lambda: models.mlp("flipout", hidden=(), initial_stddev=0.1)
-    return algorithms.variational(model_fn, rules.parse_rule(rule), batch_size=8, learning_rate=0.01)
+    options = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}
+    return algorithms.variational(model_fn, rules.parse_rule(rule), **options)
 
 
 @pytest.fixture
@@ -225,7 +226,8 @@ def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
     options = {"hidden": (), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
     rule = rules.parse_rule(options.pop("rule"))
     rate = 0.02 if what == "learning_rate" else 0.01
-    other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8, learning_rate=rate)
+    training = {"local_epochs": 1, "batch_size": 8, "learning_rate": rate}
+    other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, **training)
     with pytest.raises(InvalidArgument, match=f"are of a run that differs in {what}, "):
         size = 2 if what == "sampling" else 3
         federated.simulate(other, clients, 2, cohort_size=size, seed=6, runtime=runtime, checkpoint_dir=tmp_path)

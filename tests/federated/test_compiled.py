@@ -84,7 +84,7 @@ def test_what_xla_can_not_compile_is_refused(name):
 def test_rounds_computed_ahead_are_those_computed_one_by_one(monkeypatch):
     """Run 5 rounds in calls that compute 1, 2 and 4; a state of another object makes the engine start again."""
     monkeypatch.setattr("tfp_bfl.federated.compiled.MOST_SECONDS", np.inf)
-    process = bfl.algorithms.variational(mlp("flipout"), batch_size=16)
+    process = bfl.algorithms.variational(mlp("flipout"), local_epochs=1, batch_size=16)
     process.compiled.expect(CLIENTS.sizes)
     datasets, on_one_core = (CLIENTS.examples_by_part(range(3), most) for most in (2, 1))
     one_by_one, in_a_row = begin(process), begin(process)
@@ -107,7 +107,7 @@ def test_long_calls_compute_no_more_rounds_than_before(monkeypatch):
 
 @deep
 def test_a_run_is_resumed_to_the_bit(tmp_path):
-    process = bfl.algorithms.variational(mlp("flipout"), batch_size=16)
+    process = bfl.algorithms.variational(mlp("flipout"), local_epochs=1, batch_size=16)
     whole = run(process, 5)
     for rounds in (2, 5):
         resumed = run(process, rounds, checkpoint_dir=tmp_path)
@@ -298,7 +298,7 @@ def test_rows_that_fill_clients_up_do_not_count():
 @deep
 def test_the_posterior_of_clients_of_many_sizes_is_that_of_the_engine_local():
     """As above for one size: five standard errors over ten seeds."""
-    process = bfl.algorithms.variational(mlp("flipout"), batch_size=4)
+    process = bfl.algorithms.variational(mlp("flipout"), local_epochs=1, batch_size=4)
     nll = lambda engine: np.array([run(process, 4, engine, MANY, seed=k).rounds[-1]["nll"] for k in range(10)])
     found, wanted = nll("compiled"), nll("local")
     assert abs(found.mean() - wanted.mean()) < 5 * np.sqrt((np.var(found, ddof=1) + np.var(wanted, ddof=1)) / 10)

@@ -21,7 +21,7 @@ from tfp_bfl.federated.notices import (
 
 
 def simulate(rule, rounds, **options):
-    process = algorithms.variational(mlp("flipout"), rule, batch_size=64, **options)
+    process = algorithms.variational(mlp("flipout"), rule, **{"local_epochs": 1, "batch_size": 64, **options})
     return federated.simulate(process, CLIENTS, rounds, engine="local")
 
 

@@ -149,7 +149,8 @@ def normalised():
 @pytest.mark.deep(after="tests/algorithms/test_contract.py")
 def test_training_starts_from_the_server_for_every_client_of_a_shard():
     """Weights, BatchNorm's statistics and Adam's state; two rounds, so that the state is not the first."""
-    process = algorithms.variational(normalised, rules.log_linear_pool(), batch_size=8, learning_rate=0.01)
+    options = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}
+    process = algorithms.variational(normalised, rules.log_linear_pool(), **options)
     clients = Clients(load("digits"), [np.arange(0, 30), np.arange(30, 42), np.arange(42, 60)])
     state = run_round(process, [clients.dataset(k) for k in range(3)]).state
     wanted = run_round(process, [clients.dataset(k) for k in range(3)], state)

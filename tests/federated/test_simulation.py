@@ -28,7 +28,7 @@ def model_fn(kind="flipout", initial_stddev=0.1, **options):
 @functools.cache
 def build(kind="flipout", rule="naive_weighted_average", **options):
     make = functools.partial(model_fn, kind, **options)
-    return algorithms.variational(make, rules.parse_rule(rule), batch_size=8, learning_rate=0.01)
+    return algorithms.variational(make, rules.parse_rule(rule), local_epochs=1, batch_size=8, learning_rate=0.01)
 
 
 @pytest.fixture

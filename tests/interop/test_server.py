@@ -60,7 +60,7 @@ def test_rounds_are_those_of_a_simulation():
     """The clients' work of three rounds, given to the server as arrays, leads to the state of `simulate`."""
     clients = bfl.data.load("breast_cancer").partition(bfl.data.iid(3), seed=0)
     model_fn = lambda: bfl.models.mlp("flipout", (30,), 2, hidden=(4,), seed=0)
-    process = bfl.algorithms.variational(model_fn, "log_linear_pool", batch_size=64, seed=3)
+    process = bfl.algorithms.variational(model_fn, "log_linear_pool", local_epochs=1, batch_size=64, seed=3)
     work = process.round.build_work()
     state = process.with_clients(process.local.initialize(), range(3), clients.sizes)
     numbered = lambda leaves: {str(i): np.asarray(x) for i, x in enumerate(leaves)}

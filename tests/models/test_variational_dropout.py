@@ -120,7 +120,7 @@ def mlp(**options):
 
 
 def train(model_fn, examples=EXAMPLES, **options):
-    work = clients.variational(model_fn, batch_size=8, **options)()
+    work = clients.variational(model_fn, **{"local_epochs": 1, "batch_size": 8, **options})()
     return work(ServerMessage(get_weights(model_fn()), tf.constant(0)), examples, tf.constant([1, 2]))
 
 
@@ -159,10 +159,10 @@ def test_without_data_the_kl_widens_and_moves_means_only_if_it_may(detached):
 
 
 def test_the_pooled_posterior_may_become_the_prior():
-    process = algorithms.variational(mlp(), "log_linear_pool", update_prior=True, batch_size=8)
+    process = algorithms.variational(mlp(), "log_linear_pool", update_prior=True, local_epochs=1, batch_size=8)
     state = process.local.initialize()
     for _ in range(2):
-        work = clients.variational(mlp(), update_prior=True, batch_size=8)()
+        work = clients.variational(mlp(), update_prior=True, local_epochs=1, batch_size=8)()
         result = work(ServerMessage(state.weights, state.round), EXAMPLES, tf.constant([1, 2]))
         assert np.isfinite(result.metrics.kl)
         state = state._replace(weights=result.weights, round=state.round + 1)

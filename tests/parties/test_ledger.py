@@ -130,7 +130,7 @@ def test_noise_that_hides_examples_is_of_the_job_and_of_the_message():
     source = bfl.data.Source("rows", "train", np.zeros([4, 3], np.float32), np.zeros(4, np.int32))
     hidden = {"example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
     for options, differ in ((hidden, True), ({}, False)):
-        process = bfl.algorithms.variational(build, element_spec=source.element_spec, **options)
+        process = bfl.algorithms.variational(build, local_epochs=1, element_spec=source.element_spec, **options)
         first = process.round.initialize()
         first = first._replace(noise=tf.constant([1, 2])) if differ else first
         message = to_arrays(process.round.broadcast(first).message)
@@ -198,7 +198,7 @@ def test_what_a_site_refuses_costs_it_nothing(hospitals):  # noqa: F811
 def test_a_site_answers_no_more_rounds_than_it_agreed_to():
     source = bfl.data.Source("rows", "train", np.zeros([4, 3], np.float32), np.zeros(4, np.int32))
     model_fn = functools.partial(bfl.models.mlp, "deterministic", (3,), 2, hidden=(2,), seed=0)
-    process = bfl.algorithms.variational(model_fn, element_spec=source.element_spec)
+    process = bfl.algorithms.variational(model_fn, local_epochs=1, element_spec=source.element_spec)
     party = Party(process, source, 0, b"secret", rounds=2)
     first = process.round.initialize()
     message = lambda number: to_arrays(process.round.broadcast(first._replace(round=tf.constant(number))).message)

@@ -124,7 +124,7 @@ def mlp(kind):
 def test_without_noise_and_clipping_it_is_training_on_all_examples(kind, batch_size):
     """A batch that expects all examples, or more than there are, has them all."""
     shared = {"batch_size": batch_size, "inference": "backprop", "noise": "shared", "learning_rate": 0.1}
-    shared |= {"optimizer_fn": tf.keras.optimizers.SGD, "kl": "client"}
+    shared |= {"optimizer_fn": tf.keras.optimizers.SGD, "kl": "client", "local_epochs": 1}
     results = []
     for hidden in (None, ExamplePrivacy(1e9, 0.0)):
         process = algorithms.compose(

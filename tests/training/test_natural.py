@@ -290,7 +290,7 @@ def work_result(examples, **options):
 
 @functools.cache
 def work_of(options):
-    return clients.variational(functools.partial(softmax_regression, seed=1), **dict(options))()
+    return clients.variational(functools.partial(softmax_regression, seed=1), **{"local_epochs": 1, **dict(options)})()
 
 
 @pytest.mark.parametrize(("noise", "shared"), [(None, True), ("shared", True), ("flipout", False)])

@@ -39,7 +39,7 @@ def test_inverse_decay_is_the_default_of_client_work():
         with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
             clients.inverse_decay(**{"learning_rate": 0.1, **wrong})
     model_fn = functools.partial(models.mlp, "deterministic", (3,), 2, hidden=(), seed=0)
-    work = clients.variational(model_fn, optimizer_fn="sgd")()
+    work = clients.variational(model_fn, local_epochs=1, optimizer_fn="sgd")()
     examples = ClientExamples(tf.zeros([4], tf.int32), tf.ones([4, 3]), tf.constant([0, 1, 0, 0]))
     weights = models.get_weights(model_fn())
     moved = lambda r: (

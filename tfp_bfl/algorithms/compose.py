@@ -148,9 +148,8 @@ def split_options(
     work: Callable[..., object],
     options: Mapping[str, object],
     shared: tuple[str, ...] = SHARED_OPTIONS,
-    **defaults: object,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a recipe's options for its client work, with the recipe's defaults, and those for `compose`.
+    """Return a recipe's options for its client work, and those for `compose`.
 
     `optimizer` is another name of `optimizer_fn`.
 
@@ -165,7 +164,7 @@ def split_options(
     of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in recipe_options]
     _check_names(options, (*recipe_options, *of_work, *shared), recipe.__name__)
     process = {name: x for name, x in options.items() if name in shared or name not in of_work}
-    given = {**defaults, **{name: x for name, x in options.items() if name in of_work}}
+    given = {name: x for name, x in options.items() if name in of_work}
     if "weighting" in of_work and "weighting" in shared:  # By which the work finds the size of the target.
         weighting = process.get("weighting", "train_size")
         given["weighting"] = "equal" if counts_alike(cast(Any, process.get("robust"))) else weighting

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tfp_bfl import clients, federated
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
-from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
@@ -61,7 +60,7 @@ def fed_dyn(
     check_number(alpha, "alpha")
     if "proximal" in options:
         raise InvalidArgument("fed_dyn has a proximal term of its own, alpha: leave proximal out.")
-    work, process = split_options(fed_dyn, clients.variational, options, **LOCAL_TRAINING)
+    work, process = split_options(fed_dyn, clients.variational, options)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     reach_of(**work)
     return compose(

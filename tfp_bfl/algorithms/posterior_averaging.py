@@ -19,7 +19,6 @@ from tfp_bfl.tensors import Array
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.weights import ModelWeights
 
-LOCAL_TRAINING: dict[str, Any] = {"local_epochs": 5}
 # The rate is constant if clients' iterates or rounds are samples.
 SAMPLING_RATE = 0.03
 MEAN = "naive_weighted_average"
@@ -230,7 +229,7 @@ def _sampled(
 
 def _options(recipe: Callable[..., object], options: Mapping[str, object], work: Any = None) -> tuple[dict, dict]:
     options = options if work is None else _sampling(options)
-    given, process = split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
+    given, process = split_options(recipe, work or clients.variational, options)
     warning = fixed_point_warning(MEAN, given.get("optimizer_fn") or DEFAULT_OPTIMIZER)
     return given, {**process, "notices": (warning,) if warning else ()}
 

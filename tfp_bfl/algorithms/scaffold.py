@@ -9,7 +9,6 @@ import tensorflow as tf
 from tfp_bfl import clients, federated, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
-from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
@@ -70,7 +69,7 @@ def scaffold(
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.scaffold(model_fn, optimizer="sgd")
     """
-    work, process = split_options(scaffold, clients.variational, options, **LOCAL_TRAINING)
+    work, process = split_options(scaffold, clients.variational, options)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
     step = _server(inner, work["weighting"], process.get("privacy"))

@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.tensors import Scalar
@@ -32,7 +33,7 @@ class Reach(NamedTuple):
 
 def reach_of(
     *,
-    local_epochs: int = 1,
+    local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Optional[Schedule] = None,
     optimizer_fn: Optional[Optimizer] = None,

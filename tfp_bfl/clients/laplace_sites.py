@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, laplace_weights
 from tfp_bfl.contracts import SITE_CHANGE, ClientWork, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import check_counts, check_numbers
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
@@ -32,7 +33,7 @@ def laplace_sites(
     model_fn: Callable[[], tf.keras.Model],
     *,
     covariance: bool = False,
-    local_epochs: int = 1,
+    local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Optional[Schedule] = None,
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers, lookup
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
@@ -34,7 +35,7 @@ def meta_learning(
     model_fn: Callable[[], tf.keras.Model],
     *,
     learner: str = "plain",
-    local_epochs: int = 5,
+    local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 64,
     learning_rate: Optional[Schedule] = None,
     logit_rate: Optional[Schedule] = None,

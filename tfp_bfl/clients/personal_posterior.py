@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_counts, check_number
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
@@ -44,7 +45,7 @@ class _Carried(NamedTuple):
 def personal_posterior(
     model_fn: Callable[[], tf.keras.Model],
     *,
-    local_epochs: int = 1,
+    local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     kl_weight: float = 10.0,

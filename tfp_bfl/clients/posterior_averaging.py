@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import as_model_fn
@@ -75,7 +76,7 @@ def posterior_averaging(
     burn_in_rounds: int = 0,
     local_burn_in_epochs: int = 0,
     steps_per_sample: Optional[int] = None,
-    local_epochs: int = 5,
+    local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     optimizer_fn: Optimizer = lambda: tf.keras.optimizers.SGD(momentum=0.9),

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
@@ -51,7 +52,7 @@ class MovingSite(NamedTuple):
 def sites(
     model_fn: Callable[[], tf.keras.Model],
     *,
-    local_epochs: int = 1,
+    local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Optional[Schedule] = None,
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,

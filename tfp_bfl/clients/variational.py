@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import DYNAMIC, PADDED, ClientWork, Work, num_present
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import check_counts, check_number, lookup
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
@@ -25,7 +26,7 @@ from tfp_bfl.weights.flat import Prior
 def variational(
     model_fn: Callable[[], tf.keras.Model],
     *,
-    local_epochs: int = 1,
+    local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Optional[Schedule] = None,
     optimizer_fn: Optional[Optimizer] = None,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, to_float
-from tfp_bfl.data.names import EMPTY, as_category, as_text, note_spellings
+from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical_cells, note_spellings
 from tfp_bfl.data.numerals import decimal_commas, match_numbers
+from tfp_bfl.data.outliers import outlier_notes, within_bounds
+from tfp_bfl.data.signs import doubts
 from tfp_bfl.errors import lookup, shown
 
 # Text with more values than this is rather a name than a category.
@@ -51,6 +53,7 @@ class Cells(NamedTuple):
       levels: of ordinal cells, in their order; () otherwise.
       is_whole: whether the numbers have an integer type.
       rows_of: `counter` of the column in one site's table, which may be divided since.
+      sign: beside all numbers in the table, such as "%"; "" for none.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Cells(NamedTuple):
     levels: tuple[str, ...] = ()
     is_whole: bool = False
     rows_of: str = ""
+    sign: str = ""
 
     @property
     def empty(self) -> np.ndarray:
@@ -69,7 +73,17 @@ class Cells(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Sentences on the values that may be mistakes."""
-        return note_spellings(self.values.tolist(), self.name) if self.kind in TEXT_KINDS else []
+        if self.kind in TEXT_KINDS:
+            return note_spellings(self.values.tolist(), self.name)
+        return outlier_notes(self.values, self.name)
+
+    @property
+    def within_bounds(self) -> tuple[Cells, list[str]]:
+        """The column as a model is trained on it (`outliers.within_bounds`), and the sentences on it."""
+        if self.kind in TEXT_KINDS:
+            return self, self.notes
+        values, notes = within_bounds(self.values, self.name)
+        return self._replace(values=values), notes
 
     @property
     def counter(self) -> str:
@@ -171,11 +185,11 @@ def read_cells(
     if dates is not None:
         return _dates(dates, name, troubles, date_unit) if len(dates) else None
     found = match_numbers(plain, bool(commas))
-    bad = ~found.good
-    filled = len(plain) - plain.null_count
+    aside = found.signs.aside
+    bad, filled = ~(found.good | aside), np.sum(~(found.empty | aside))
     many = bad.sum() < 0.5 * filled and len(plain.unique()) > MOST_LEVELS
-    if found.ambiguous or bad.sum() <= _MOST_ERRORS * filled or many:
-        if bad.any() and not found.ambiguous:
+    if found.ambiguous or not found.signs.words.any() or bad.sum() <= _MOST_ERRORS * filled or many:
+        if bad.any() and not found.ambiguous and not found.signs.wrong:
             troubles.advise("correct the cell")
             troubles.advise("give --categorical for categories")
         return _numbers(plain, name, troubles, commas)
@@ -188,6 +202,7 @@ def read_as(
     troubles: Troubles,
     date_unit: Optional[str] = None,
     among: Collection[str] = (),
+    signs: Mapping[str, str] = {},
 ) -> list[Cells]:
     """Return columns in the form in which a model requires them.
 
@@ -197,13 +212,23 @@ def read_as(
       troubles: gets an entry if a cell has another form.
       date_unit: of dates.
       among: other columns that are read as numbers, as of `numerals.decimal_commas`.
+      signs: column -> the sign that its numbers must have beside them, "" for none; columns that are not there may
+        have any.
     """
     kinds = list(kinds)
     commas = decimal_commas(table, {name for name, kind in kinds if kind not in TEXT_KINDS}.union(among))
-    return [_read_as(table[name], name, kind, troubles, date_unit, commas) for name, kind in kinds]
+    return [_read_as(table[name], name, kind, troubles, date_unit, commas, signs.get(name)) for name, kind in kinds]
 
 
-def _read_as(column: Any, name: str, kind: str, troubles: Troubles, date_unit: Optional[str], commas: str) -> Cells:
+def _read_as(
+    column: Any,
+    name: str,
+    kind: str,
+    troubles: Troubles,
+    date_unit: Optional[str],
+    commas: str,
+    sign: Optional[str],
+) -> Cells:
     import pyarrow
 
     if kind in TEXT_KINDS:
@@ -214,7 +239,7 @@ def _read_as(column: Any, name: str, kind: str, troubles: Troubles, date_unit: O
     if plain.null_count == len(plain):
         return nothing
     if kind != "date":
-        return _numbers(plain, name, troubles, commas) or nothing
+        return _numbers(plain, name, troubles, commas, sign) or nothing
     if is_text(plain):
         with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
             plain = plain.cast(pyarrow.timestamp("us"))
@@ -268,7 +293,7 @@ def declared(column: Any) -> tuple[str, ...]:
     if not types.is_dictionary(column.type) or not column.type.ordered:
         return ()
     whole = column.unify_dictionaries().chunk(0)
-    return tuple(map(as_category, _in_words(whole.dictionary)))
+    return tuple(dict.fromkeys(map(as_category, _in_words(whole.dictionary))))
 
 
 def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
@@ -283,6 +308,7 @@ def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
         troubles.add(cells.name, problem)
         troubles.advise("give --categorical for categories")
         return None
+    troubles.notes += doubts(cells.values, cells.name)
     return cells
 
 
@@ -315,20 +341,20 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
 
 
 def _without_words(column: Any) -> Any:
-    """Return text without blanks around it, null for empty cells and for the words that stand for them."""
+    """Return `canonical` text, null for empty cells, for the words that stand for them."""
     import pyarrow
     import pyarrow.compute as compute
 
-    trimmed = compute.utf8_trim_whitespace(column)
+    trimmed = canonical_cells(column)
     empty = compute.is_in(trimmed, pyarrow.array(["", *EMPTY]))
-    return compute.if_else(empty, None, trimmed)  # Of a column that is a slice `if_else` returns other text.
+    return compute.if_else(empty, None, trimmed)
 
 
-def _numbers(column: Any, name: str, troubles: Troubles, commas: str) -> Optional[Cells]:
+def _numbers(column: Any, name: str, troubles: Troubles, commas: str, sign: Optional[str] = None) -> Optional[Cells]:
     """Return a column without dictionaries as numbers; None if a cell is no number."""
     import pyarrow.types as types
 
-    exact = to_float(column, name, troubles, commas)
+    exact, beside = to_float(column, name, troubles, commas, sign)
     if exact is None:
         return None
     check_finite(exact, np.isnan(exact), name, troubles)
@@ -336,7 +362,7 @@ def _numbers(column: Any, name: str, troubles: Troubles, commas: str) -> Optiona
         troubles.add(name, "has no value")
         return None
     kind = "truth" if types.is_boolean(column.type) else "number"
-    return Cells(name, kind, exact, is_whole=types.is_integer(column.type))
+    return Cells(name, kind, exact, is_whole=types.is_integer(column.type), sign=beside)
 
 
 def _dates(column: Any, name: str, troubles: Troubles, unit: Optional[str]) -> Optional[Cells]:

@@ -117,7 +117,7 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
       InvalidArgument: they are not one a feature row, or not of the classes.
     """
     array = np.asarray(labels)
-    names = tuple(map(str, class_names))
+    names = tuple(as_text([str(name) for name in class_names]))
     if array.shape == (num_examples, 1):
         array = array[:, 0]
     if array.shape != (num_examples,):
@@ -128,6 +128,8 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidArgument(f"class_names hold {shown(twice)} more than once, but each class needs its own name.")
+    if "" in names:
+        raise InvalidArgument(f"class_names hold an empty name, number {names.index('') + 1}: name each class.")
     if array.dtype.kind == "f":
         whole = np.isfinite(array).all() and np.array_equal(array, np.rint(array))
         if not whole:

@@ -35,10 +35,14 @@ class Troubles:
     Args:
       where: the table's name in errors.
       advice: what the user can do about it.
+
+    Attributes:
+      notes: sentences on cells that were read as something else than they say, such as 12%.
     """
 
     def __init__(self, where: str, advice: str):
         self._where, self._advice = where, [advice]
+        self.notes: list[str] = []
         self._found: list[tuple[str, str]] = []
 
     def add(self, column: str, problem: str) -> None:
@@ -72,7 +76,12 @@ class Troubles:
 
 
 def numbers(
-    table: Any, columns: Sequence[str], troubles: Troubles, full: bool = True, among: Collection[str] = ()
+    table: Any,
+    columns: Sequence[str],
+    troubles: Troubles,
+    full: bool = True,
+    among: Collection[str] = (),
+    sign: Optional[str] = "",
 ) -> np.ndarray:
     """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
 
@@ -82,13 +91,14 @@ def numbers(
       troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
       full: an empty cell is a trouble; otherwise it becomes NaN.
       among: other columns that are read as numbers, as of `numerals.decimal_commas`.
+      sign: beside the numbers, as of `to_float`.
     """
     commas = decimal_commas(table, {*columns, *among})
-    return np.stack([_numbers(table[name], name, troubles, full, commas) for name in columns], -1)
+    return np.stack([_numbers(table[name], name, troubles, full, commas, sign) for name in columns], -1)
 
 
 def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndarray:
-    """Return a column as text, object [N]: whole numbers without a fraction.
+    """Return a column as names, object [N], as of `names.as_text`.
 
     Args:
       table: of `read_table`.
@@ -97,7 +107,7 @@ def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndar
     """
     cells = as_text(decoded(table[name]).to_pylist())
     if troubles is not None:
-        _check_full(np.array([not x.strip() for x in cells]), name, troubles)
+        _check_full(cells == "", name, troubles)
     return cells
 
 
@@ -114,9 +124,9 @@ def decoded(column: Any) -> Any:
     return column.cast(pyarrow.string()) if str(column.type) in _OTHER_TEXT else column
 
 
-def _numbers(column: Any, name: str, troubles: Troubles, full: bool, commas: str) -> np.ndarray:
+def _numbers(column: Any, name: str, troubles: Troubles, full: bool, commas: str, sign: Optional[str]) -> np.ndarray:
     column = decoded(column)
-    exact = to_float(column, name, troubles, commas)
+    exact, _ = to_float(column, name, troubles, commas, sign)
     if exact is None:
         return np.zeros(len(column))
     # NaN in a column of numbers is no empty cell where none may be.
@@ -143,23 +153,29 @@ def is_text(column: Any) -> bool:
     return bool(types.is_string(column.type))
 
 
-def to_float(column: Any, name: str, troubles: Troubles, commas: str = "") -> Optional[np.ndarray]:
-    """Return a column as float64 [N], NaN for an empty cell; None if a cell is no number.
+def to_float(
+    column: Any, name: str, troubles: Troubles, commas: str = "", sign: Optional[str] = None
+) -> tuple[Optional[np.ndarray], str]:
+    """Return a column as float64 [N], NaN for an empty cell, None if a cell is no number; and the sign of its numbers.
 
     Args:
       column: of a pyarrow Table, without a dictionary.
       name: of the column.
-      troubles: gets an entry for the first cell that is no number.
+      troubles: gets an entry for the first cell that is no number, or has another sign; and notes.
       commas: of its table, as `numerals.decimal_commas` says.
+      sign: that numbers must have beside them (`signs`), "" for none; None for any.
     """
     import pyarrow
     import pyarrow.types as types
 
     kind = column.type
     if is_text(column):
-        return _from_text(column, name, troubles, commas)
+        return _from_text(column, name, troubles, commas, sign)
     if types.is_null(kind):
-        return np.full(len(column), np.nan)
+        return np.full(len(column), np.nan), sign or ""
+    if sign and column.null_count < len(column):
+        _check_sign(column, _first(column), name, troubles, "", sign)
+        return None, ""
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
         empty = column.is_null().to_numpy()
         if types.is_decimal(kind):
@@ -167,22 +183,43 @@ def to_float(column: Any, name: str, troubles: Troubles, commas: str = "") -> Op
         filled = column.fill_null(False if types.is_boolean(kind) else 0)
         exact: np.ndarray = filled.to_numpy().astype(np.float64)
         exact[empty] = np.nan
-        return exact
-    first = next((i for i, x in enumerate(column.is_valid().to_pylist()) if x), 0)
+        return exact, ""
+    first = _first(column)
     troubles.add(name, f"holds {shown(str(column[first].as_py()))} in row {first + 1}, which is no number")
-    return None
+    return None, ""
 
 
-def _from_text(column: Any, name: str, troubles: Troubles, commas: str) -> Optional[np.ndarray]:
-    """Return a column of text as numbers, NaN where a cell is empty; None if a cell is no number."""
+def _first(column: Any) -> int:
+    """Return the row of the first cell that is not null."""
+    return int(np.argmax(column.is_valid().to_numpy()))
+
+
+def _check_sign(column: Any, row: int, name: str, troubles: Troubles, found: str, wanted: str) -> bool:
+    """Return whether numbers have the sign that they must have beside them; else record a trouble."""
+    if found != wanted:
+        beside = [f"the sign {shown(sign)} beside it" if sign else "no sign beside it" for sign in (found, wanted)]
+        where = f"{shown(str(column[row].as_py()))} in row {row + 1}"
+        troubles.add(name, f"holds {where}, with {beside[0]}, but must have {beside[1]}")
+        troubles.advise("write the numbers of all data with one sign, or without")
+    return found == wanted
+
+
+def _from_text(
+    column: Any, name: str, troubles: Troubles, commas: str, sign: Optional[str]
+) -> tuple[Optional[np.ndarray], str]:
+    """Return the result of `to_float` for a column of text."""
     import pyarrow
     import pyarrow.compute as compute
 
     found = match_numbers(column, bool(commas))
-    wrong = ~found.good
+    signs, wrong = found.signs, ~found.good
     why = "which is no number"
-    if found.ambiguous:
-        wrong = compute.match_substring(column, found.ambiguous).fill_null(False).to_numpy()
+    if signs.wrong:
+        row, why, advice = signs.wrong
+        wrong = np.arange(len(column)) == row
+        troubles.advise(advice)
+    elif found.ambiguous:
+        wrong = compute.match_substring(signs.column, found.ambiguous).fill_null(False).to_numpy()
         mark = {",": "comma", ".": "point"}[found.ambiguous]
         why = f"where the {mark} may be decimal or group thousands"
         if commas:
@@ -191,10 +228,19 @@ def _from_text(column: Any, name: str, troubles: Troubles, commas: str) -> Optio
     if wrong.any():
         row = int(np.argmax(wrong))
         troubles.add(name, f"holds {shown(column[row].as_py())} in row {row + 1}, {why}")
-        return None
+        return None, ""
+    filled = np.flatnonzero(~found.empty)
+    if len(filled) and not _check_sign(
+        column, int(filled[0]), name, troubles, signs.sign, signs.sign if sign is None else sign
+    ):
+        return None, ""
+    if signs.sign and len(filled):
+        example, unit = column[int(filled[0])].as_py(), "per cent" if signs.sign == "%" else f"units of {signs.sign}"
+        sentence = f"{shown(name)} has {shown(signs.sign)} beside all numbers, such as {shown(example)}"
+        troubles.notes.append(f"{sentence}: they are read as numbers in {unit}.")
     kept = compute.if_else(pyarrow.array(found.empty), None, compute.utf8_trim_whitespace(found.column))
     exact: np.ndarray = kept.cast(pyarrow.float64()).to_numpy().astype(np.float64)
-    return exact
+    return exact, signs.sign
 
 
 def _check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:

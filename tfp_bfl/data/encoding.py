@@ -43,7 +43,7 @@ class Feature(NamedTuple):
       levels: of text, in order; rare ones are left out.
       has_rare: whether rare levels have a column.
       has_missing: whether empty cells have a column.
-      unit: of dates; None of other columns.
+      unit: of dates, or the sign beside numbers (`Cells.sign`); None of other columns.
     """
 
     name: str
@@ -57,6 +57,11 @@ class Feature(NamedTuple):
     def is_text(self) -> bool:
         """Whether the cells are text."""
         return self.kind in TEXT_KINDS
+
+    @property
+    def sign(self) -> str:
+        """The sign beside numbers; "" for none."""
+        return self.unit or "" if self.kind in ("number", "truth") else ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -150,8 +155,9 @@ class Raw:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all cells are numbers and none is empty."""
-        return all(cells.kind in ("number", "truth") and not cells.empty.any() for cells in self.columns)
+        """Whether all cells are numbers without a sign and none is empty."""
+        is_plain = lambda cells: cells.kind in ("number", "truth") and not (cells.sign or cells.empty.any())
+        return all(map(is_plain, self.columns))
 
 
 def describe_column(cells: Cells) -> ColumnMessage:
@@ -172,7 +178,7 @@ def fit_column(
     """Return how a column becomes columns of the model, and their means and standard deviations.
 
     Args:
-      cells: name, kind and declared levels of the column; its values are not used.
+      cells: name, kind, declared levels and sign of the column; its values are not used.
       messages: of the clients.
       unit: of dates.
 
@@ -193,7 +199,8 @@ def fit_column(
     else:
         sent = [(m.filled, m.mean, m.stddev) for m in messages if m.filled]
         pooled = pooled_column(cells.name, *zip(*sent))
-        feature = Feature(cells.name, cells.kind, has_missing=missing, unit=unit if cells.kind == "date" else None)
+        unit = unit if cells.kind == "date" else cells.sign or None
+        feature = Feature(cells.name, cells.kind, has_missing=missing, unit=unit)
         moments = [(pooled.mean, pooled.stddev * filled)]
     if missing:
         share = 1 - count / rows

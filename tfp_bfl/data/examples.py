@@ -11,6 +11,8 @@ from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_a
 from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
+from tfp_bfl.data.outliers import table_within_bounds, within_bounds
+from tfp_bfl.data.signs import is_nothing
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
@@ -50,8 +52,9 @@ class Reading(NamedTuple):
       categorical: columns that are categories, whatever they hold.
       date_unit: in which dates become numbers, one of `DATE_UNITS`; None where dates are refused.
       columns: the features of a test set, in order; () for a training set.
-      kinds: of the cells of `columns`; () where all must be numbers.
+      kinds, signs: of the cells of `columns`; () where all must be numbers.
       left_out: columns that are left out where the table has them.
+      plain_labels: labels that are numbers have no sign beside them, as those of other data may have another.
       is_part: the data are one site's, as its file describes them: other sites have the columns, categories and values
         that are missing here.
     """
@@ -66,7 +69,9 @@ class Reading(NamedTuple):
     date_unit: Optional[str] = None
     columns: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    plain_labels: bool = False
     is_part: bool = False
 
     @property
@@ -132,19 +137,23 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
     if reading.regresses:
-        labels = numbers(table, [label], troubles, strict, among=columns)[:, 0]
+        sign = "" if reading.plain_labels else None
+        labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
         filled = ~np.isnan(labels)
     else:
         labels = texts(table, label, troubles if strict else None)
-        filled = _filled(labels)
+        filled = labels != ""
     troubles.check()
-    notes = [*of_clients]
-    if not reading.regresses:
+    notes = [*of_clients, *troubles.notes]
+    if reading.regresses and not reading.columns:
+        labels, of_labels = within_bounds(labels, label)
+        notes += of_labels
+    elif not reading.regresses:
         notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
     if not strict:
         features, columns, of_features = _features(features, reading)
         notes += of_features
-        filled &= True if owners is None else _filled(owners)
+        filled &= True if owners is None else owners != ""
         if not filled.all():
             rest_are = f"{np.sum(~filled):,} row{'s' if np.sum(~filled) > 1 else ''}"
             notes.append(f"{rest_are} without a label or a client left out.")
@@ -156,18 +165,32 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     return Examples(features, labels, owners, columns, names, tuple(notes))
 
 
+def of_arrays(examples: Examples, regresses: bool) -> Examples:
+    """Return examples of arrays with the columns and numeric labels of a table limited (`outliers.within_bounds`).
+
+    Args:
+      examples: as given.
+      regresses: labels are numbers.
+    """
+    features, notes = examples.features, list(examples.notes)
+    if isinstance(features, np.ndarray):
+        features, found = table_within_bounds(features, examples.columns)
+        notes += found
+    labels = examples.labels
+    if regresses and labels.ndim == 1 and labels.dtype.kind in "iuf":
+        labels, found = within_bounds(labels.astype(np.float64), "labels")
+        notes += found
+    return examples._replace(features=features, labels=labels, notes=tuple(notes))
+
+
 def _words_among(labels: np.ndarray, label: str) -> list[str]:
-    """Return a note for each label that elsewhere stands for an empty cell; labels are read as written."""
+    """Return a note for each label that elsewhere stands for an empty cell; labels are no categories of a column."""
     return [
         f"{np.sum(labels == word):,} rows have {shown(word)} in {shown(label)}, a class like any other: empty these "
         "cells if it stands for a missing label."
-        for word in EMPTY
+        for word in (*EMPTY, *sorted(filter(is_nothing, {*labels.tolist()})))
         if np.any(labels == word)
     ]
-
-
-def _filled(cells: np.ndarray) -> np.ndarray:
-    return np.array([bool(x.strip()) for x in cells.tolist()])
 
 
 def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
@@ -176,8 +199,14 @@ def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Trouble
     if reading.is_part:
         return Raw(_of_part(table, columns, reading, troubles), unit)
     if reading.kinds:
-        return Raw(read_as(table, zip(columns, reading.kinds), troubles, unit), unit)
+        return Raw(read_as(table, zip(columns, reading.kinds), troubles, unit, signs=_signs(columns, reading)), unit)
     return Raw(read_columns(table, columns, troubles, reading.categorical, unit, reading.client), unit)
+
+
+def _signs(columns: Sequence[str], reading: Reading) -> dict[str, str]:
+    """Return the signs beside the numbers of a test set, of the columns that the training set has filled."""
+    found = zip(columns, reading.kinds, reading.signs)
+    return {name: sign for name, kind, sign in found if kind != BLANK}
 
 
 def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
@@ -189,13 +218,16 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
     found |= {x.name: x._replace(rows_of=x.counter) for x in read}
-    found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit)}
+    found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit, signs=_signs(columns, reading))}
     return list(found.values())
 
 
 def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
     """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
     notes = [note for x in raw.columns for note in x.notes]
+    if not reading.columns:
+        limited = [x.within_bounds for x in raw.columns]
+        raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
     if reading.is_part:
         return raw, tuple(x.name for x in raw.columns), notes
     counting = [x.name for x in raw.columns if x.counts_rows and x.name not in reading.only]
@@ -248,12 +280,13 @@ def clients_of(array: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str
     Raises:
       InvalidArgument: a name is empty.
     """
-    owners, notes = client_names(names_of(array, name, where).tolist(), name)
+    names_of(array, name, where)
+    owners, notes = client_names(np.asarray(array).tolist(), name)
     return owners, tuple(notes)
 
 
 def names_of(array: Any, name: str, where: str) -> np.ndarray:
-    """Return an array of names as text, object [N].
+    """Return an array of names as of `names.as_text`, object [N].
 
     Args:
       array: [N].
@@ -264,7 +297,7 @@ def names_of(array: Any, name: str, where: str) -> np.ndarray:
       InvalidArgument: a name is empty.
     """
     names = as_text(np.asarray(array).tolist())
-    empty = [i for i, x in enumerate(names) if not x.strip()]
+    empty = [i for i, x in enumerate(names) if not x]
     if empty:
         raise InvalidArgument(
             f"The array {name} of {where} has {len(empty)} empty names, the first in example {empty[0]}: fill them in, "

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data.images import FORMATS, is_hidden, read_images, shape_of
+from tfp_bfl.data.names import as_names, as_text, canonical
 from tfp_bfl.errors import InvalidArgument, shown
 
 _TRAIN = ("train", "training")
@@ -57,7 +58,7 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
       InvalidArgument: there are several of one kind, further subfolders with images, or a test set alone.
     """
     inside = {p for p in folder.iterdir() if p.is_dir() and not is_hidden(pathlib.Path(p.name))}
-    named = lambda names: [p for name in names for p in sorted(inside) if p.name.casefold() == name]
+    named = lambda names: [p for name in names for p in sorted(inside) if canonical(p.name).casefold() == name]
     train, test = named(_TRAIN), named(_TEST)
     has_images = lambda p: any(x.suffix.lower() in FORMATS for x in p.iterdir())
     if not (train or test) or any(map(has_images, [*train, *test])):
@@ -65,7 +66,7 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     found = [*train[:1], *test[:1]]
     if not train:
         raise InvalidArgument(f"{files.name(folder)} has {found[0].name}/ but no train/: give both, or rename it.")
-    if len(train) > 1 or (len(test) > 1 and test[0].name.casefold() == test[1].name.casefold()):
+    if len(train) > 1 or (len(test) > 1 and canonical(test[0].name).casefold() == canonical(test[1].name).casefold()):
         first, second = train[:2] if len(train) > 1 else test[:2]
         raise InvalidArgument(f"{files.name(folder)} has both {first.name}/ and {second.name}/: leave one out.")
     others = sorted(p.name for p in inside - {*train, *test} if next(image_files(p), None))
@@ -94,7 +95,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, Optional[Labelled
 
 
 def _read(folder: pathlib.Path) -> LabelledImages:
-    paths = sorted(image_files(folder))
+    paths = sorted(image_files(folder), key=lambda p: (*as_names(p.relative_to(folder).parts), p))
     depths = {len(p.relative_to(folder).parts) for p in paths}
     if depths not in ({2}, {3}):
         raise InvalidArgument(
@@ -112,10 +113,13 @@ def _read(folder: pathlib.Path) -> LabelledImages:
             f"The folder {files.name(folder)} has images that can't be read, {counts}: convert them to PNG, or leave "
             "them out."
         )
+    nameless = next((p for p in paths if "" in as_names(p.relative_to(folder).parts[:-1])), None)
+    if nameless is not None:
+        raise InvalidArgument(f"The folder {shown(str(nameless.parent))} has a name of blanks alone: rename it.")
     images = read_images(paths, shape_of(paths[0]))
     if images.failures:
         name, reason = images.failures[0]
         more = f", and {len(images.failures) - 1} more are not either" if len(images.failures) > 1 else ""
         raise InvalidArgument(f"The image {name} {reason}{more}: all must be readable and of the size of the first.")
-    names = lambda depth: np.array([p.parts[-depth] for p in paths], object)
-    return LabelledImages(images.pixels, names(2), names(3) if depths == {3} else None)
+    labels, owners = (as_text([p.parts[-depth] for p in paths]) for depth in (2, 3))
+    return LabelledImages(images.pixels, labels, owners if depths == {3} else None)

@@ -1,17 +1,19 @@
-"""Names of classes and clients: their order, and spellings of one name that differ in case only."""
+"""Names of classes, clients and columns: their one form, their order, and spellings that differ in case only."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Optional, Union
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.errors import InvalidArgument, shown, shown_apart
 
-_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?\s*", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,5})?", re.ASCII)
 
 # Of the clients with several spellings, that notes list.
 _MOST_CLIENTS = 3
@@ -20,20 +22,85 @@ _WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "null", "NULL")
 EMPTY = (*_WORDS, "<NA>", "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
 # What is white space in Python, of ASCII and beyond.
 _SPACE = "[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-# The rules by which text becomes a category, in order: a regular expression of Python and of RE2, and what replaces it.
-# White space around text is removed, and a plain number is written in one way: 0 for "0.0", "+0", "-0" and "0.", 0.5
-# for ".50". Codes with leading zeros and numbers with an exponent stay as they are. These are also the rules for names
-# of clients and classes; the category TRUE is True, as in a column that the reader of files takes for truth values.
-_NAME_RULES = (
-    (f"^{_SPACE}+", ""),
-    (f"{_SPACE}+$", ""),
+# Characters that no reader sees, Unicode's default-ignorable code points: soft hyphens, zero-width spaces and joiners,
+# byte order marks, directional marks, variation selectors and tags.
+_HIDDEN = (
+    "[\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+# `canonical` without NFC, for which TensorFlow has no operation (`compositions`).
+_FORM_RULES = ((_HIDDEN, ""), (f"^{_SPACE}+", ""), (f"{_SPACE}+$", ""), (f"{_SPACE}+", " "))
+# A plain number is written in one way: 0 for "0.0", "+0", "-0" and "0.", 0.5 for ".50". Codes with leading zeros and
+# numbers with an exponent stay as they are.
+_NUMBER_RULES = (
     (r"^\+?(\.[0-9]+)$", r"0\1"),
     (r"^-(\.[0-9]+)$", r"-0\1"),
     (r"^\+?(-?(?:0|[1-9][0-9]*))(?:\.0*)?$", r"\1"),
     (r"^\+?(-?(?:0|[1-9][0-9]*)\.[0-9]*[1-9])0*$", r"\1"),
     (r"^-0$", "0"),
 )
-CATEGORY_RULES = (*_NAME_RULES, (r"^(?i:true)$", "True"), (r"^(?i:false)$", "False"))
+_TRUTH_RULES = ((r"^(?i:true)$", "True"), (r"^(?i:false)$", "False"))
+# The rules by which text becomes a category, in order: a regular expression of Python and of RE2, and what replaces it.
+# All but the last two are also the rules for names of clients; the category TRUE is True, as in a column that the
+# reader of files takes for truth values.
+CATEGORY_RULES = (*_FORM_RULES, *_NUMBER_RULES, *_TRUTH_RULES)
+_NEEDS_RULES = re.compile("[^!-~ ]|^ | $|  ")
+
+
+def canonical(name: str) -> str:
+    """Return the one form of a name of a class, category, client, column or folder, however it is typed or stored.
+
+    Characters that no reader sees are removed, letters and their marks are composed (NFC), blanks of every kind
+    become single spaces, and outer blanks are removed. Upper and lower case stay.
+
+    Example:
+      >>> from tfp_bfl.data.names import canonical
+      >>> canonical(" Ko\u0308ln\u200b  (West)") == "K\xf6ln (West)"
+      True
+    """
+    if not isinstance(name, str) or _NEEDS_RULES.search(name) is None:  # What is no text, others refuse.
+        return name
+    return " ".join(unicodedata.normalize("NFC", re.sub(_HIDDEN, "", name)).split())
+
+
+def canonical_cells(column: Any) -> Any:
+    """Return a column of text of a pyarrow Table with `canonical` cells."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    column = compute.utf8_trim_whitespace(column)  # Of a column that is a slice `if_else` would return other text.
+    if not compute.any(compute.match_substring_regex(column, _NEEDS_RULES.pattern)).as_py():
+        return column
+    encoded = column.combine_chunks().dictionary_encode()
+    forms = pyarrow.array([canonical(x) for x in encoded.dictionary.to_pylist()], pyarrow.string())
+    return pyarrow.chunked_array([compute.take(forms, encoded.indices)])
+
+
+def compositions(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return rules, as of `CATEGORY_RULES`, that compose the letters of canonical names as NFC does."""
+    text = "\n".join(names)
+    rules = [(re.escape(letter), form) for letter, form in _without_nfc().items() if form in text]
+    for letter in sorted(set(text)):
+        others = {unicodedata.normalize("NFD", letter), *_parts(letter)} - {letter}
+        rules += [("|".join(sorted(map(re.escape, others))), letter)] if others else []
+    return rules
+
+
+@functools.lru_cache(maxsize=1)
+def _without_nfc() -> dict[str, str]:
+    """Return the characters that NFC replaces by others, such as the Angstrom sign by a letter, and their forms."""
+    letters = map(chr, (*range(0x300, 0xD800), *range(0xE000, 0x30000)))
+    forms = ((x, unicodedata.normalize("NFC", x)) for x in letters)
+    return {x: form for x, form in forms if x != form}
+
+
+def _parts(letter: str) -> set[str]:
+    """Return a letter, and the letters with marks that NFC composes to it, such as e and two marks."""
+    codes = unicodedata.decomposition(letter).split()
+    if not codes or codes[0].startswith("<"):
+        return {letter}
+    base, *marks = (chr(int(code, 16)) for code in codes)
+    return {letter, *("".join([x, *marks]) for x in _parts(base))}
 
 
 def value(name: str) -> Optional[Decimal]:
@@ -42,11 +109,14 @@ def value(name: str) -> Optional[Decimal]:
     Args:
       name: of a class or a client, or a cell of a table.
     """
-    return Decimal(name.strip()) if _NUMBER.fullmatch(name) else None
+    name = canonical(name)
+    return Decimal(name) if _NUMBER.fullmatch(name) else None
 
 
 def as_text(values: Sequence[Any]) -> np.ndarray:
-    """Return values as text, object [N]: bytes as UTF-8, whole numbers without a fraction, None and NaN as "".
+    """Return values as names in `canonical` form, object [N].
+
+    Bytes are UTF-8, whole numbers have no fraction, None and NaN become "".
 
     Args:
       values: N numbers, texts, bytes or other objects.
@@ -54,11 +124,21 @@ def as_text(values: Sequence[Any]) -> np.ndarray:
     Raises:
       InvalidArgument: bytes are not UTF-8, or a name contains the character NUL, which NumPy drops from its end.
     """
-    names = np.fromiter(map(_text, values), object, len(values))
-    with_nul = next((name for name in names if "\0" in name), None)
+    return _replaced(_written(values), canonical)
+
+
+def _replaced(texts: np.ndarray, replace: Callable[[str], str]) -> np.ndarray:
+    replaced = {text: replace(text) for text in dict.fromkeys(texts.tolist())}
+    return np.fromiter(map(replaced.__getitem__, texts.tolist()), object, len(texts))
+
+
+def _written(values: Sequence[Any]) -> np.ndarray:
+    """Return values as text as they are written, object [N]."""
+    texts = np.fromiter(map(_text, values), object, len(values))
+    with_nul = next((text for text in texts if "\0" in text), None)
     if with_nul is not None:
         raise InvalidArgument(f"The name {shown(with_nul)} contains the character NUL: remove it.")
-    return names
+    return texts
 
 
 def _text(x: Any) -> str:
@@ -82,25 +162,26 @@ def as_category(text: str) -> str:
       >>> [as_category(x) for x in (" Male", "0.0", "007", "1.50")]
       ['Male', '0', '007', '1.5']
     """
-    return _by_rules(text, CATEGORY_RULES)
+    return _by_rules(text, (*_NUMBER_RULES, *_TRUTH_RULES))
 
 
-def _by_rules(text: str, rules: Sequence[tuple[str, str]] = _NAME_RULES) -> str:
+def _by_rules(text: str, rules: Sequence[tuple[str, str]] = _NUMBER_RULES) -> str:
+    text = canonical(text)
     for pattern, replacement in rules:
         text = re.sub(pattern, replacement, text)
     return text
 
 
 def as_names(names: Union[str, Iterable[str]]) -> tuple[str, ...]:
-    """Return names as a tuple; text is one name."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    """Return the names that an option states in `canonical` form; text is one name."""
+    return tuple(map(canonical, (names,) if isinstance(names, str) else names))
 
 
 def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[str]]:
     """Return the names of clients, and sentences on them: files, tables in memory and predictions have the same names.
 
-    Blanks around a name are removed, and a plain number is written in one way: 1, 1.0, "1" and "1.0 "
-    name the client "1". "NA" is a name like any other.
+    Names are `canonical`, and a plain number is written in one way: 1, 1.0, "1" and "1.0 " name the client "1". "NA"
+    is a name like any other.
 
     Args:
       values: N numbers, texts, bytes or other objects; None, NaN and blanks where there is no client.
@@ -112,15 +193,14 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
     Raises:
       InvalidArgument: as of `as_text`.
     """
-    written = as_text(values)
-    names = {text: _by_rules(text) for text in dict.fromkeys(written.tolist())}
+    written = _written(values)
     spellings: dict[str, list[str]] = {}
-    for text, name in names.items():
-        spellings.setdefault(name, []).append(text)
+    for text in dict.fromkeys(written.tolist()):
+        spellings.setdefault(_by_rules(text), []).append(text)
     spellings.pop("", None)
     notes = [
         f"{shown(column)} writes the client {shown(name)} in {len(found)} ways, such as "
-        f"{' and '.join(map(shown, found[:2]))}: they are one client."
+        f"{' and '.join(shown_apart(*found[:2]))}: they are one client."
         for name, found in spellings.items()
         if len(found) > 1
     ]
@@ -131,7 +211,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
         for word in EMPTY
         if word in spellings
     ]
-    return np.fromiter((names[text] for text in written.tolist()), object, len(written)), notes
+    return _replaced(written, _by_rules), notes
 
 
 def natural(name: str) -> tuple[Any, ...]:
@@ -158,7 +238,7 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:
-    """Check that no two class names are one name but for blanks and the way in which a number is written.
+    """Check that no two class names are one number, written in two ways.
 
     Args:
       names: of classes.
@@ -172,8 +252,8 @@ def check_distinct(names: Iterable[str], where: str) -> None:
         first = found.setdefault(_by_rules(name), name)
         if first != name:
             raise InvalidArgument(
-                f"{where} hold {shown(first)} and {shown(name)}, which differ in blanks or in the way to write a "
-                "number: write them alike."
+                f"{where} hold {shown(first)} and {shown(name)}, which differ in the way to write a number: write them "
+                "alike."
             )
 
 
@@ -192,7 +272,7 @@ def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -
     spellings: dict[str, dict[str, set[str]]] = {}
     for client, names in names_of.items():
         for name in names:
-            spellings.setdefault(name.casefold(), {}).setdefault(name, set()).add(client)
+            spellings.setdefault(canonical(name.casefold()), {}).setdefault(name, set()).add(client)
     for found in spellings.values():
         (first, at), *others = sorted(found.items())
         if others and len(first) > 1 and all(at.isdisjoint(clients) for _, clients in others):
@@ -213,7 +293,7 @@ def note_spellings(values: Iterable[str], column: str, shortest: int = 1) -> lis
     """
     first: dict[str, str] = {}
     for x in sorted(set(values)):
-        other = first.setdefault(x.casefold(), x)
+        other = first.setdefault(canonical(x.casefold()), x)
         if other != x and len(x) >= shortest:
             return [f"In {shown(column)} {shown(other)} and {shown(x)} differ in case only: they are two values."]
     return []

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from tfp_bfl.data.names import EMPTY
+from tfp_bfl.data.names import EMPTY, canonical_cells
+from tfp_bfl.data.signs import Signs, signs_of
 
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
 _MINUS = "\u2212"
@@ -69,12 +70,14 @@ class Matches(NamedTuple):
       column: the text, numbers written as 1234.5.
       good: mask of the cells that are numbers or empty, bool [N].
       empty: mask of the empty cells, bool [N].
+      signs: of the text.
       ambiguous: the mark, "," or ".", that may be decimal or group thousands; "" for none.
     """
 
     column: Any
     good: np.ndarray
     empty: np.ndarray
+    signs: Signs
     ambiguous: str = ""
 
 
@@ -88,21 +91,21 @@ def match_numbers(column: Any, decimal_commas: bool = False) -> Matches:
     """
     import pyarrow.compute as compute
 
-    column, matches, empty = _matching(column)
+    column, matches, empty, signs = _matching(column)
     good = {_POINT: matches(_POINT)}
     if not good[_POINT].all() or decimal_commas:
         good |= {notation: matches(notation) for notation in _NOTATIONS[1:]}
     complete = [notation for notation in good if good[notation].all()]
     mark = "." if decimal_commas else ","
     if {*_DOUBTS[mark]} <= {*complete} and _has(column, mark):
-        return Matches(column, good[_DOUBTS[mark][0]], empty, mark)
+        return Matches(column, good[_DOUBTS[mark][0]], empty, signs, mark)
     found = max(good, key=lambda notation: int(good[notation].sum()))
     if found.groups:
         column = compute.replace_substring_regex(column, f"[{found.groups}]", "")
     column = compute.replace_substring(column, _MINUS, "-")
     if found.decimal == ",":
         column = compute.replace_substring(column, ",", ".")
-    return Matches(column, good[found], empty)
+    return Matches(column, good[found], empty, signs)
 
 
 def with_notation(table: Any, written: Optional[Callable[[list[str]], Any]] = None) -> Any:
@@ -159,7 +162,7 @@ def _are_surely(decimal: str, column: Any) -> bool:
 
     if not types.is_string(column.type) or not _has(column, decimal):
         return False
-    _, matches, empty = _matching(column)
+    _, matches, empty, _ = _matching(column)
     if empty.all():
         return False
     number = np.any([matches(notation) for notation in _NOTATIONS if notation.decimal == decimal], 0)
@@ -181,14 +184,15 @@ def _has(column: Any, mark: str) -> bool:
     return bool(compute.any(compute.match_substring(column, mark)).as_py())
 
 
-def _matching(column: Any) -> tuple[Any, Callable[[Notation], np.ndarray], np.ndarray]:
-    """Return text without blanks around it, the function from a notation to the mask of the cells in it or empty, and
-    the mask of the cells that are empty or hold a word that stands for that.
+def _matching(column: Any) -> tuple[Any, Callable[[Notation], np.ndarray], np.ndarray, Signs]:
+    """Return `canonical` text without signs, the function from a notation to the mask of the cells in it or empty, the
+    mask of the cells that are empty or hold a word that stands for that, and the signs.
     """
     import pyarrow
     import pyarrow.compute as compute
 
-    trimmed = compute.utf8_trim_whitespace(column)
+    signs = signs_of(canonical_cells(column))
+    trimmed = signs.column
     words = pyarrow.array(["", *EMPTY])
     empty: np.ndarray = compute.or_kleene(compute.is_null(trimmed), compute.is_in(trimmed, words)).to_numpy()
 
@@ -196,4 +200,4 @@ def _matching(column: Any) -> tuple[Any, Callable[[Notation], np.ndarray], np.nd
         found: np.ndarray = compute.match_substring_regex(trimmed, notation.pattern).fill_null(True).to_numpy()
         return found | empty
 
-    return trimmed, matches, empty
+    return trimmed, matches, empty, signs

@@ -17,10 +17,10 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of, of_arrays
 from tfp_bfl.data.folders import image_files, read_folder, splits
-from tfp_bfl.data.in_memory import check_alike, examples_in, in_one_form, kind_of, split_clients
-from tfp_bfl.data.names import as_names, as_text, check_distinct, check_spelling, value
+from tfp_bfl.data.in_memory import ARRAYS, check_alike, examples_in, in_one_form, kind_of, split_clients
+from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
@@ -136,6 +136,7 @@ def read_own(
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
+    label, client = canonical(label), None if client is None else canonical(client)
     reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit)
     parts, target = _split(path, reading, test)
     first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
@@ -170,7 +171,7 @@ def read_part(
     """
     lookup(TASKS, task, "task")
     drop, only, categorical = as_names(drop), as_names(only), as_names(categorical)
-    reading = Reading(label, None, task == "regression", drop, separator, only, categorical, date_unit)
+    reading = Reading(canonical(label), None, task == "regression", drop, separator, only, categorical, date_unit)
     reading = reading._replace(left_out=as_names(left_out), is_part=True)
     parts, target = _split(path, reading, test)
     name, notes = pathlib.Path(path).stem, parts[0].notes
@@ -188,7 +189,10 @@ def read_part(
 def _split(path: Any, reading: Reading, test: Any) -> tuple[list[Examples], Optional[Column]]:
     """Return the examples for training and test with checked labels, and the target of a regression."""
     label, is_part = reading.label, reading.is_part
+    reading = reading._replace(plain_labels=is_part or test is not None)
     train, given = _read(path, reading)
+    if kind_of(path) == ARRAYS or (isinstance(path, (str, os.PathLike)) and str(path).lower().endswith(".npz")):
+        train = of_arrays(train, reading.regresses)
     if test is not None:
         given, _ = _read(test, _of_test(reading, train), "test_data")
     has_names = bool(train.class_names)
@@ -229,8 +233,9 @@ def _in_words(source: Source) -> list[str]:
 
 def _of_test(reading: Reading, train: Examples) -> Reading:
     """Return how the test set is read: the columns of the training set, in the same form."""
-    kinds = tuple(x.kind for x in train.features.columns) if isinstance(train.features, Raw) else ()
-    return reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns, kinds=kinds)
+    cells = train.features.columns if isinstance(train.features, Raw) else ()
+    reading = reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns)
+    return reading._replace(kinds=tuple(x.kind for x in cells), signs=tuple(x.sign for x in cells))
 
 
 def digest(data: OwnData) -> str:
@@ -311,7 +316,7 @@ def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
 
 
 def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, Optional[Examples]]:
-    arrays = read_arrays(path, "archive", MOST_BYTES, compressed=True)
+    arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
     for name in ("features", "labels", *([client] if client else [])):
         if name not in arrays:
             lookup(arrays, name, "array", f"in {files.name(path)}")

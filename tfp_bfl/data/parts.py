@@ -87,4 +87,9 @@ def _as_feature(cells: Cells, feature: Feature) -> Cells:
             f"The column {shown(feature.name)} is of the kind {cells.kind} here, and of the kind {feature.kind} in the "
             "federation: correct the table, or start a new run."
         )
+    if cells.sign != feature.sign:
+        raise InvalidArgument(
+            f"The numbers of the column {shown(feature.name)} have the sign {shown(cells.sign)} beside them here, and "
+            f"{shown(feature.sign)} in the federation: write them alike."
+        )
     return cells

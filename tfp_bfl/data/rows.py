@@ -14,6 +14,7 @@ from tfp_bfl.data.cells import read_as
 from tfp_bfl.data.columns import Troubles, numbers
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
+from tfp_bfl.data.names import as_names
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import read_table
 
@@ -46,7 +47,7 @@ def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = Non
     Raises:
       InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
     """
-    path = pathlib.Path(path)
+    path, columns = pathlib.Path(path), as_names(columns)
     where = files.name(path)
     troubles = Troubles(where, "give numbers, as in the training data")
     table = read_table(path, separator, keep=columns)
@@ -78,7 +79,8 @@ def read_encoded(
     table = read_table(path, separator, text=[x.name for x in features if x.is_text], keep=names)
     check_columns(table, names, where)
     troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
-    unit = next((x.unit for x in features if x.unit), None)
-    raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit))
+    unit = next((x.unit for x in features if x.kind == "date"), None)
+    signs = {x.name: x.sign for x in features}
+    raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit, signs=signs))
     troubles.check()
-    return EncodedRows(encode(raw, features, columns), tuple(unknown_levels(raw, features)))
+    return EncodedRows(encode(raw, features, columns), (*troubles.notes, *unknown_levels(raw, features)))

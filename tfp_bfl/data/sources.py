@@ -12,7 +12,7 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.encoding import Feature
-from tfp_bfl.data.names import natural
+from tfp_bfl.data.names import as_text, canonical, natural
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.errors import InvalidArgument, check_count, shown
@@ -109,7 +109,12 @@ class Source(Learnt):
                 f"owners have the shape {list(np.shape(self.owners))}, but must name the client of each of the "
                 f"{len(labels)} examples."
             )
-        for name, value in {"features": features, "labels": labels, "class_names": class_names}.items():
+        owners = self.owners
+        if owners is not None and any(isinstance(x, str) and canonical(x) != x for x in {*np.asarray(owners).tolist()}):
+            owners = as_text(np.asarray(owners).tolist())
+        columns = tuple(column._replace(name=canonical(column.name)) for column in self.columns)
+        checked = {"features": features, "labels": labels, "class_names": class_names}
+        for name, value in {**checked, "columns": columns, "owners": owners}.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:

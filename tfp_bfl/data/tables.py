@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Optional
 
 from tfp_bfl import files
 from tfp_bfl.data.columns import decoded
-from tfp_bfl.data.names import EMPTY
+from tfp_bfl.data.names import EMPTY, as_names, canonical
 from tfp_bfl.data.numerals import with_notation
-from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.errors import InvalidArgument, lookup, shown, shown_apart
 
 TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|"}
@@ -33,7 +33,7 @@ def read_table(
     drop: Collection[str] = (),
     keep: Collection[str] = (),
 ) -> Any:
-    """Read a table, without the columns that are a row index.
+    """Read a table, without the columns that are a row index; names of columns are `names.canonical`.
 
     Args:
       path: of a .csv, .tsv or .parquet file.
@@ -48,9 +48,9 @@ def read_table(
 
     Raises:
       InvalidArgument: the file can't be read, is not UTF-8 or UTF-16, has no rows, lacks a column of `drop`, or has
-        columns without a name or of the same name.
+        columns without a name, or two of which the names are one.
     """
-
+    text, drop, keep = as_names(text), as_names(drop), as_names(keep)
     is_parquet = path.suffix.lower() == ".parquet"
     if is_parquet and separator is not None:
         raise InvalidArgument(f"{files.name(path)} has no separator, but one is given: leave it out.")
@@ -82,6 +82,7 @@ def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collectio
     """
     import pyarrow
 
+    drop, keep = as_names(drop), as_names(keep)
     if _is_of_pandas(value):
         read = lambda: _from_pandas(value, where, drop)
     else:
@@ -99,7 +100,7 @@ def _from_pandas(frame: Any, where: str, drop: Collection[str]) -> Any:
 
     frame = frame.copy(deep=False)
     for i, name in enumerate(frame.columns):
-        if str(name) in drop:
+        if canonical(str(name)) in drop:
             frame.isetitem(i, frame.iloc[:, i].isna().map({True: None, False: 0}))
     try:
         return pyarrow.Table.from_pandas(_in_arrow_types(frame), preserve_index=False)
@@ -180,6 +181,8 @@ def _checked(
         table = read()
         # Its text too, which nobody has looked at so far.
         table.validate(full=True)
+        stored = table.column_names
+        table = table.rename_columns(list(as_names(stored)))
         table = with_notation(_without_views(table), written)
     except InvalidArgument:
         raise
@@ -191,7 +194,7 @@ def _checked(
     for name in drop:
         lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for --drop")
     table = table.select([i for i, name in enumerate(table.column_names) if name not in drop])
-    _check_names(table.column_names, where)
+    _check_names(table.column_names, stored, where)
     if not table.num_rows:
         raise InvalidArgument(f"The table {where} has no rows.")
     return table
@@ -217,10 +220,11 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
     has_quotes = _check_encoding(file, encoding, path)
     head = file.read(_HEAD_BYTES).decode(encoding, "ignore")
     file.seek(0)
-    first_line = _SEP_LINE.match(head.lstrip("\ufeff"))
-    skipped = 1 if first_line else 0
+    head = head.lstrip("\ufeff")
+    first_line = _SEP_LINE.match(head)
+    skipped, lines = (1, head[first_line.end() :]) if first_line else (0, head)
     if separator is None:
-        between = first_line[1] if first_line else _separator(head, path)
+        between = first_line[1] if first_line else _separator(lines, path)
     else:
         between = SEPARATORS.get(separator, separator)
     if len(between) != 1 or between in '"\n\r':
@@ -228,6 +232,7 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
             f"The separator is {shown(separator)}, but must be one character, or one of {', '.join(SEPARATORS)}."
         )
     rows: list[Any] = []
+    of_text = [name for name in _header(lines, between) if canonical(name) in text]
 
     def keep(row: Any) -> str:
         rows.append(row)
@@ -243,7 +248,7 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
                 newlines_in_values=has_quotes,
                 invalid_row_handler=None if use_threads else keep,
             ),
-            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(text, pyarrow.string()), null_values=["", *EMPTY]),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(of_text, pyarrow.string()), null_values=["", *EMPTY]),
         )
 
     try:
@@ -264,7 +269,7 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
 
 def _without_blank_end(table: Any) -> Any:
     """Return a table without the rows at its end that have no value, as spreadsheets write them."""
-    is_blank = lambda x: x is None or x != x or (isinstance(x, str) and x.strip() in ("", *EMPTY))
+    is_blank = lambda x: x is None or x != x or (isinstance(x, str) and canonical(x) in ("", *EMPTY))
     number = table.num_rows
     while number and all(is_blank(column[number - 1].as_py()) for column in table.columns):
         number -= 1
@@ -292,16 +297,16 @@ def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> bool:
 
 def _separator(head: str, path: pathlib.Path) -> str:
     """Return the separator that splits the header into most columns."""
-    lines = head.lstrip("\ufeff\r\n")
-
-    def count(separator: str) -> int:
-        try:
-            return len(next(csv.reader(io.StringIO(lines, newline=""), delimiter=separator), []))
-        except csv.Error:
-            return 0
-
     first = "\t" if path.suffix.lower() == ".tsv" else ","
-    return max((first, *",;\t|"), key=count)
+    return max((first, *",;\t|"), key=lambda separator: len(_header(head, separator)))
+
+
+def _header(head: str, separator: str) -> list[str]:
+    """Return the names in the first line of text; [] if that is none."""
+    try:
+        return next(csv.reader(io.StringIO(head.lstrip("\r\n"), newline=""), delimiter=separator), [])
+    except csv.Error:
+        return []
 
 
 def _without_index(table: Any, named: Collection[str]) -> Any:
@@ -310,7 +315,7 @@ def _without_index(table: Any, named: Collection[str]) -> Any:
     """
     try:
         index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
-        index = {name for name in index if isinstance(name, str)}
+        index = {canonical(name) for name in index if isinstance(name, str)}
     except (ValueError, KeyError, TypeError):
         index = set()
 
@@ -322,7 +327,29 @@ def _without_index(table: Any, named: Collection[str]) -> Any:
     return table.select([i for i, name in enumerate(names) if name in named or not is_index(i, name)])
 
 
-def _check_names(names: Sequence[str], where: str) -> None:
+def with_canonical_names(table: Any, where: str) -> Any:
+    """Return a pyarrow Table with `names.canonical` names of its columns.
+
+    Args:
+      table: of pyarrow.
+      where: the table's name in errors.
+
+    Raises:
+      InvalidArgument: a column has no name, or the names of two are one.
+    """
+    names = list(as_names(table.column_names))
+    _check_names(names, table.column_names, where)
+    return table.rename_columns(names)
+
+
+def _check_names(names: Sequence[str], stored: Sequence[str], where: str) -> None:
+    """Raise InvalidArgument if a column has no name that can be printed, or the names of two columns are one.
+
+    Args:
+      names: of the columns.
+      stored: the names that the table has for them, and for columns that were left out.
+      where: the table's name in errors.
+    """
     for i, name in enumerate(names):
         if not name:
             raise InvalidArgument(f"The table {where} has a column without a name, number {i + 1}: name it.")
@@ -330,4 +357,10 @@ def _check_names(names: Sequence[str], where: str) -> None:
             raise InvalidArgument(f"The table {where} has a column {shown(name)}: rename it.")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise InvalidArgument(f"The table {where} has two columns {shown(twice[0])}: rename one.")
+        first, second = [x for x in stored if canonical(x) == twice[0]][:2]
+        if first == second:
+            raise InvalidArgument(f"The table {where} has two columns {shown(first)}: rename one.")
+        raise InvalidArgument(
+            f"The table {where} has the columns {' and '.join(shown_apart(first, second))}, which are one name but for "
+            "blanks and the way to store letters: rename one."
+        )

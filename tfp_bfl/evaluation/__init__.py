@@ -19,6 +19,7 @@ from tfp_bfl.evaluation.classification import (
     confusion_matrix,
     proportion_interval,
 )
+from tfp_bfl.evaluation.client_scores import client_scores, client_warnings, scores_of_sums
 from tfp_bfl.evaluation.client_sets import ClientCalibration, calibrate_clients, label_histogram
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
 from tfp_bfl.evaluation.conformal import SCORES, aps, conformal_limit, prediction_sets, raps
@@ -166,6 +167,8 @@ __all__ = [
     "class_frequencies",
     "class_scores",
     "classwise_calibration_error",
+    "client_scores",
+    "client_warnings",
     "confidence_curve",
     "conformal_limit",
     "confusion_matrix",
@@ -220,6 +223,7 @@ __all__ = [
     "sample_seeds",
     "scalars",
     "score_sums",
+    "scores_of_sums",
     "summarise",
     "summarise_gaussians",
     "total_variation",

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 
-# Of standardised columns, and of the brightness and contrast of images in [0, 1]. Values that are frequent, such as 0
-# of a constant column, lie at no edge, where rounding would decide.
-_TABLE_EDGES = np.linspace(-4, 4, 33) + 0.01234
-_IMAGE_EDGES = np.linspace(0, 1, 33)
 # The chi-square distribution is close enough where each bin has this many expected examples (Cochran 1954: 5).
 LEAST_EXPECTED = 10
 # With fewer examples than this in a sample the p-value is that of a permutation test.
@@ -21,8 +17,24 @@ _TABLE, _IMAGES = 2, 4
 _AT_ONCE = 1000
 # Of a permutation test: permutations at once, and the number that must be as extreme as the data to end it early.
 _PERMUTATIONS, _ENOUGH = 2000, 50
+# Bins of about equal counts in the middle of two samples: of the chi-square test, and of few examples and in files.
+_COARSE, _FINE = 16, 64
+# Bits of the significand that distinguish two numbers: 16,384 bins an octave.
+_BITS = 15
 # More take longer than a command should: no p-value is smaller than one in a million.
 _MOST_PERMUTATIONS = 10**6
+
+
+class Counts(NamedTuple):
+    """Counts of one feature in bins that need no range: only bins with examples are held, so that all scales are fine.
+
+    Fields:
+      lower: the smallest value of each bin, ascending [B]; the first bin has no lower end.
+      counts: of the examples [B].
+    """
+
+    lower: np.ndarray
+    counts: np.ndarray
 
 
 class Histograms(NamedTuple):
@@ -30,13 +42,11 @@ class Histograms(NamedTuple):
 
     Fields:
       names: of the J features.
-      edges: of the bins, of which the first and the last are open [E].
-      counts: [J, E + 1].
+      counts: of each.
     """
 
     names: tuple[str, ...]
-    edges: np.ndarray
-    counts: np.ndarray
+    counts: tuple[Counts, ...]
 
 
 class Drift(NamedTuple):
@@ -57,31 +67,43 @@ class Drift(NamedTuple):
     too_few: bool = False
 
 
-def feature_histograms(features: Any, names: Sequence[str] = ()) -> Histograms:
+def feature_histograms(features: Any, names: Sequence[str] = (), bins: Optional[Histograms] = None) -> Histograms:
     """Count examples of a client: columns of a table, or brightness and contrast of each channel of images.
 
     Args:
       features: of a table standardised columns [n, D]; of images [n, height, width, channels], bytes or in [0, 1].
       names: of the columns [D]; () for their numbers.
+      bins: those in which to count; None for bins of one value each, rounded to 15 binary digits.
 
     Raises:
-      InvalidArgument: they are neither rows of a table nor images.
+      InvalidArgument: they are neither rows of a table nor images, or have other features than `bins`.
     """
     given = np.asarray(features)
     if given.ndim == _TABLE:
-        values, edges = given, _TABLE_EDGES
+        values = given
         names = tuple(names) or tuple(f"column {j}" for j in range(given.shape[1]))
     elif given.ndim == _IMAGES:
         parts = [given[i : i + _AT_ONCE] for i in range(0, max(len(given), 1), _AT_ONCE)]
-        values, edges = np.concatenate([_brightness_and_contrast(part) for part in parts]), _IMAGE_EDGES
+        values = np.concatenate([_brightness_and_contrast(part) for part in parts])
         channels = range(given.shape[3])
         kinds = ("brightness", "contrast")
         names = tuple(f"{kind}, channel {c}" if len(channels) > 1 else kind for kind in kinds for c in channels)
     else:
         raise InvalidArgument(f"features have shape {given.shape}, but must be rows [n, D] or images [n, H, W, C].")
-    bins = np.searchsorted(edges, values, side="right")
-    counts = np.stack([np.bincount(bins[:, j], minlength=len(edges) + 1) for j in range(bins.shape[1])])
-    return Histograms(names, edges, counts)
+    if bins is None:
+        return Histograms(names, tuple(Counts(*np.unique(_rounded(x), return_counts=True)) for x in values.T))
+    if bins.names != names:
+        raise InvalidArgument("The histograms are of different features: compare examples of one form.")
+    places = (np.searchsorted(own.lower[1:], x, side="right") for own, x in zip(bins.counts, values.T))
+    counts = (np.bincount(x, minlength=len(own.lower)) for own, x in zip(bins.counts, places))
+    return Histograms(names, tuple(own._replace(counts=x) for own, x in zip(bins.counts, counts)))
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Return numbers rounded to `_BITS` bits of their significands; 0 stays 0."""
+    significands, exponents = np.frexp(values.astype(np.float64))
+    rounded: np.ndarray = np.ldexp(np.rint(np.ldexp(significands, _BITS)), exponents - _BITS) + 0.0
+    return rounded
 
 
 def _brightness_and_contrast(images: np.ndarray) -> np.ndarray:
@@ -90,15 +112,60 @@ def _brightness_and_contrast(images: np.ndarray) -> np.ndarray:
     return np.concatenate([scaled.mean((1, 2)), 2 * scaled.std((1, 2))], 1)
 
 
-def add_histograms(a: Histograms, b: Histograms) -> Histograms:
-    """Add the counts of two clients.
+def add_histograms(*histograms: Histograms) -> Histograms:
+    """Add the counts of clients: equal to the histograms of all their examples together.
 
     Raises:
       InvalidArgument: they are of different features.
     """
-    if a.names != b.names or not np.array_equal(a.edges, b.edges):
+    names = histograms[0].names
+    if any(x.names != names for x in histograms):
         raise InvalidArgument("The histograms are of different features: compare examples of one form.")
-    return a._replace(counts=a.counts + b.counts)
+    return Histograms(names, tuple(_added(x) for x in zip(*(x.counts for x in histograms))))
+
+
+def _added(parts: Sequence[Counts]) -> Counts:
+    lower, places = np.unique(np.concatenate([x.lower for x in parts]), return_inverse=True)
+    counts = np.bincount(places, np.concatenate([x.counts for x in parts]), len(lower))
+    return Counts(lower, counts.astype(np.int64))
+
+
+def coarsen(histograms: Histograms) -> Histograms:
+    """Merge neighbouring bins into about 64 with equal counts, and finer ones at both ends.
+
+    The ends of the bins lie halfway between the values of neighbouring bins, so that rounding decides about no value.
+    """
+    merged = []
+    for lower, counts in histograms.counts:
+        first = _starts(counts, _FINE)
+        between = (lower[first[1:] - 1] + lower[first[1:]]) / 2
+        merged.append(Counts(np.append(lower[:1], between), np.add.reduceat(counts, first)))
+    return histograms._replace(counts=tuple(merged))
+
+
+def _starts(counts: np.ndarray, most: float, least: float = 1.0) -> np.ndarray:
+    """Return the first of the neighbouring bins that are merged into each bin.
+
+    A bin with c of M examples below it is complete with max(least, min(M / most, c, (M - c) / 2)): bins have equal
+    counts in the middle, and halve their counts step by step towards both ends.
+
+    Args:
+      counts: of the bins [B].
+      most: about the number of merged bins; infinity for no other bound than `least`.
+      least: the smallest count of a merged bin.
+    """
+    up_to = np.cumsum(counts)
+    total, starts, below = up_to[-1], [0], 0
+    while True:
+        size = max(least, min(total / most, below, (total - below) / 2))
+        last = int(np.searchsorted(up_to, below + size))
+        if last >= len(counts) or up_to[last] == total:
+            break
+        starts.append(last + 1)
+        below = up_to[last]
+    if len(starts) > 1 and total - below < least:
+        starts.pop()
+    return np.array(starts)
 
 
 def count_between(reference: Any, new: Any, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -110,12 +177,18 @@ def count_between(reference: Any, new: Any, bins: int = 10) -> tuple[np.ndarray,
 
 
 def homogeneity(
-    reference: np.ndarray, new: np.ndarray, *, ordered: bool = True, resolution: float = 1e-4
+    reference: Union[np.ndarray, Counts],
+    new: Union[np.ndarray, Counts],
+    *,
+    ordered: bool = True,
+    resolution: float = 1e-4,
 ) -> tuple[float, float]:
     """Compare two samples by their counts: total variation distance, and p-value.
 
     With `FEW` examples or more in both samples the p-value is that of the chi-square test. Neighbouring bins are merged
-    until each has `LEAST_EXPECTED` expected examples in both samples; the p-value is 1 where one bin is left.
+    until each has `LEAST_EXPECTED` expected examples in both samples; the p-value is 1 where one bin is left. Bins of a
+    number are merged further, by the counts of both samples together, to about 16 of equal counts with finer ones at
+    both ends: bins are where the examples are, on whatever scale.
 
     With fewer examples in a sample it is that of a permutation test, which holds for any number of examples. Of n of
     the M examples of both samples, l_j in bin j, with shares H_j of all and G_j of the n up to the middle of bin j,
@@ -127,38 +200,45 @@ def homogeneity(
     estimated from random draws, until 50 are as extreme as the data: p = 50 / (their number), else (1 + k) / (1 + B).
 
     Args:
-      reference, new: counts of the bins [B].
+      reference, new: counts of the same bins [B], or of one feature (`feature_histograms`).
       ordered: the bins are those of a number; False for classes.
       resolution: the p-value that matters; five times its inverse are the most draws, B, but at most a million.
 
     Sources: Pearson 1900; Cochran 1954 for the merging; Scholz and Stephens 1987, eq. 7, for the first A; Besag and
     Clifford 1991 for the number of draws.
     """
-    counts = np.stack([reference, new]).astype(np.int64)
+    counts = _aligned(reference, new).astype(np.int64)
     totals = counts.sum(1)
-    distance = 0.5 * float(np.abs(counts[0] / totals[0] - counts[1] / totals[1]).sum())
-    p_value = _permuted(counts, ordered, resolution) if totals.min() < FEW else _chi_square(counts.astype(np.float64))
-    return distance, p_value
+    coarse = _merged(counts, _COARSE) if ordered else counts
+    distance = 0.5 * float(np.abs(coarse[0] / totals[0] - coarse[1] / totals[1]).sum())
+    if totals.min() < FEW:
+        return distance, _permuted(_merged(counts, _FINE) if ordered else counts, ordered, resolution)
+    least = LEAST_EXPECTED * totals.sum() / totals.min()
+    return distance, _chi_square(_merged(counts, _COARSE if ordered else np.inf, least))
+
+
+def _aligned(reference: Union[np.ndarray, Counts], new: Union[np.ndarray, Counts]) -> np.ndarray:
+    """Return counts of two samples in the same bins [2, B]."""
+    if not isinstance(reference, Counts) or not isinstance(new, Counts):
+        return np.stack([np.asarray(reference), np.asarray(new)])
+    lower = np.union1d(reference.lower, new.lower)
+    counts = np.zeros((2, len(lower)))
+    for row, own in zip(counts, (reference, new)):
+        row[np.searchsorted(lower, own.lower)] = own.counts
+    return counts
+
+
+def _merged(counts: np.ndarray, most: float, least: float = 1.0) -> np.ndarray:
+    """Return the counts of merged bins (`_starts`) of two samples [2, B]."""
+    merged: np.ndarray = np.add.reduceat(counts, _starts(counts.sum(0), most, least), 1)
+    return merged
 
 
 def _chi_square(counts: np.ndarray) -> float:
-    """Return the p-value of the chi-square test of merged bins [2, B]."""
+    """Return the p-value of the chi-square test of bins [2, B]; 1 for one bin."""
     from scipy import stats
 
-    totals = counts.sum(1)
-    least = LEAST_EXPECTED * totals.sum() / totals.min()
-    merged: list[np.ndarray] = []
-    for column in counts.T:
-        if merged and merged[-1].sum() < least:
-            merged[-1] = merged[-1] + column
-        else:
-            merged.append(column)
-    if len(merged) > 1 and merged[-1].sum() < least:
-        last = merged.pop()
-        merged[-1] = merged[-1] + last
-    if len(merged) < 2:
-        return 1.0
-    return float(stats.chi2_contingency(np.stack(merged, 1), correction=False).pvalue)
+    return float(stats.chi2_contingency(counts, correction=False).pvalue) if counts.shape[1] > 1 else 1.0
 
 
 def _permuted(counts: np.ndarray, ordered: bool, resolution: float) -> float:

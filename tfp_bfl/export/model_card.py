@@ -192,6 +192,7 @@ def _rows(info: Info) -> str:
         levels = [_cell(x) for x in feature.levels[:_MOST_LEVELS]]
         more = [f"{len(feature.levels) - _MOST_LEVELS} more"] if len(feature.levels) > _MOST_LEVELS else []
         cells = ", ".join([*levels, *more]) if feature.is_text else _UNITS[feature.kind].format(unit=feature.unit)
+        cells += f" in {_cell(feature.sign)}" if feature.sign else ""
         lines.append(f"| {_cell(feature.name)} | `{names[feature.name].name}` | {cells} |")
     return "\n\n" + "\n".join(
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import EMPTY, Feature
-from tfp_bfl.data.names import CATEGORY_RULES
+from tfp_bfl.data.names import CATEGORY_RULES, compositions
 
 # The function and the signature that accept them.
 NAME = "predict_rows"
@@ -54,8 +55,9 @@ def encoder(
     Args:
       features: of the model.
       columns: (name, mean, standard deviation) of each of the D columns of all features.
-      has_rules: text becomes a category by `data.cells.CATEGORY_RULES`. TensorFlow Lite has no operation for these:
-        False for a graph that compares text with each of the `spellings` of a level.
+      has_rules: text becomes a category by `data.names.CATEGORY_RULES`, and its letters are composed as those of the
+        levels. TensorFlow Lite has no operation for these: False for a graph that compares text with each of the
+        `spellings` of a level.
     """
     means = np.array([column[1] for column in columns], np.float32)
 
@@ -64,7 +66,7 @@ def encoder(
         for feature in features:
             cells = tf.reshape(rows[feature.name], [-1, 1])
             if feature.is_text and has_rules:
-                for pattern, replacement in CATEGORY_RULES:
+                for pattern, replacement in (*CATEGORY_RULES, *compositions(feature.levels)):
                     cells = tf.strings.regex_replace(cells, pattern, replacement)
             width = len(feature.columns) - feature.has_missing
             mean = means[np.newaxis, start : start + width]
@@ -80,15 +82,15 @@ def encoder(
 
 
 def spellings(category: str) -> list[str]:
-    """Return texts that name a category (`data.cells.as_category`), the most frequent ones.
+    """Return texts that name a category (`data.names.as_category`), the most frequent ones.
 
-    They have up to `MOST_SPACES` spaces before and after, or a tab or the end of a line. A number has up to three zeros
-    more after the point, a plus sign, or no zero before the point.
+    Letters are composed or decomposed (NFC, NFD). Up to `MOST_SPACES` spaces are before and after, or a tab or the end
+    of a line. A number has up to three zeros more after the point, a plus sign, or no zero before the point.
 
     Args:
       category: without spaces around it.
     """
-    forms = [category]
+    forms = [category, unicodedata.normalize("NFD", category)]
     if _PLAIN_NUMBER.fullmatch(category):
         zeros = [f"{category}{'' if '.' in category else '.'}{'0' * k}" for k in range(4)]
         short = [re.sub(r"^(-?)0\.", r"\1.", form) for form in zeros if "." in category]

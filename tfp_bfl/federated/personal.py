@@ -65,7 +65,8 @@ def evaluate_clients(
     a personal method has its rule for them. For fair comparisons all methods get the same adaptation, such as one step
     on a batch of 64:
 
-        one_step = bfl.clients.variational(model_fn, batch_size=64, inference="backprop", learning_rate=0.02,
+        one_step = bfl.clients.variational(model_fn, local_epochs=1, batch_size=64, inference="backprop",
+                                           learning_rate=0.02,
                                            optimizer_fn=lambda: tf.keras.optimizers.SGD(global_clipnorm=5.0))
         evaluate = lambda model, features, labels: bfl.evaluation.evaluate(model, features, labels).metrics
         scores = evaluate_clients(process, result, train, test, evaluate, adaptation=one_step, most_examples=64)

@@ -47,7 +47,7 @@ def pretrain(
     round, so that the optimizer's state starts anew with it.
 
     Args:
-      process: its rounds are epochs, with any rule that leaves a single client as it is, such as
+      process: its rounds are epochs (with local_epochs=1), with any rule that leaves a single client as it is, such as
         `tfp_bfl.rules.naive_weighted_average()`.
       server: one client, the server's share (`tfp_bfl.data.Clients.set_aside`).
       evaluate: model -> metrics with "accuracy", on data that are not trained on.

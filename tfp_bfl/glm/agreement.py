@@ -18,7 +18,9 @@ import numpy as np
 
 from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, ROWS, is_blank, read_columns, texts
 from tfp_bfl.data.columns import Troubles
-from tfp_bfl.data.names import natural
+from tfp_bfl.data.names import as_names, canonical, natural
+from tfp_bfl.data.signs import doubts
+from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.glm import design
 from tfp_bfl.glm.design import Outcome
@@ -28,7 +30,9 @@ from tfp_bfl.glm.sums import pack, unpack
 
 NUMBER, CATEGORY, EMPTY, DATE = ("number", "category", "empty", "date")
 KINDS = (NUMBER, CATEGORY, EMPTY, DATE, *COUNTERS)
-_IN_WORDS = {NUMBER: "numbers", CATEGORY: "text", DATE: "dates"}
+_IN_WORDS = {NUMBER: "numbers", DATE: "dates", CATEGORY: "text"}
+# Of numbers with a sign beside them, after which the kind has the sign: "number in %".
+SIGNED = f"{NUMBER} in "
 
 
 class Column(NamedTuple):
@@ -36,7 +40,7 @@ class Column(NamedTuple):
 
     Fields:
       name: of the column.
-      kind: one of `KINDS`.
+      kind: one of `KINDS`, or `SIGNED` with the sign.
       levels: of a category, in natural order; the first one is the reference.
     """
 
@@ -47,7 +51,7 @@ class Column(NamedTuple):
     @property
     def names(self) -> list[str]:
         """The names of its columns in the design."""
-        return [self.name] if self.kind in (NUMBER, DATE) else [f"{self.name}[{level}]" for level in self.levels[1:]]
+        return [f"{self.name}[{level}]" for level in self.levels[1:]] if self.kind == CATEGORY else [self.name]
 
 
 class Plan(NamedTuple):
@@ -114,13 +118,15 @@ def describe(
     Raises:
       InvalidArgument: a column of the outcome is missing, or a column is not fit for a model.
     """
+    table, outcome = with_canonical_names(table, where), outcome.in_one_form()
+    only, drop, categorical = as_names(only), as_names(drop), as_names(categorical)
     reserved = [x for x in (outcome.column, outcome.event, outcome.exposure) if x]
     for name in reserved:
         lookup(dict.fromkeys(table.column_names), name, "column", f"in {where}")
     event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     used = np.ones(table.num_rows, bool)
     for name in reserved:
-        used &= texts(table[name]) != "" if name == event else np.isfinite(design.numbers(table, name, where))
+        used &= texts(table[name]) != "" if name == event else np.isfinite(design.numbers(table, name, where, sign=""))
     columns = [
         _describe(table, name, used, name in categorical, name in only, where, date_unit)
         for name in table.column_names
@@ -147,7 +153,8 @@ def _describe(
         return Column(name, DATE)
     values = design.categories(cells)
     if values is None:
-        return Column(name, NUMBER if is_chosen else cells.counter or NUMBER)
+        kind = SIGNED + cells.sign if cells.sign else NUMBER
+        return Column(name, kind if is_chosen else cells.counter or kind)
     levels = sorted(set(values[used].tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS:
         raise InvalidArgument(
@@ -197,7 +204,8 @@ def agree(
         kinds = {NUMBER if kind in COUNTERS else kind: site for site, kind in filled.items()}
         absent = [site for site in of_sites if site not in found or found[site].kind == EMPTY]
         if len(kinds) > 1:
-            first, second = [f"{_IN_WORDS[x]} at {kinds[x]}" for x in (NUMBER, DATE, CATEGORY) if x in kinds][:2]
+            in_order = [*(x for x in _IN_WORDS if x in kinds), *sorted({*kinds} - {*_IN_WORDS})]
+            first, second = [f"{_IN_WORDS.get(x, x.replace(NUMBER, 'numbers'))} at {kinds[x]}" for x in in_order][:2]
             raise InvalidArgument(
                 f"The column {shown(name)} holds {first} and {second}: correct the cells that are no numbers, name it "
                 "with --categorical, or leave it out with --drop."
@@ -211,10 +219,11 @@ def agree(
         if len(levels) == 1:
             raise InvalidArgument(f"The column {shown(name)} is {shown(levels[0])} at all sites: --drop it.")
         columns.append(Column(name, next(iter(kinds)), tuple(levels)))
+        notes += doubts(np.array(levels, object), name)
     if not columns:
         raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)
-    event, events = outcome.event or outcome.column, outcome.event_values[:0]
+    event, events = canonical(outcome.event or outcome.column), outcome.event_values[:0]
     if values:
         events = design.find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
         notes.insert(0, f"Event: {event} = {', '.join(events)}.")
@@ -236,9 +245,10 @@ class Cells:
     """
 
     def __init__(self, table: Any, outcome: Outcome, plan: Plan, missing: str, where: str):
+        table, outcome = with_canonical_names(table, where), outcome.in_one_form()
         self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
         self._values = self._read_outcome(table)
-        self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None
+        self._exposure = design.numbers(table, outcome.exposure, where, sign="") if outcome.exposure else None
         used = design.are_filled(self._values, self._exposure)
         blocks = [_block(table, column, where, plan.date_unit)[used] for column in plan.columns]
         self._features = np.concatenate(blocks, 1)
@@ -287,8 +297,9 @@ class Cells:
     def _read_outcome(self, table: Any) -> np.ndarray:
         of, where = self._outcome, self._where
         if of.family == "cox":
-            return np.stack([design.numbers(table, of.column, where), self._events(table, of.event)], 1)
-        return self._events(table, of.column) if of.family == "bernoulli" else design.numbers(table, of.column, where)
+            return np.stack([design.numbers(table, of.column, where, sign=""), self._events(table, of.event)], 1)
+        is_event = of.family == "bernoulli"
+        return self._events(table, of.column) if is_event else design.numbers(table, of.column, where, sign="")
 
     def _events(self, table: Any, name: Optional[str]) -> np.ndarray:
         cells = texts(table[str(name)])
@@ -335,8 +346,9 @@ def _block(table: Any, column: Column, where: str, date_unit: Optional[str]) -> 
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)
-    if column.kind in (NUMBER, DATE):
-        return design.numbers(table, column.name, where, column.kind, date_unit)[:, np.newaxis]
+    if column.kind != CATEGORY:
+        kind, sign = (DATE, None) if column.kind == DATE else (NUMBER, column.kind.partition(SIGNED)[2])
+        return design.numbers(table, column.name, where, kind, date_unit, sign)[:, np.newaxis]
     cells = texts(table[column.name])
     block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
     block[~np.isin(cells, column.levels)] = np.nan

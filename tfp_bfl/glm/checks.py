@@ -17,6 +17,8 @@ from tfp_bfl.glm.sums import Sums
 # Below this share of the largest, a diagonal of the pivoted factor is rounding.
 _RANK_TOLERANCE = 1e-11
 _MIN_EVENTS_PER_COEFFICIENT = 10
+# Of Pearson's statistic above its mean.
+_DEVIATIONS = 3.0
 # Of sums in fixed point, relative to them.
 _MOST_ROUNDING = 1e-6
 ADVICE = "or give a prior: prior_stddev=2.5, or --prior-stddev 2.5"
@@ -116,4 +118,32 @@ def few_events(sums: Sums, family: Family, num_coefficients: int) -> list[str]:
     return [
         f"There are {limit:g} {what} for {num_coefficients} coefficients, fewer than "
         f"{_MIN_EVENTS_PER_COEFFICIENT} for each: the normal approximation may be poor."
+    ]
+
+
+def misfit(sums: Sums, num_coefficients: int) -> list[str]:
+    """Return a warning where counts vary more than a Poisson distribution with the fitted means.
+
+    With Pearson's statistic X = sum_i (y_i - mu_i)^2 / mu_i and df = N - p, the warning is issued for
+
+        X / df > 1 + 3 sqrt(2 N + sum_i 1 / mu_i) / df
+
+    that is, 3 standard deviations of X above its mean: 1 + 3 sqrt(2 / df) for large means.
+
+    Args:
+      sums: of all rows at the maximum; of counts alone they have Pearson's statistic.
+      num_coefficients: p.
+
+    Source: McCullagh & Nelder 1989, section 4.5.
+    """
+    degrees = sums.num_rows - num_coefficients
+    statistic, inverse_means = sums.pearson
+    if degrees <= 0 or statistic <= degrees + _DEVIATIONS * math.sqrt(max(2 * sums.num_rows + inverse_means, 0.0)):
+        return []
+    ratio = statistic / degrees
+    return [
+        f"The counts vary more than a Poisson distribution with these means: Pearson's statistic is {ratio:.3g} per "
+        f"degree of freedom (1 if the model fits; {degrees:g} degrees of freedom). The standard deviations are too "
+        f"small, by a factor of {math.sqrt(ratio):.2g} if the excess is the same in all rows (quasi-Poisson); if "
+        'clients differ, give random effects (--random "(intercept)").'
     ]

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tfp_bfl.data.cells import MOST_LEVELS
+from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.glm.agreement import CATEGORY, KINDS
+from tfp_bfl.glm.agreement import CATEGORY, KINDS, SIGNED
 
 # Of the description of a table: columns, with one for each level of text, and characters of a name or level.
 MOST_COLUMNS, _MOST_CHARACTERS = 2000, 10_000
@@ -45,10 +46,13 @@ def check_description(site: str, summary: Any, left_out: Collection[str] = (), o
 def _are_texts(x: Any) -> bool:
     """Return whether this is a list of different texts, as a table can hold."""
     is_text = lambda y: isinstance(y, str) and len(y) <= _MOST_CHARACTERS and y == y.encode(errors="ignore").decode()
-    return isinstance(x, list) and len(x) <= MOST_LEVELS and all(map(is_text, x)) and len({*x}) == len(x)
+    return isinstance(x, list) and len(x) <= MOST_LEVELS and all(map(is_text, x)) and len({*as_names(x)}) == len(x)
 
 
 def _is_column(x: Any) -> bool:
-    if not isinstance(x, list) or len(x) != 3 or x[1] not in KINDS:
+    if not isinstance(x, list) or len(x) != 3 or not isinstance(x[1], str):
+        return False
+    sign = x[1].partition(SIGNED)[2]
+    if x[1] not in KINDS and not (x[1] == SIGNED + sign and len(sign) == 1 and sign.isprintable()):
         return False
     return _are_texts(x[:1]) and _are_texts(x[2]) and bool(x[2]) == (x[1] == CATEGORY)

@@ -11,7 +11,7 @@ import numpy as np
 from tfp_bfl import files
 from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as, read_columns, texts
 from tfp_bfl.data.columns import Troubles, decoded
-from tfp_bfl.data.names import as_category, as_names, client_names, natural, value
+from tfp_bfl.data.names import as_category, as_names, canonical, client_names, natural, value
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -60,6 +60,16 @@ class Outcome(NamedTuple):
     event_values: Sequence[str] = ()
     exposure: Optional[str] = None
 
+    @property
+    def of_numbers(self) -> list[str]:
+        """The columns that hold numbers."""
+        return [x for x in (None if self.family == "bernoulli" else self.column, self.exposure) if x is not None]
+
+    def in_one_form(self) -> Outcome:
+        """Return the outcome with `data.names.canonical` names."""
+        form = lambda name: None if name is None else canonical(name)
+        return self._replace(column=canonical(self.column), event=form(self.event), exposure=form(self.exposure))
+
 
 def read_design(
     path: Union[str, pathlib.Path, Any],
@@ -96,6 +106,7 @@ def read_design(
     lookup(MISSING, missing, "way with empty cells")
     where = "the table" if is_table(path) else files.name(pathlib.Path(path))
     only, drop, categorical = as_names(only), as_names(drop), as_names(categorical)
+    outcome, client_column = outcome.in_one_form(), canonical(client_column) if client_column else None
     text = [name for name in (client_column, *categorical) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
     reserved = _reserved(outcome, client_column)
@@ -115,11 +126,14 @@ def read_design(
     keep = are_filled(values, exposure) & (owners != "")
     left_out = _note(int(np.sum(~keep)), "without an outcome, a client or an exposure")
     notes = [*_event_note(table, outcome, where), *of_clients, *left_out]
+    for name in outcome.of_numbers:
+        numbers(table, name, where, notes=notes)
     blocks, names, complete, columns = [], [], np.ones(table.num_rows, bool), []
     patterns: dict[bytes, str] = {}
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
     troubles.check()
+    notes += troubles.notes
     for cells in read:
         name = cells.name
         if name not in only and cells.counts_rows:
@@ -235,11 +249,31 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
-def numbers(table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None) -> np.ndarray:
-    """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell."""
+def numbers(
+    table: Any,
+    name: str,
+    where: str,
+    kind: str = "number",
+    date_unit: Optional[str] = None,
+    sign: Optional[str] = None,
+    notes: Optional[list[str]] = None,
+) -> np.ndarray:
+    """Return a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
+
+    Args:
+      table: a pyarrow Table.
+      name, kind: of the column.
+      where: the name of the table, for errors.
+      date_unit: of dates.
+      sign: that the numbers must have beside them; None for any.
+      notes: gets sentences on its cells.
+    """
     troubles = Troubles(where, f"name a column of {kind}s")
-    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names)
+    signs = {} if sign is None else {name: sign}
+    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names, signs=signs)
     troubles.check()
+    if notes is not None:
+        notes += troubles.notes
     return cells.values
 
 

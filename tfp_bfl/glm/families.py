@@ -39,6 +39,7 @@ class Family(NamedTuple):
       events: outcome -> the number of events, a sum over rows.
       limit: (rows, events) -> the number that limits how many coefficients can be estimated.
       ratio: the name of exp(coefficient); None where it has none.
+      is_count: whether outcomes are counts with the variance of their mean, which `checks.misfit` tests.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Family(NamedTuple):
     events: Callable[[Array], float]
     limit: Callable[[float, float], float]
     ratio: Optional[str]
+    is_count: bool = False
 
 
 def _gaussian(eta: Array, outcome: Array) -> Terms:
@@ -104,5 +106,6 @@ FAMILIES = {
         events=np.sum,
         limit=lambda count, events: events,
         ratio="rate ratio",
+        is_count=True,
     ),
 }

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm import work
-from tfp_bfl.glm.checks import check_determined, check_resolution, few_events
+from tfp_bfl.glm.checks import check_determined, check_resolution, few_events, misfit
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
@@ -140,7 +140,11 @@ def fit_federation(
         maximum.messages,
         sums.log_likelihood,
         precision,
-        warnings=[*few_events(sums, of.family, len(precision)), *of.warnings(maximum.coefficients)],
+        warnings=[
+            *few_events(sums, of.family, len(precision)),
+            *misfit(sums, len(precision)),
+            *of.warnings(maximum.coefficients),
+        ],
         sums=None if family == "cox" else sums,
         sums_at=None if family == "cox" else maximum.sums_at,
     )

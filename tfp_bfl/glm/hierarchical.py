@@ -8,6 +8,7 @@ from typing import Optional
 
 import numpy as np
 
+from tfp_bfl.data.names import canonical
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, Layout, client_sums
@@ -313,7 +314,9 @@ def _layout(names: Sequence[str], random: Sequence[str], family: str, num_client
             f"random must be a list of one to {_MOST_RANDOM} different names, such as ['{INTERCEPT}']."
         )
     places = {name: number for number, name in enumerate(names)}
-    return Layout(len(names), tuple(lookup(places, name, "coefficient") for name in random), family == "gaussian")
+    return Layout(
+        len(names), tuple(lookup(places, canonical(name), "coefficient") for name in random), family == "gaussian"
+    )
 
 
 def _start(pooled: Posterior, layout: Layout, units: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.columns import decoded
-from tfp_bfl.data.names import as_names
+from tfp_bfl.data.names import as_names, canonical
 from tfp_bfl.data.names import client_names as names_of_clients
 from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument
@@ -17,7 +17,7 @@ from tfp_bfl.files import name as path_name
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.glm.agreement import CATEGORY, Cells, Encoding, Plan, agree, describe, encode, settle
-from tfp_bfl.glm.design import Outcome, has_outcome
+from tfp_bfl.glm.design import Outcome, has_outcome, numbers
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import quantile
@@ -68,11 +68,14 @@ def columns_of(
     Raises:
       InvalidArgument: as of `design.read_design`.
     """
-    where, categorical = path_name(path), as_names(categorical)
+    where, categorical, outcome = path_name(path), as_names(categorical), outcome.in_one_form()
+    client_column = canonical(client_column or "")
     table = read_table(path, separator, text=[name for name in (client_column, *categorical) if name])
     left = has_outcome(table, outcome, where)
     if client_column:
         left &= _owners(table, client_column) != ""
+    for name in outcome.of_numbers:  # Sites have no sign beside outcomes.
+        table = table.set_column(table.column_names.index(name), name, [numbers(table, name, where)])
     # In the order of the fit, which is that of `only`.
     of_outcome = [name for name in (outcome.column, outcome.event, outcome.exposure) if name]
     table = table.select([*of_outcome, *used]).filter(left.tolist())
@@ -104,8 +107,10 @@ def read_rows(
     where = path_name(path)
     text = [column.name for column in columns.plan.columns if column.kind == CATEGORY]
     table = read_table(path, separator, text=[name for name in (client_column, *text) if name])
-    has_client = client_column in table.column_names
-    owners = _owners(table, str(client_column)) if has_client else np.full(table.num_rows, "", object)
+    client_column = canonical(client_column or "")
+    owners = (
+        _owners(table, client_column) if client_column in table.column_names else np.full(table.num_rows, "", object)
+    )
     if list(columns.encoding.names(columns.plan)) != list(names):
         raise InvalidArgument(
             f"The rows of {where} can't be encoded in the columns of the fit, {', '.join(names[:10])}: leave columns "

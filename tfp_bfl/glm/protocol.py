@@ -23,7 +23,7 @@ from tfp_bfl.glm import cox, effects
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question, answer, answer_length
 from tfp_bfl.glm.rows import INTERCEPT, Rows
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.sums import NO_PEARSON, Sums
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ def count_numbers(family: str, question: Question, size: int) -> int:
       family, question: as of `federation.answer`.
       size: the number of columns of the design.
     """
-    of_sums = lambda p: 1 + p + p * (p + 1) // 2
+    of_sums = lambda p: 1 + p + p * (p + 1) // 2 + len(NO_PEARSON) * (family == "poisson")
     if question.kind in ("risk", TIMES) or (family == "gaussian" and question.kind != "sums"):
         return 0
     if question.kind == "columns":

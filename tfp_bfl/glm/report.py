@@ -12,7 +12,7 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
-from tfp_bfl.glm.checks import check_determined
+from tfp_bfl.glm.checks import check_determined, misfit
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fit import fit
 from tfp_bfl.glm.hierarchical import Hierarchical
@@ -82,6 +82,10 @@ def checks(posterior: Posterior) -> list[tuple[str, str]]:
     if family != "gaussian":
         found = "the prior bounds coefficients that separate" if has_prior else "none: the likelihood has a maximum"
         rows.append(("separation", found))
+    if family == "poisson" and posterior.sums is not None and posterior.count > size:
+        ratio, doubted = posterior.sums.pearson[0] / (posterior.count - size), misfit(posterior.sums, size)
+        found = f"{ratio:.3g} per degree of freedom, {'above 1: see the warnings' if doubted else '1 not rejected'}"
+        rows.append(("Pearson's statistic", found))
     if family == "cox":
         rejected = any("changes with time" in warning for warning in posterior.warnings)
         rows.append(("proportional hazards", "rejected: see the warnings" if rejected else "not rejected"))
@@ -233,6 +237,8 @@ def as_json(result: Result) -> dict[str, Any]:
     if posterior.sums is not None and posterior.sums_at is not None:  # By which clients join and leave.
         record["sums"], record["sums_at"] = pack(*posterior.sums).tolist(), posterior.sums_at.tolist()
         record["given_dispersion"] = posterior.given_dispersion
+        if posterior.family == "poisson":
+            record["pearson_statistic"] = float(posterior.sums.pearson[0])
     if posterior.degrees_of_freedom is not None:
         record["degrees_of_freedom"] = np.asarray(posterior.degrees_of_freedom).tolist()
     if isinstance(result, Hierarchical):

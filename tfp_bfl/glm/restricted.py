@@ -84,7 +84,7 @@ class Restricted(NamedTuple):
         """Return the sums at parameters, and the information on b there and at the shifted ones [1 + m, p, p]."""
         points, size = parameters + np.stack([np.zeros(len(parameters)), *shifts]), len(self.precision)
         numbers = self.federation.total(self.question._replace(kind="restricted", points=points))
-        first = 3 + len(parameters) + len(parameters) ** 2
+        first = Sums.length(len(parameters))
         matrices = numbers[first:].reshape(len(points), size, size)
         return Sums.unpack(numbers[:first], len(parameters)), matrices + np.diag(self.precision)
 

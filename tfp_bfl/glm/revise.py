@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.glm.checks import few_events
+from tfp_bfl.glm.checks import few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fit import gaussian_of_sums
 from tfp_bfl.glm.newton import inverse, solve
@@ -111,7 +111,7 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
         raise InvalidArgument(undetermined) from None
     moved = float(np.sqrt(step @ information @ step))
     mean, family = posterior.sums_at + step, FAMILIES[posterior.family]
-    warnings = few_events(sums, family, len(mean))
+    warnings = [*few_events(sums, family, len(mean)), *misfit(sums, len(mean))]
     if moved > _FAR:
         warnings.append(
             f"The revised maximum is {moved:.2g} posterior standard deviations from the coefficients of the sums: fit "

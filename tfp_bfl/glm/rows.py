@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional, Union
 import numpy as np
 
 from tfp_bfl.data import Clients, Source
-from tfp_bfl.data.names import value
+from tfp_bfl.data.names import canonical, value
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.glm.families import Family
 
@@ -124,7 +124,7 @@ def _outcome(source: Source, family: Optional[Family]) -> np.ndarray:
 def _names(clients: Given, names: Optional[Sequence[str]], width: int) -> list[str]:
     if names is None and isinstance(clients, Clients) and clients.source.columns:
         names = [column.name for column in clients.source.columns]
-    chosen = [f"x{j + 1}" for j in range(width)] if names is None else [str(name) for name in names]
+    chosen = [f"x{j + 1}" for j in range(width)] if names is None else [canonical(str(name)) for name in names]
     if len(chosen) != width:
         raise InvalidArgument(f"names has {len(chosen)} names, but there are {width} features.")
     twice = next((name for name in [INTERCEPT, *chosen] if [INTERCEPT, *chosen].count(name) > 1), None)

@@ -14,6 +14,7 @@ import numpy as np
 from tfp_bfl.glm.effects import Layout
 from tfp_bfl.glm.federation import Federation, Question
 from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.sums import pack
 
 
 class Scaled(NamedTuple):
@@ -54,7 +55,7 @@ class Scaled(NamedTuple):
         """Implement `Federation.total` for questions on random effects."""
         points, d = np.atleast_2d(question.points), self.factors
         numbers = self.federation.total(question._replace(points=points / d))
-        of_sums = np.concatenate([np.ones(3), 1 / d, np.ravel(1 / np.outer(d, d))])
+        of_sums = pack(np.ones(3), 1 / d, 1 / np.outer(d, d), np.ones(2))
         if question.kind == "restricted":
             of_precisions = np.ravel(1 / np.outer(self.units, self.units))
             scales = np.concatenate([of_sums, np.tile(of_precisions, len(points))])

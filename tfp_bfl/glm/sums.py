@@ -9,8 +9,12 @@ from typing import NamedTuple, Union
 
 import numpy as np
 
-from tfp_bfl.glm.families import Family
+from tfp_bfl.glm.families import Family, Terms
 from tfp_bfl.glm.rows import Rows
+
+# Of outcomes whose variance is not tested, and of a row whose mean is next to 0.
+NO_PEARSON = np.zeros(2)
+_MOST_PEARSON = 1e12
 
 
 class Sums(NamedTuple):
@@ -24,6 +28,8 @@ class Sums(NamedTuple):
       log_likelihood: a number.
       gradient: [p].
       information: [p, p].
+      pearson: of counts, Pearson's statistic sum_i (y_i - mu_i)^2 / mu_i and sum_i 1 / mu_i, which its variance needs;
+        0 of other outcomes [2].
     """
 
     num_rows: float
@@ -31,6 +37,7 @@ class Sums(NamedTuple):
     log_likelihood: float
     gradient: np.ndarray
     information: np.ndarray
+    pearson: np.ndarray = NO_PEARSON
 
     def add(self, other: Sums, sign: float = 1.0) -> Sums:
         """Return the sums of both clients, or without the other client for sign = -1."""
@@ -40,13 +47,20 @@ class Sums(NamedTuple):
             self.log_likelihood + sign * other.log_likelihood,
             self.gradient + sign * other.gradient,
             self.information + sign * other.information,
+            self.pearson + sign * other.pearson,
         )
+
+    @staticmethod
+    def length(size: int) -> int:
+        """Return the number of sums for `size` coefficients."""
+        return 5 + size + size**2
 
     @classmethod
     def unpack(cls, numbers: np.ndarray, size: int) -> Sums:
         """Return the sums for `size` coefficients of an array of `pack`."""
-        rows, events, value, gradient, information = unpack(numbers, [(), (), (), (size,), (size, size)])
-        return cls(float(rows), float(events), float(value), gradient, information)
+        shapes = [(), (), (), (size,), (size, size), (2,)]
+        rows, events, value, gradient, information, pearson = unpack(numbers, shapes)
+        return cls(float(rows), float(events), float(value), gradient, information, pearson)
 
 
 def pack(*leaves: Union[float, np.ndarray]) -> np.ndarray:
@@ -74,7 +88,16 @@ def client_sums(rows: Rows, coefficients: np.ndarray, family: Family) -> Sums:
         float(np.sum(terms.log_likelihood)),
         rows.design.T @ terms.score,
         (rows.design.T * terms.weight) @ rows.design,
+        _pearson(terms) if family.is_count else NO_PEARSON,
     )
+
+
+def _pearson(terms: Terms) -> np.ndarray:
+    """Return the sums of a client for Pearson's statistic: the variance of a count is its mean, the weight [2]."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        of_rows = np.stack([terms.score**2 / terms.weight, 1 / terms.weight])
+    total: np.ndarray = np.sum(np.minimum(np.nan_to_num(of_rows, nan=_MOST_PEARSON), _MOST_PEARSON), 1)
+    return total
 
 
 def first_sums(rows: Rows, family: Family) -> Sums:

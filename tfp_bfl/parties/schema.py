@@ -9,7 +9,7 @@ from typing import Any, Union
 import numpy as np
 
 from tfp_bfl.data.encoding import Feature
-from tfp_bfl.data.names import check_distinct, check_spelling, natural
+from tfp_bfl.data.names import canonical, check_distinct, check_spelling, natural
 from tfp_bfl.data.parts import Part
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Source
@@ -166,7 +166,7 @@ def check_description(site: str, summary: Any, bounded: bool = False) -> None:
       InvalidArgument: the description does not have the form of a result of `describe`.
     """
     whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
-    text = lambda x: isinstance(x, str) and x.isprintable() and len(x) <= MOST_CHARACTERS
+    text = lambda x: isinstance(x, str) and x.isprintable() and len(x) <= MOST_CHARACTERS and x == canonical(x)
     fine = lambda c: (
         isinstance(c, (list, tuple))
         and len(c) == 3

@@ -13,8 +13,9 @@ import numpy as np
 
 from tfp_bfl.data.cells import BLANK, COUNTERS, DATE_UNITS, MOST_LEVELS, ROWS, TEXT_KINDS, Cells
 from tfp_bfl.data.encoding import ColumnMessage, Feature, Raw, describe_column, fit_column
-from tfp_bfl.data.names import EMPTY, check_spelling
+from tfp_bfl.data.names import EMPTY, as_names, canonical, check_spelling
 from tfp_bfl.data.schema import Schema
+from tfp_bfl.data.signs import doubts
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -58,7 +59,7 @@ def parse_options(given: object) -> TableOptions:
     if unit is not None:
         lookup(DATE_UNITS, unit, "unit of dates")
     drop, only, categorical = lists
-    return TableOptions(tuple(drop), tuple(only), tuple(categorical), unit)
+    return TableOptions(as_names(drop), as_names(only), as_names(categorical), unit)
 
 
 def describe_table(raw: Raw, options: TableOptions, most_categories: int = MOST_CATEGORIES) -> list[dict[str, Any]]:
@@ -82,7 +83,8 @@ def describe_table(raw: Raw, options: TableOptions, most_categories: int = MOST_
                 "(max_categories)."
             )
         kind = cells.rows_of if cells.rows_of and cells.name not in options.only else cells.kind
-        described.append({"name": cells.name, "kind": kind, "order": list(cells.levels), **message._asdict()})
+        of_cells = {"name": cells.name, "kind": kind, "order": list(cells.levels), "sign": cells.sign}
+        described.append({**of_cells, **message._asdict()})
     return described
 
 
@@ -112,7 +114,7 @@ def check_table(described: Any, num_examples: int, most_magnitude: float, bounde
 
 
 def _is_column(x: Any, num_examples: int, most_magnitude: float) -> bool:
-    if not isinstance(x, Mapping) or set(x) != {"name", "kind", "order", *ColumnMessage._fields}:
+    if not isinstance(x, Mapping) or set(x) != {"name", "kind", "order", "sign", *ColumnMessage._fields}:
         return False
     is_text = x["kind"] in TEXT_KINDS
     whole = lambda n, least: isinstance(n, int) and not isinstance(n, bool) and least <= n <= x["rows"]
@@ -123,6 +125,9 @@ def _is_column(x: Any, num_examples: int, most_magnitude: float) -> bool:
         and isinstance(x["rows"], int)
         and not isinstance(x["rows"], bool)
         and num_examples <= x["rows"] < 2**31
+        and isinstance(x["sign"], str)
+        and len(x["sign"]) <= (x["kind"] in _NUMBERS)
+        and x["sign"].isprintable()
         and whole(x["filled"], 0)
         and isinstance(x["order"], list)
         and bool(x["order"]) == (x["kind"] == "ordinal")
@@ -145,12 +150,12 @@ def _is_column(x: Any, num_examples: int, most_magnitude: float) -> bool:
 
 
 def _is_name(x: object) -> bool:
-    return isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and x.isprintable()
+    return isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and x.isprintable() and x == canonical(x)
 
 
 def _is_level(x: Any) -> bool:
-    """Return whether this is a category as tables have: text in UTF-8 without NUL, not empty, without space around."""
-    is_text = isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and "\0" not in x and x == x.strip()
+    """Return whether this is a category as tables have: `canonical` text in UTF-8 without NUL, not empty."""
+    is_text = isinstance(x, str) and 0 < len(x) <= _MOST_CHARACTERS and "\0" not in x and x == canonical(x)
     return is_text and x not in EMPTY and x == x.encode(errors="ignore").decode()
 
 
@@ -187,6 +192,7 @@ def agree_columns(
         if ROWS in kinds and kinds <= {*COUNTERS, BLANK}:
             continue
         kind, order = _kind(name, found)
+        sign = _sign(name, found)
         messages = [_message(found.get(site), size) for site, size in zip(of_sites, sizes.values())]
         levels = {x for message in messages for x in message.levels}
         if len(levels) > MOST_LEVELS and name not in options.categorical:
@@ -194,12 +200,12 @@ def agree_columns(
                 f"The column {shown(name)} holds {len(levels)} texts at all sites together: leave it out with --drop, "
                 "or give --categorical for categories."
             )
-        feature, own_columns = fit_column(Cells(name, kind, np.zeros(0), order), messages, options.date_unit)
+        feature, own_columns = fit_column(Cells(name, kind, np.zeros(0), order, sign=sign), messages, options.date_unit)
         features.append(feature)
         columns += own_columns
     if not features:
         raise InvalidArgument("The tables of the sites have no columns besides the labels: there is nothing to learn.")
-    is_plain = all(x.kind in _NUMBERS and not x.has_missing for x in features)
+    is_plain = all(x.kind in _NUMBERS and not (x.has_missing or x.unit) for x in features)
     return () if is_plain else tuple(features), tuple(columns)
 
 
@@ -240,6 +246,18 @@ def _kind(name: str, found: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple
     return "number" if len(kinds) > 1 or kinds <= {*COUNTERS} else kinds.pop(), orders.pop()
 
 
+def _sign(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the sign that the numbers of a column have beside them at all sites."""
+    signs = {x["sign"]: site for site, x in found.items() if x["kind"] in _NUMBERS and x["filled"]}
+    if len(signs) > 1:
+        (one, here), (other, where) = list(signs.items())[:2]
+        raise InvalidArgument(
+            f"The numbers of the column {shown(name)} have the sign {shown(one)} beside them at {here} and "
+            f"{shown(other)} at {where}: write them alike, or leave the column out with --drop."
+        )
+    return next(iter(signs), "")
+
+
 def pool_rare(described: Sequence[Mapping[str, Any]], encoding: Collection[Feature]) -> list[dict[str, Any]]:
     """Return a description without the names of rare categories: "" has their number of rows together.
 
@@ -257,16 +275,18 @@ def pool_rare(described: Sequence[Mapping[str, Any]], encoding: Collection[Featu
 
 
 def notes(tables: Mapping[str, Sequence[Mapping[str, Any]]], schema: Schema) -> list[str]:
-    """Return a sentence on each column that counts the rows, which is left out.
+    """Return a sentence on each column that counts the rows, which is left out, and on doubtful categories.
 
     Args:
       tables: as of `agree_columns`.
       schema: of all sites.
     """
     used = {x.name for x in schema.encoding or schema.columns}
+    doubtful = (doubts(np.array(x.levels, object), x.name) for x in schema.encoding if x.is_text)
     counting = dict.fromkeys(x["name"] for own in tables.values() for x in own if x["kind"] == ROWS)
-    return [
+    left_out = [
         f"The column {shown(name)} numbers the rows and is left out: name it with --only to use it."
         for name in counting
         if name not in used
     ]
+    return [*left_out, *(note for each in doubtful for note in each)]

@@ -29,6 +29,8 @@ else:
 HISTOGRAMS = "training_histograms.npz"
 _MOST_BYTES = 2**26
 _MOST_EXAMPLES = 10_000_000
+# Clients with examples that are counted together.
+_AT_ONCE = 1000
 # Of a prediction that is compared; the classes are compared by their shares.
 _OF_CLASSES, _OF_NUMBERS = ("entropy",), ("mean", "stddev")
 # Bins of a score between common quantiles, where the chi-square test needs ten examples in each, and of few examples.
@@ -83,13 +85,17 @@ def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.S
     if len(train.element_shape) not in (1, 3):
         return
     names = [column.name for column in train.columns or ()]
-    each = (
-        bfl.evaluation.feature_histograms(clients.examples(k).features, names)
-        for k in range(clients.num_clients)
-        if clients.sizes[k]
-    )
-    total = functools.reduce(bfl.evaluation.add_histograms, each)
-    arrays = {"names": np.array(total.names, np.str_), "edges": total.edges, "counts": total.counts}
+    held = np.flatnonzero(clients.sizes).tolist()
+    each = [
+        bfl.evaluation.feature_histograms(np.concatenate([clients.examples(k).features for k in part]), names)
+        for part in (held[i : i + _AT_ONCE] for i in range(0, len(held), _AT_ONCE))
+    ]
+    total = bfl.evaluation.drift.coarsen(bfl.evaluation.add_histograms(*each))
+    arrays = {
+        "names": np.array(total.names, np.str_),
+        "bins": np.array([len(x.lower) for x in total.counts]),
+        **{key: np.concatenate([getattr(x, key) for x in total.counts]) for key in ("lower", "counts")},
+    }
     write_arrays(folder / HISTOGRAMS, arrays, compressed=True)
 
 
@@ -136,10 +142,12 @@ def drift(
     features = examples.pixels
     if columns:
         means, stddevs = (np.array([column[i] for column in columns]) for i in (1, 2))
-        features = (features - means) / stddevs
-    new = bfl.evaluation.feature_histograms(features, [column[0] for column in columns])
-    if new.names != training.names or new.counts.shape != training.counts.shape:
-        raise InvalidArgument(f"{name(folder / HISTOGRAMS)} is of other features than the model of the run.")
+        features = ((features - means) / stddevs).astype(np.float32)
+    try:
+        new = bfl.evaluation.feature_histograms(features, [column[0] for column in columns], training)
+    except InvalidArgument:
+        message = f"{name(folder / HISTOGRAMS)} is of other features than the model of the run."
+        raise InvalidArgument(message) from None
     held_out = (folder / HELD_OUT).is_file()
     reference = read_predictions(
         folder / (HELD_OUT if held_out else PREDICTIONS), _MOST_EXAMPLES, int((info.model or {})["num_classes"])
@@ -152,7 +160,7 @@ def drift(
     rows, needed = rows_of(compared, len(features), level)
     which = f"{'held-out' if held_out else 'test'} examples"
     return Report(
-        rows, len(features), int(training.counts[0].sum()), which, examples.failures, level=level, needed=needed
+        rows, len(features), int(training.counts[0].counts.sum()), which, examples.failures, level=level, needed=needed
     )
 
 
@@ -173,7 +181,7 @@ def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str,
 
 def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Histograms) -> list[Comparison]:
     """Return the comparison of each feature."""
-    return [_of_counts(*counts) for counts in zip(new.names, training.counts, new.counts)]
+    return [_of_counts(name, x.counts, y.counts) for name, x, y in zip(new.names, training.counts, new.counts)]
 
 
 def compare_scores(
@@ -262,8 +270,13 @@ def rows_of(
 
 def _read(path: pathlib.Path) -> bfl.evaluation.Histograms:
     arrays = read_arrays(path, "file of histograms", _MOST_BYTES, compressed=True)
-    names, edges, counts = (arrays.get(key, np.zeros(0)) for key in ("names", "edges", "counts"))
-    well = names.dtype.kind == "U" and names.ndim == 1 and counts.dtype.kind == "i" and edges.dtype.kind == "f"
-    if not well or counts.shape != (len(names), len(edges) + 1) or not len(names) or np.any(counts < 0):
+    names, bins, lower, counts = (arrays.get(key, np.zeros(0)) for key in ("names", "bins", "lower", "counts"))
+    well = names.dtype.kind == "U" and names.ndim == bins.ndim == lower.ndim == counts.ndim == 1 and len(names) > 0
+    well = well and bins.dtype.kind == counts.dtype.kind == "i" and lower.dtype.kind == "f"
+    if not well or np.any(bins < 1) or np.any(counts < 0) or not len(names) == len(bins):
         raise InvalidArgument(f"{name(path)} is not a run's file of histograms.")
-    return bfl.evaluation.Histograms(tuple(names.tolist()), edges, counts)
+    if not len(lower) == len(counts) == bins.sum():
+        raise InvalidArgument(f"{name(path)} is not a run's file of histograms.")
+    ends = np.cumsum(bins)[:-1]
+    parts = zip(np.split(lower, ends), np.split(counts, ends))
+    return bfl.evaluation.Histograms(tuple(names.tolist()), tuple(bfl.evaluation.drift.Counts(*x) for x in parts))

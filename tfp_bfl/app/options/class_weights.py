@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.data.names import canonical
 from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.files.tables import to_csv
 
@@ -62,7 +63,8 @@ def _by_name(text: str, names: list[str]) -> dict[str, float]:
     weights, given = dict.fromkeys(names, 1.0), set[str]()
     for pair in next(csv.reader([text])):
         name, equals, number = pair.rpartition("=")
-        if not equals or name.strip() not in weights:
+        name = canonical(name)
+        if not equals or name not in weights:
             raise InvalidArgument(
                 f"class_weight has {shown(pair)}, but must be {BALANCED}, or CLASS=WEIGHT of the classes "
                 f"{', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
@@ -71,7 +73,6 @@ def _by_name(text: str, names: list[str]) -> dict[str, float]:
             weight = float(number)
         except ValueError:
             raise InvalidArgument(f"class_weight has {shown(pair)}, but {shown(number)} is no number.") from None
-        name = name.strip()
         if name in given:
             raise InvalidArgument(f"class_weight has the class {shown(name)} twice: give each class one weight.")
         given.add(name)

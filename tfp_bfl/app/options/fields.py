@@ -12,6 +12,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import choices, class_weights
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import NoTruthAsNumber
+from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_delta, check_noise
 
 INT32_MAX = 2**31 - 1
@@ -108,7 +109,7 @@ class Options(NoTruthAsNumber):
 class Training(Options):
     """Clients train the model."""
 
-    local_epochs: Count = option(5, "Number of epochs of a client in each round.")
+    local_epochs: Count = option(LOCAL_EPOCHS, "Number of epochs of a client in each round.")
     learning_rate: Optional[Positive] = option(None, "Learning rate of the clients; by default that of the inference.")
     class_weight: Optional[str] = option(
         None,

@@ -6,12 +6,14 @@ from typing import Callable, Optional
 
 import click
 
+from tfp_bfl.data.names import as_names
+
 FAMILIES = ("gaussian", "bernoulli", "poisson", "cox")
 
 
 def names_of(text: Optional[str]) -> list[str]:
     """Return the names in a list separated by commas."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+    return [name for name in as_names((text or "").split(",")) if name]
 
 
 def model_options(function: Callable[..., None]) -> Callable[..., None]:

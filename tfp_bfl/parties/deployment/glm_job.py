@@ -9,6 +9,7 @@ import numpy as np
 import pydantic
 
 from tfp_bfl.data.cells import DATE_UNITS
+from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.agreement import Encoding, Plan
 from tfp_bfl.glm.design import MISSING, Outcome
@@ -74,10 +75,12 @@ class GlmJob(pydantic.BaseModel):
     level: float = 0.95
     revise: Optional[Revision] = None
 
+    _names = pydantic.field_validator("only", "drop", "categorical", "random")(lambda names: list(as_names(names)))
+
     @property
     def columns(self) -> Outcome:
         """The columns of the outcome."""
-        return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure)
+        return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure).in_one_form()
 
 
 def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -> GlmJob:

@@ -81,7 +81,7 @@ def serve_glm(
     refused |= reasons
     for site in sorted(described):
         try:
-            reserved = (job.outcome, job.event, job.exposure, *job.drop)
+            reserved = (job.columns.column, job.columns.event, job.columns.exposure, *job.drop)
             check_description(site, described[site], [name for name in reserved if name], job.only)
         except InvalidArgument as error:
             refused[site] = str(error)

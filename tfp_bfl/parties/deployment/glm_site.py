@@ -15,6 +15,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.data.names import as_names
 from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
@@ -298,7 +299,8 @@ class GlmSite:
         if path.suffix.lower() not in _TABLES:
             raise InvalidArgument(f"{where} is no table, but a linear model requires one: {', '.join(_TABLES)}.")
         table = read_table(path, file.separator, text=text)
-        unknown = next((name for name in file.drop if name not in table.column_names), None)
+        drop = as_names(file.drop)
+        unknown = next((name for name in drop if name not in table.column_names), None)
         if unknown is not None:
             raise InvalidArgument(f"{where} has no column {shown(unknown)}, which its file drops.")
-        return table.drop_columns(file.drop), where
+        return table.drop_columns(list(drop)), where

@@ -19,9 +19,10 @@ from tfp_bfl.parties.deployment.glm_job import CELLS, Answered, to_arrays
 from tfp_bfl.parties.deployment.traffic import Counted
 from tfp_bfl.parties.masks import KEY_BYTES
 
-# Answers that are not finite, each of which halves a step, after which their sites are left out.
-_MOST_IN_A_ROW = 8
 Forms = Mapping[str, tuple[type, tuple[int, ...]]]
+# A site whose answers are not finite for more questions in a row leaves: each question after the first halves the step,
+# and costs the other sites some of the numbers that they answer.
+_MOST_NOT_FINITE = 6
 NOT_FINITE = "its sums are not finite, or the coefficients exceed a bound that its log states"
 
 
@@ -57,7 +58,7 @@ class Sites:
         self.num_cells = 0
         # Sites with numbers in their last answer that are not finite.
         self.not_finite: Sequence[str] = ()
-        self._in_a_row = 0
+        self._in_a_row: dict[str, int] = {}
 
     @property
     def traffic(self) -> dict[str, dict[str, Any]]:
@@ -93,9 +94,12 @@ class Sites:
         parts = self._answers(question, {"sums": (np.float64, (length,))}, "sums")
         # At coefficients that are too large sums of rows are not finite either.
         self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
-        self._in_a_row = self._in_a_row + 1 if self.not_finite else 0
-        if self.not_finite and (question.kind in (CELLS, "first", "columns") or self._in_a_row >= _MOST_IN_A_ROW):
-            raise SitesLeft(dict.fromkeys(self.not_finite, NOT_FINITE))
+        self._in_a_row = {site: self._in_a_row.get(site, 0) + 1 for site in self.not_finite}
+        wrong = [site for site, number in self._in_a_row.items() if number > _MOST_NOT_FINITE]
+        if question.kind in (CELLS, "first", "columns"):
+            wrong = [*self.not_finite]
+        if wrong:
+            raise SitesLeft(dict.fromkeys(wrong, NOT_FINITE))
         if question.kind == "sums":
             self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
         signs = {site: -1 if site in self.removed else 1 for site in parts}
