@@ -58,6 +58,10 @@ def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
 def test_one_baseline_hazard_needs_times_that_masks_can_not_add(kits):
     options = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
     check_equal(run(kits, Channel(kits), options), pooled(options))
+    with open(kits / "s1" / "local" / "party.yaml", "a") as file:
+        file.write("allow_single_posteriors: false\n")
+    done = run(kits, Channel(kits), {**options, "stratified": False}, "third")
+    assert "submit with --stratified" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
     with pytest.raises(InvalidArgument, match="with --secure-sums give --stratified"):
         run(kits, Channel(kits), options, "second", secure_sums=True)
 

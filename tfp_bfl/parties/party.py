@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tfp_bfl.federated.options import Options
+    from tfp_bfl.parties.steps import Steps
 
 
 class Versions(Protocol):
@@ -91,6 +92,7 @@ class Party:
       rounds: number of rounds that the site answers; None for any number.
       job: digest of the job, 32 bytes, the same at all sites. The noise of differential privacy is a function of it
         and of the message, so that no two answers have the same noise.
+      steps: bounds on the weights of messages; None for no bounds.
     """
 
     def __init__(
@@ -106,8 +108,9 @@ class Party:
         *,
         rounds: Optional[int] = None,
         job: bytes = bytes(32),
+        steps: Optional[Steps] = None,
     ):
-        self.number, self._rounds = number, rounds
+        self.number, self._rounds, self._steps = number, rounds, steps
         self._size = min(source.num_examples, max_examples or source.num_examples)
         self._secret, self._run, self._charge, self._job = secret, run, charge, job
         self._is_private = process.client_work.is_private
@@ -142,13 +145,17 @@ class Party:
 
     def _result(self, message: Arrays, received: Any) -> Any:
         """Return the result of the site's work and store its memory."""
+        done = int(received.round)
+        if self._steps is not None:
+            self._steps.check(done, message)
         if self._charge is not None:
             self._charge(message)
-        done = int(received.round)
         row = self._memory(received)
         given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
         result = self._work(given, self._examples, self._key(done, message))
         result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
+        if self._steps is not None:
+            self._steps.moved(done, message, result.weights)
         if self._first is not None:
             self._versions[done + 1] = to_arrays(result.memory)
         return result._replace(memory=())

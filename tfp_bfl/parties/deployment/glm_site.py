@@ -47,7 +47,7 @@ from tfp_bfl.parties.masks import KEY_BYTES, Promises, add_mask, context_of, pro
 # Folder of the results at a site.
 RESULTS = "linear_models"
 # File with how many numbers the site has sent in a run without masks.
-ANSWERED = "answered"
+ANSWERED = "answered.json"
 # Digest of the last question, and its answer.
 _NOTHING: tuple[str, dict[str, np.ndarray]] = ("", {})
 # Endings of tables.
@@ -219,13 +219,17 @@ class GlmSite:
         return self._folder / "memory" / self._run / ANSWERED
 
     def _earlier(self) -> int:
-        """Return how many numbers the site has sent in earlier fits of this run without masks."""
-        return int(self._count.read_text()) if not self._secure_sums and self._count.exists() else 0
+        """Return how many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
+        if self._secure_sums or not self._count.exists():
+            return 0
+        record = json.loads(self._count.read_text())
+        # An honest server begins again without a site that left.
+        return int(record["numbers"]) if self._sites >= record["sites"] else 0
 
     def _record(self, numbers: int) -> None:
         if not self._secure_sums:  # With masks a promise allows one question for each step.
             self._count.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._count, f"{numbers}\n")
+            write_whole(self._count, json.dumps({"sites": self._sites, "numbers": numbers}))
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
@@ -279,7 +283,12 @@ class GlmSite:
             raise InvalidArgument(
                 "Its file allows only runs with differential privacy, which linear models do not have."
             )
-        return make_glm_job(options, secure_sums)
+        job = make_glm_job(options, secure_sums)
+        if job.family == "cox" and not job.stratified and not file.allow_single_posteriors:
+            raise InvalidArgument(
+                "Its file allows only sums, and one baseline hazard requires times of events: submit with --stratified."
+            )
+        return job
 
     def _table(self, file: PartyFile, text: Sequence[str]) -> tuple[Any, str]:
         """Return the table of the site's file without the columns that the file drops, and its name.

@@ -26,6 +26,7 @@ from tfp_bfl.parties.deployment.job import check_name, from_json, make_job, tabl
 from tfp_bfl.parties.deployment.ledger import Ledger
 from tfp_bfl.parties.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.parties.schema import TABLE
+from tfp_bfl.parties.steps import Steps
 from tfp_bfl.parties.tables import NO_OPTIONS, TableOptions, parse_options, text_columns
 
 OFFER = "offer"
@@ -164,6 +165,7 @@ class Site:
         back = config.checkpoint_every * config.keep_checkpoints
         fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
         fields |= {"rounds": config.rounds, "charge": self._charge}
+        fields["steps"] = Steps(self._process.round.initialize().weights, _Versions(folder / "weights", back))
         if sums is None:
             masked.check_unbound(folder)
         else:
