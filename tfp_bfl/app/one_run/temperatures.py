@@ -9,7 +9,6 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.errors import check_number
 from tfp_bfl.faces import Later
-from tfp_bfl.training.inference import TEMPERATURES
 
 if TYPE_CHECKING:
     from tfp_bfl.app.one_run.laplace import FinishedRun
@@ -52,6 +51,8 @@ def choose(given: Optional[float], finished: FinishedRun, state: curvatures.Curv
     if finished.data.train.target is not None:
         return Chosen(1.0, "the default for regression")
     if finished.held_out is None:
+        from tfp_bfl.training.inference import TEMPERATURES  # with TensorFlow
+
         return Chosen(TEMPERATURES["categorical"], "the default: the run has no held-out rows (--hold-out)")
     _, features, labels = finished.held_out.examples(0)
     score = build.scorer(finished.config, finished.data.test)
