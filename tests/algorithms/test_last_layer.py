@@ -74,7 +74,8 @@ def conjugate(prior_stddev, noise_stddev, rows=slice(None), temperature=1.0):
     precision = np.eye(HIDDEN + 1) / prior_stddev**2 + x.T @ x / noise_stddev**2 / temperature
     of_labels = noise_stddev**2 * np.eye(len(y)) + prior_stddev**2 * x @ x.T
     evidence = -0.5 * (np.linalg.slogdet(2 * math.pi * of_labels)[1] + y @ np.linalg.solve(of_labels, y))
-    return np.linalg.solve(precision, x.T @ y / noise_stddev**2 / temperature), np.linalg.inv(precision), evidence
+    of_mean = np.eye(HIDDEN + 1) / prior_stddev**2 + x.T @ x / noise_stddev**2  # T changes the width alone.
+    return np.linalg.solve(of_mean, x.T @ y / noise_stddev**2), np.linalg.inv(precision), evidence
 
 
 def first_output(q):

@@ -32,7 +32,7 @@ def averaged(tmp_path_factory):
 @pytest.fixture(scope="module")
 def with_posterior(averaged):
     folder = averaged.parent / "with_posterior"
-    assert call("laplace", averaged, "--output", folder) == 0
+    assert call("laplace", averaged, "--temperature", 1, "--output", folder) == 0
     return folder
 
 

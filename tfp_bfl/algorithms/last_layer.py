@@ -25,7 +25,8 @@ def last_layer(
 
     q(W) = N(W*, P^-1),   P = 1 / t^2 + (1 / T) sum_k sum_i J_i^T H_i J_i
 
-    over kernel and bias W of the last dense layer; the layers below never change. Each client sends its sums of
+    over kernel and bias W of the last dense layer; the layers below never change. T changes the width of the posterior
+    alone: W*, the prior and the noise are those of T = 1. Each client sends its sums of
     curvature and gradient (`clients.last_layer_sums`), from which the server computes W*. Sums of clients are those
     of all examples in one place, so that the posterior is the central one, however the examples are partitioned.
 

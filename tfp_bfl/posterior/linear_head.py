@@ -26,7 +26,7 @@ class Head(NamedTuple):
       gaussian: labels are numbers, N(y; f_0, s^2): the expansion is of s = 1. False for labels of classes.
       prior_stddev: t of the prior N(0, t^2) of each weight; None for the maximum of the marginal likelihood.
       noise_stddev: s of Gaussian labels; None for the maximum of the marginal likelihood.
-      temperature: T.
+      temperature: T, which narrows or widens the posterior around its mean: mean, prior and noise are those of T = 1.
     """
 
     gaussian: bool = False
@@ -62,7 +62,7 @@ class Solution(NamedTuple):
       mean: [D].
       vectors: V, the eigenvectors of the curvature [D, D].
       precision: [D].
-      curvature: of the likelihood along the eigenvectors, tempered [D].
+      curvature: of the likelihood along the eigenvectors [D].
       prior_precision: 1 / t^2, a scalar.
       noise_precision: 1 / s^2, a scalar; 1 for classes.
       log_marginal_likelihood: in nats, a scalar.
@@ -80,15 +80,15 @@ class Solution(NamedTuple):
 def solve(expansion: Expansion, head: Head) -> Solution:
     """Compute the posterior of the weights of which the likelihood is quadratic, in TensorFlow and float64.
 
-    P = 1 / t^2 + b H / T,   mean = P^-1 (b / T) (H at - gradient)
+    P = 1 / t^2 + b H,   mean = P^-1 b (H at - gradient)
 
     with b = 1 / s^2 (1 for classes). Without t or s, they are the maximum of the marginal likelihood
 
-    log Z = (sum_d log(a / p_d) - b c / T + r^T P^-1 r - (N / T) log(2 pi / b)) / 2,   a = 1 / t^2
+    log Z = (sum_d log(a / p_d) - b c + r^T P^-1 r - N log(2 pi / b)) / 2,   a = 1 / t^2
 
-    with the precisions p_d along the eigenvectors, r = (b / T) (H at - gradient) and c the sum of squared labels. The
+    with the precisions p_d along the eigenvectors, r = b (H at - gradient) and c the sum of squared labels. The
     maximum over one number is found by a grid of its logarithm that is refined; of two, s^2 = (c - r_1^T (H + l)^-1
-    r_1) / N maximises for each ratio l = a T / b. For classes, -nll / T at w = 0 stands for the terms with c and N, and
+    r_1) / N maximises for each ratio l = a / b. For classes, -nll at w = 0 stands for the terms with c and N, and
     a maximises (sum_d log(a / p_d) - a ||at||^2) / 2: far from `at` the expansion is none of the likelihood. Both have
     one maximum at the mode.
 
@@ -101,29 +101,28 @@ def solve(expansion: Expansion, head: Head) -> Solution:
     pushed = tf.linalg.matvec(matrix, at)
     shift = tf.linalg.matvec(vectors, pushed - gradient, transpose_a=True)
     constant = nll - tf.tensordot(gradient, at, 1) + 0.5 * tf.tensordot(at, pushed, 1)
-    heat = head.temperature
     # Of labels with noise 1, nll = sum of squares / 2 + N log(2 pi) / 2.
     squares = 2 * constant - number * math.log(2 * math.pi)
 
     def evidence(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         """Compute log Z for each pair of a [M] and b [M]."""
-        precision = a[:, tf.newaxis] + b[:, tf.newaxis] * h / heat
-        explained = tf.reduce_sum(tf.square(b[:, tf.newaxis] * shift / heat) / precision, 1)
+        precision = a[:, tf.newaxis] + b[:, tf.newaxis] * h
+        explained = tf.reduce_sum(tf.square(b[:, tf.newaxis] * shift) / precision, 1)
         complexity = tf.reduce_sum(tf.math.log(a[:, tf.newaxis] / precision), 1)
         of_labels = 2 * constant * tf.ones_like(b)
         if head.gaussian:
             of_labels = b * squares + number * (math.log(2 * math.pi) - tf.math.log(b))
-        return 0.5 * (complexity + explained - of_labels / heat)
+        return 0.5 * (complexity + explained - of_labels)
 
     def at_present(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        precision = a[:, tf.newaxis] + b[:, tf.newaxis] * h / heat
+        precision = a[:, tf.newaxis] + b[:, tf.newaxis] * h
         complexity = tf.reduce_sum(tf.math.log(a[:, tf.newaxis] / precision), 1)
         return 0.5 * (complexity - a * tf.reduce_sum(tf.square(at)))
 
     a, b = _maximum(evidence if head.gaussian else at_present, h, shift, squares / number, number, head)
-    precision = a + b * h / heat
-    mean = tf.linalg.matvec(vectors, b * shift / heat / precision)
-    return Solution(mean, vectors, precision, b * h / heat, a, b, evidence(a[tf.newaxis], b[tf.newaxis])[0])
+    precision = a + b * h
+    mean = tf.linalg.matvec(vectors, b * shift / precision)
+    return Solution(mean, vectors, precision, b * h, a, b, evidence(a[tf.newaxis], b[tf.newaxis])[0])
 
 
 def _maximum(
@@ -148,7 +147,7 @@ def _maximum(
             return given_a * tf.ones_like(x), x
         left = square - tf.reduce_sum(tf.square(shift) / (h + x[:, tf.newaxis]), 1) / number
         b = 1 / tf.maximum(left, 1e-12 * square + 1e-300)
-        return x * b / head.temperature, b
+        return x * b, b
 
     if head.prior_stddev is not None and not fits_noise:
         return given_a, given_b
@@ -189,6 +188,7 @@ def linear_head(expansion: Expansion, like: Sequence[Array], head: Head) -> Lapl
 
     For Gaussian labels it is the exact posterior, wherever the expansion is taken. For classes it is one Newton step
     from the weights of the expansion, and Laplace's approximation with the curvature there; at the mode the step is 0.
+    With the temperature T the precision is 1 / t^2 + b H / T, around the mean of T = 1.
 
     Args:
       expansion: over kernel [F, C] and bias [C], flattened one after another.
@@ -204,7 +204,8 @@ def linear_head(expansion: Expansion, like: Sequence[Array], head: Head) -> Lapl
     part = active(expansion, num_outputs, head)
     solution = Solution(*(np.asarray(x) for x in solve(part, head)))
     shapes = [np.zeros([*np.shape(x)[:-1], 1 if head.gaussian else num_outputs]) for x in like]
-    q = gaussian_of([np.asarray(x) for x in unflatten(solution.mean, shapes)], solution.precision, solution.vectors)
+    precision = solution.prior_precision + solution.curvature / head.temperature
+    q = gaussian_of([np.asarray(x) for x in unflatten(solution.mean, shapes)], precision, solution.vectors)
     assert isinstance(q, LowRank)
     if head.gaussian and num_outputs > 1:
         mean = whole(tf.constant(solution.mean), solution.noise_precision, num_outputs, head)

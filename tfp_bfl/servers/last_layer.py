@@ -29,7 +29,7 @@ class LastLayer(NamedTuple):
       rows: the clients' sums, expanded at the weights of the last round, leaves [K, ...].
       at: these weights of the last layer [D].
       previous: the weights from which the last step began [D].
-      value: nll / T + ||w||^2 / (2 t^2) at `previous`; infinite before the first round.
+      value: nll + ||w||^2 / (2 t^2) at `previous`; infinite before the first round.
       prior_precision: 1 / t^2.
     """
 
@@ -49,7 +49,7 @@ def last_layer(
 ) -> ServerStep[Stack[ClientCurvature]]:
     """Set the last layer to the mean of its posterior, computed from the clients' sums (`posterior.linear_head`).
 
-    w <- P^-1 sum_k (H_k w - g_k) / T,   P = 1 / t^2 + sum_k H_k / T
+    w <- P^-1 sum_k (H_k w - g_k),   P = 1 / t^2 + sum_k H_k
 
     This is a Newton step. A step that raised the negative log posterior is halved in the next round. The sums of a
     client that is not in the round are its quadratic expansion of an earlier round: exact for Gaussian labels.
@@ -58,7 +58,7 @@ def last_layer(
       gaussian: labels are numbers, of which clients send the sums with noise 1. False for labels of classes.
       prior_stddev: t; None for the maximum of the marginal likelihood.
       noise_stddev: of Gaussian labels; None for the maximum of the marginal likelihood.
-      temperature: T.
+      temperature: T of the posterior around w, N(w, (1 / t^2 + sum_k H_k / T)^-1); w does not depend on it.
 
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `clients.last_layer_sums`. Memory: K x D_last^2 numbers.
@@ -92,7 +92,7 @@ def last_layer(
         rows, _ = keep_newest(curvatures.expanded_at(state.rows, state.at, at), weights, new, seed)
         total = _total(rows, at)
         square = tf.reduce_sum(tf.square(at))
-        value = total.nll / head.temperature + 0.5 * state.prior_precision * square
+        value = total.nll + 0.5 * state.prior_precision * square
         solution = solve(active(total, layer[1].shape[0], head), head)
         mean = whole(solution.mean, solution.noise_precision, layer[1].shape[0], head)
         grown = tf.shape(rows.client)[0] > tf.shape(state.rows.client)[0]  # The value is of more clients then.

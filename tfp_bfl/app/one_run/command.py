@@ -218,7 +218,10 @@ _prior_stddev = click.option(
     help="Standard deviation of the prior; fitted by the marginal likelihood if not given.",
 )
 _temperature = click.option(
-    "--temperature", type=float, default=1.0, show_default=True, metavar="NUMBER", help="Posterior temperature."
+    "--temperature",
+    type=float,
+    metavar="NUMBER",
+    help="Posterior temperature.  [default: by the run's held-out rows; without them 0.01, for regression 1]",
 )
 _new_folder = click.option(
     "--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays as it is."
@@ -267,6 +270,7 @@ def _show_posterior(summary: dict[str, Any], output: str) -> None:
         f"{noise}prior standard deviation {stddevs}; log marginal likelihood "
         f"{summary['log_marginal_likelihood']:.1f} nats; {summary['effective_parameters']:.1f} effective parameters"
     )
+    click.echo(f"posterior temperature {summary['temperature']:g}: {summary['temperature_by']}")
     click.echo(f"{output} holds the clients' sums and its saved_model.")
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, datasets
+from tfp_bfl.app.one_run import build, datasets, temperatures
 from tfp_bfl.app.one_run.client_model import final_weights
 from tfp_bfl.app.one_run.records import config_with_code, is_private
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
 from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.fields import Draws
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
 
@@ -33,7 +33,7 @@ def laplace(
     structure: str = "last_layer",
     prior_stddev: Optional[float] = None,
     prior_by_layer: bool = False,
-    temperature: float = 1.0,
+    temperature: Optional[float] = None,
     code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Write a run with Laplace's posterior at its last weights to a new folder, and return its summary.
@@ -44,7 +44,8 @@ def laplace(
     Args:
       run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
       output: a new folder.
-      structure, prior_stddev, prior_by_layer, temperature: of `algorithms.laplace`.
+      structure, prior_stddev, prior_by_layer: of `algorithms.laplace`.
+      temperature: T; None to choose it by held-out rows, else 0.01, for regression 1 (`temperatures.choose`).
       code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
 
     Returns:
@@ -57,20 +58,25 @@ def laplace(
     """
     finished = finished_run(run, output, code, "Laplace's approximation")
     settings: dict[str, Any] = {"prior_stddev": prior_stddev, "prior_by_layer": prior_by_layer}
-    settings["temperature"] = temperature
+    if temperature is not None:
+        check_number(temperature, "temperature")
     result, state = approximated(finished, structure=structure, **settings)
+    chosen = temperatures.choose(temperature, finished, state)
+    state = temperatures.at(chosen.value, state)
     approximation = curvatures.approximate(state)
     more: dict[str, Any] = {
         "prior_stddev": approximation.prior_stddev.tolist(),
         **{x: getattr(approximation, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
         "structure": structure,
-        "temperature": temperature,
+        "temperature": chosen.value,
+        "temperature_by": chosen.by,
         "warnings": list(result.warnings),
     }
     config, data = finished.config, finished.data
     if structure == "diagonal" and data.train.target is None:
         options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
-        scores = bfl.evaluation.evaluate(result.model, data.test.features, data.test.labels, **options).metrics
+        model = temperatures.model_at(chosen.value, finished, state)
+        scores = bfl.evaluation.evaluate(model, data.test.features, data.test.labels, **options).metrics
         more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
     return write(finished.folder, config, data, CURVATURES, state, curvatures.pool(state), **more)
 
@@ -119,6 +125,7 @@ class FinishedRun(NamedTuple):
       clients: of the training.
       model_fn: builds the model.
       weights: after the last round.
+      held_out: rows on which no client trained, as one client; None without hold_out.
     """
 
     folder: pathlib.Path
@@ -127,6 +134,7 @@ class FinishedRun(NamedTuple):
     clients: bfl.data.Clients
     model_fn: Callable[[], tf.keras.Model]
     weights: bfl.models.ModelWeights
+    held_out: Optional[bfl.data.Clients] = None
 
 
 def finished_run(
@@ -168,7 +176,7 @@ def finished_run(
     weights = final_weights(trained, config, source)
     if tf.nest.flatten(weights.posterior):
         raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
-    return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights)
+    return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights, shares.calibration)
 
 
 def check_exact(

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import temperatures
 from tfp_bfl.app.one_run.laplace import FinishedRun, finished_run
 from tfp_bfl.app.one_run.revise import CURVATURES, write
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.faces import Later
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def last_layer(
     *,
     prior_stddev: Optional[float] = None,
     noise_stddev: Optional[float] = None,
-    temperature: float = 1.0,
+    temperature: Optional[float] = None,
     rounds: Optional[int] = None,
     code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
@@ -38,7 +39,8 @@ def last_layer(
     Args:
       run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
       output: a new folder.
-      prior_stddev, temperature: of `algorithms.last_layer`.
+      prior_stddev: of `algorithms.last_layer`.
+      temperature: T; None to choose it by held-out rows, else 0.01, for regression 1 (`temperatures.choose`).
       noise_stddev: the same, in the units of the label.
       rounds: number of messages from each client; None for 1 for regression and 10 for classes.
       code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
@@ -57,7 +59,11 @@ def last_layer(
     scale = 1.0 if target is None else target.scale
     rounds = rounds or (ROUNDS if target is None else 1)
     noise_stddev = None if noise_stddev is None else noise_stddev / scale
-    result, state = fitted_head(finished, rounds, prior_stddev, noise_stddev, temperature)
+    if temperature is not None:
+        check_number(temperature, "temperature")
+    result, state = fitted_head(finished, rounds, prior_stddev, noise_stddev)
+    chosen = temperatures.choose(temperature, finished, state)
+    state = temperatures.at(chosen.value, state)
     approximation = curvatures.approximate(state)
     noise = {} if approximation.noise_stddev is None else {"noise_stddev": approximation.noise_stddev * scale}
     more: dict[str, Any] = {
@@ -65,7 +71,8 @@ def last_layer(
         **{x: getattr(approximation, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
         **noise,
         "structure": "last_layer",
-        "temperature": temperature,
+        "temperature": chosen.value,
+        "temperature_by": chosen.by,
         "rounds": rounds,
         "warnings": list(result.warnings),
     }

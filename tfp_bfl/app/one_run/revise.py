@@ -179,6 +179,7 @@ def write(
         exact = "with the exact posterior of the last layer"
         weights_are = exact if head and head.gaussian else "with Laplace's posterior"
         laplace = {"weights": f"point weights {weights_are}", "temperature": state.settings.temperature}
+        laplace |= {"temperature_by": more["temperature_by"]} if "temperature_by" in more else {}
     settings = {**resolve.stated(config, test.target is not None, weights), **laplace}
     summary = {**scores, **more, "method": resolve.method(settings), "clients": names}
     info = build.export_info(config, train, scores, weights, laplace)
