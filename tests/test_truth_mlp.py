@@ -177,7 +177,7 @@ def test_predictions_are_those_of_hmc(name, distance, rank):
 def test_the_row_named_default_has_no_option():
     """All other rows have options, and so another name."""
     assert TABLE["default"] == Row(GAUSSIAN, TABLE["default"].build) and not TABLE["default"].build.keywords
-    assert TABLE["default"].build.func is algorithms.variational and ROUNDS == RunConfig().rounds
+    assert TABLE["default"].build.func is algorithms.variational and RunConfig().rounds == ROUNDS
     assert all(row.build.keywords for name, row in TABLE.items() if name != "default")
     assert [name for name in TABLE if "default" in name] == ["default"]
 
