@@ -33,12 +33,12 @@ def test_the_main_table_states_what_each_method_spends(name):
 
 
 def test_unfinished_runs_are_those_in_which_the_nll_still_falls():
-    runs = [x for x in map(page.is_finished, page.bench_of("images").records) if x is not None]
+    runs = [x.is_finished for x in page.bench_of("images").records if x.is_finished is not None]
     assert (len(runs), runs.count(False)) == (192, 145)
     (falls,) = cell("a", "b", [1.0], [(1, 0.6), (2, 0.5)])
     (rises,) = cell("a", "b", [1.0], [(1, 0.5), (2, 0.6)])
     (alone,) = cell("a", "b", [1.0], [(2, 0.6)])
-    assert [page.is_finished(record) for record in (falls, rises, alone)] == [False, True, None]
+    assert [record.is_finished for record in (falls, rises, alone)] == [False, True, None]
     _, *rows = page.main_table("images")
     marked = {row[0]: row[-2] for row in rows if "†" in row[0]}
     assert marked and all(int(x.split(" of ")[0]) * 2 > int(x.split(" of ")[1]) for x in marked.values())

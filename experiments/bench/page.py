@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 import re
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tfp_bfl.app.bench import ranks, reading
+from tfp_bfl.app.bench import ranks, reading, summary
 from tfp_bfl.app.bench.reading import Bench, Record
 from tfp_bfl.files.tables import FORMATS
 from tfp_bfl.plots.repeats import compare
@@ -44,13 +43,6 @@ def bench_of(name: str) -> Bench:
     return reading.arrange(reading.read(HERE / "results" / name))
 
 
-def rounds_of(name: str) -> dict[tuple[str, str], int]:
-    """Return (setting, method) -> rounds of training."""
-    lines = (HERE / "results" / name / reading.RECORDS).read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line.strip()]
-    return {(record["setting"], record["method"]): int(record["options"]["rounds"]) for record in records}
-
-
 def luck_of(bench: Bench) -> float:
     """Return the largest mean difference in NLL, over the settings, of `CONTROL` from the reference: what the choice of
     the trials alone can do.
@@ -60,15 +52,6 @@ def luck_of(bench: Bench) -> float:
         for setting in bench.settings
     ]
     return max((abs(difference.mean) for difference in found if difference), default=0.0)
-
-
-def is_finished(record: Record) -> bool | None:
-    """Return whether the NLL no longer falls at the last evaluation of a run; None without evaluations between rounds.
-
-    A run that failed is None too.
-    """
-    values = [point[SCORE] for point in record.trajectory if SCORE in point]
-    return None if len(values) < 2 else values[-1] >= values[-2]
 
 
 def difference(bench: Bench, setting: str, method: str, luck: float) -> str:
@@ -122,7 +105,7 @@ def main_table(name: str) -> list[list[str]]:
     """Return differences in NLL by setting, and what each method spends: rounds, megabytes, CPU seconds; the runs that
     are not finished, with a dagger where most are; and its average rank.
     """
-    bench, rounds, titles = bench_of(name), rounds_of(name), SETTINGS[name]
+    bench, titles = bench_of(name), SETTINGS[name]
     luck = luck_of(bench_of("images") if name == "longer" else bench)  # Its rates are those of the trials of images.
     costs = ("rounds", "MB up", "MB down", "CPU s", "not finished")
     with_ranks = len(titles) > 1
@@ -130,15 +113,15 @@ def main_table(name: str) -> list[list[str]]:
     for method, average in average_ranks(bench).items():
         cells = {setting: bench.cells[setting, method] for setting in titles if (setting, method) in bench.cells}
         spent = {key: _costs(cells.values(), key) for key in ("upload_mb", "download_mb", "train_seconds")}
-        number = sorted({rounds[setting, method] for setting in cells})
-        finished = [x for own in cells.values() for x in map(is_finished, own) if x is not None]
+        every = [record for own in cells.values() for record in own]
+        finished = [record.is_finished for record in every]
         lines.append(
             [
-                WORDS.get(method, f"`{method}`") + (" †" if 2 * finished.count(False) > len(finished) else ""),
+                WORDS.get(method, f"`{method}`") + (" †" if finished.count(False) > finished.count(True) else ""),
                 *(difference(bench, setting, method, luck) for setting in titles),
-                ", ".join(f"{x:,}" for x in number),
+                summary.rounds(every),
                 *map(between, spent.values()),
-                f"{finished.count(False)} of {len(finished)}" if finished else "?",
+                summary.unfinished(every),
                 *([f"{average:.1f}"] * with_ranks),
             ]
         )
