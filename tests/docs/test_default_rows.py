@@ -21,8 +21,8 @@ PAGES = [
 PAGES = [path for path in PAGES if "results" not in path.parts]
 # A cell that begins with the name of a method "default": alone, or with words that say what else it has.
 NAMED = re.compile(r"(?i)^(?:the )?(?:averaged )?`?default`?(?:_\w+`?|,.*| \(.*| with .*|'s .*)?$")
-# FL-SWAG's default (page fl_swag, of the method's own options) and sides of benchmarks are of options not given either.
-OTHER_METHODS = {"docs/fl_swag.md", "docs/speed.md", "experiments/fl_swag/README.md"}
+# Where "default" is in a column of engines or sides of a benchmark: options of these that are not given.
+OTHER_METHODS = {"docs/speed.md"}
 # Page -> how many rows named `default` it has, each with numbers of the records below.
 ROWS = {"README.md": 1, "docs/validation.md": 3, "docs/choosing.md": 1}
 # Written from its records.
