@@ -256,6 +256,13 @@ def test_claims_of_the_documentation_have_verdicts_and_controls(page):
             assert cells["holds against its control"] in holds, row
 
 
+def test_every_table_with_verdicts_has_a_column_for_the_control():
+    paths = [*READMES, *sorted((ROOT / "docs").rglob("*.md"))]
+    heads = [(name_of(path), line) for path in paths for line in path.read_text().splitlines() if "| verdict |" in line]
+    assert len(heads) >= 20
+    assert [head for head in heads if "| holds against its control |" not in head[1]] == []
+
+
 def test_changes_are_added_changed_or_fixed():
     heads = [line for line in CHANGELOG if re.match("#{1,3} ", line)]
     versions = [line for line in heads if line.startswith("## ")]
