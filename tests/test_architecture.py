@@ -68,15 +68,7 @@ MAY_IMPORT = {
     "posterior": set(),
     "privacy": set(),
     "data": set(),
-    "defaults": set(),
-    "errors": set(),
-    "faces": set(),
-    "files": set(),
-    "labels": set(),
-    "logs": set(),
-    "moved": set(),
-    "named": set(),
-    "tensors": set(),
+    **{name: set() for name in ("defaults", "errors", "faces", "files", "labels", "logs", "moved", "named", "tensors")},
 }
 # What a package exports from packages that import it; only for type checkers, as `faces` imports it later.
 EXPORTS_LATER = {

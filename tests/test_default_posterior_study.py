@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.default_posterior import cell, controls, page, run, tables
-from experiments.default_posterior.config import COMMON, DEFAULT, METHODS, SIZES, TEMPERATURES
+from experiments.default_posterior.config import COMMON, METHODS, SIZES, TEMPERATURES, VARIATIONAL
 from experiments.records import read_records
 from tfp_bfl import algorithms, clients
 from tfp_bfl.training import inference, optimizers
@@ -21,29 +21,53 @@ def test_every_cell_has_a_name_of_its_own_and_baselines_have_as_many_trials():
     cells = list(run.cells())
     assert len({name for name, _ in cells}) == len(cells)
     trials = [name.split(",")[1] for name, _ in cells if name.startswith("trial,") and ",schedule," not in name]
-    assert len({trials.count(method) for method in trials}) == 1 and "default" in trials
+    assert len({trials.count(method) for method in trials}) == 1 and "variational_cosine" in trials
     assert {options["settings"]["temperature"] for name, options in cells if name.startswith("temperature")} == set(
         TEMPERATURES
     )
     assert COMMON["clients"] == 10 and set(SIZES) == {"fashion_mnist", "digits", "cifar10"}
 
 
-def test_the_default_is_the_librarys():
-    assert DEFAULT["inference"] == inference.DEFAULT_INFERENCE
-    assert DEFAULT["temperature"] == clients.TEMPERATURES["categorical"]
-    assert DEFAULT["optimizer"] == optimizers.DEFAULT_OPTIMIZER
+def test_the_row_named_default_has_no_option_and_is_the_commands():
+    """Its cells hold data and a seed alone, and its records what the command fills in today."""
+    of_data = {"dataset", "elsewhere", "elsewhere_examples", "examples_per_client", "server_share", "test_examples"}
+    cells = {name: options for name, options in run.cells() if ",default," in name}
+    assert METHODS["default"] == {} and all(METHODS[name] for name in METHODS if name != "default")
+    assert [name for name in METHODS if "default" in name] == ["default"] and len(cells) == 30
+    for options in cells.values():
+        assert options.pop("settings") == {} and options.keys() <= of_data | {"partition", "seed"}
+    records = {name: x for name, x in read_records(run.HERE / "results").items() if ",default," in name}
+    assert records and all(x["training"]["shipped"] == cell.method_of(cell.shipped()) for x in records.values())
+    assert all(list(x["rows"]) == ["last"] for x in records.values())
+
+
+def test_the_variational_rows_have_the_librarys_client_step_and_rule():
+    assert VARIATIONAL["inference"] == inference.DEFAULT_INFERENCE
+    assert VARIATIONAL["temperature"] == clients.TEMPERATURES["categorical"]
+    assert VARIATIONAL["optimizer"] == optimizers.DEFAULT_OPTIMIZER
     assert clients.inverse_decay(1.0)(10) == clients.inverse_decay(1.0, cell.HALF_ROUNDS)(10)
-    assert DEFAULT["schedule"] == "inverse" and DEFAULT["rate"] == clients.default_rate(DEFAULT["inference"])
-    assert DEFAULT["rule"] == algorithms.fixed_points.default_rule(None)
+    assert VARIATIONAL["schedule"] == "inverse" and VARIATIONAL["rate"] == clients.default_rate("curvature")
+    assert VARIATIONAL["rule"] == algorithms.fixed_points.default_rule(None)
 
 
 @pytest.mark.deep(after="tests/test_default_posterior_study.py")
-@pytest.mark.parametrize("method", ["default", "ensemble_5"])
+def test_a_cell_of_the_default_scores_the_last_round(tmp_path, monkeypatch):
+    few = cell.shipped().model_copy(update={"rounds": 2, "num_samples": 3, "model": "mlp"})
+    monkeypatch.setattr(cell, "shipped", lambda: few)
+    options = {name: SMALL[name] for name in ("dataset", "server_share", "examples_per_client", "partition", "seed")}
+    cell.run_cell(tmp_path / "cell", {**options, "settings": {}})
+    summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
+    assert summary["training"]["shipped"]["rounds"] == 2 and summary["training"]["shipped"]["local_epochs"] == 5
+    assert list(summary["rows"]) == ["last"] and 0 < summary["rows"]["last"]["accuracy"] <= 1
+
+
+@pytest.mark.deep(after="tests/test_default_posterior_study.py")
+@pytest.mark.parametrize("method", ["variational_inverse", "ensemble_5"])
 def test_a_cell_scores_the_last_round_and_the_average(tmp_path, method):
     settings = {**METHODS[method], **({"members": 2} if method == "ensemble_5" else {})}
     cell.run_cell(tmp_path / "cell", {**SMALL, "settings": settings})
     rows = json.loads((tmp_path / "cell" / "summary.json").read_text())["rows"]
-    controls = {"permuted", "constant"} if method == "default" else set()
+    controls = {"permuted", "constant"} if method == "variational_inverse" else set()
     assert set(rows) == {"last", "averaged"} | controls and rows["last"]["nll"] != rows["averaged"]["nll"]
     assert all(0 <= row["accuracy"] <= 1 and row["nll_fitted"] > 0 and row["epistemic"] > 0 for row in rows.values())
 
@@ -93,20 +117,29 @@ def record(nll, fitted):
 
 
 def test_differences_are_to_fitted_baselines():
+    averaged = {0: record(0.5, 0.49)["rows"], 1: record(0.6, 0.59)["rows"]}
     methods = {
-        "default": {0: record(0.5, 0.49)["rows"], 1: record(0.6, 0.59)["rows"]},
+        "default": {seed: {"last": rows["last"]} for seed, rows in averaged.items()},
+        "variational_inverse": averaged,
         "fed_avg_adam": {0: record(0.9, 0.55)["rows"], 1: record(0.9, 0.65)["rows"]},
     }
     (_, *rows) = tables.differences_table(methods)
-    assert rows[0][:2] == ["fed_avg_adam", "last"] and rows[0][3].startswith("**-0.0500")
+    assert [row[:3] for row in rows if row[1] == "fed_avg_adam"] == [
+        [reference, "fed_avg_adam", which] for reference in tables.REFERENCES for which in ("last", "averaged")
+    ]
+    assert all(row[4].startswith("**-0.0500") for row in rows if row[1] == "fed_avg_adam")
+    assert ["default", "variational_inverse", "last"] in [row[:3] for row in rows]
 
 
 def test_tables_of_trials_and_temperatures():
-    names = {"trial,default,rate=0.02,iid": record(0.5, 0.4), "trial,fed_avg_adam,rate=0.001,iid": record(0.9, 0.4)}
+    names = {
+        "trial,variational_cosine,rate=0.02,iid": record(0.5, 0.4),
+        "trial,fed_avg_adam,rate=0.001,iid": record(0.9, 0.4),
+    }
     names |= {f"temperature,digits,1,{t:g}": record(0.1 + t, 0.1) for t in TEMPERATURES}
     trials, temperatures = tables.trials_table(names), tables.temperature_table(names)
     assert trials[1:] == [
-        ["default", "rate=0.02", "0.5000", "0.5000"],
+        ["variational_cosine", "rate=0.02", "0.5000", "0.5000"],
         ["fed_avg_adam", "rate=0.001", "0.4000", "0.4000"],
     ]
     assert temperatures[1][:3] == ["digits", "1", f"**{0.1 + TEMPERATURES[0]:.4f}**"]
@@ -119,11 +152,18 @@ def test_the_page_has_the_tables_of_the_records():
 
 
 def test_the_page_names_the_seeds_of_a_mean_and_pairs_differences():
-    rows = {"study,default,iid,seed=0": record(0.5, 0.49), "study,fed_avg_adam,iid,seed=0": record(0.9, 0.75)}
+    rows = {"study,variational_inverse,iid,seed=0": record(0.5, 0.49)}
+    rows |= {"study,fed_avg_adam,iid,seed=0": record(0.9, 0.75)}
+    rows |= {"study,default,iid,seed=0": {"rows": {"last": {**record(0.6, 0.5)["rows"]["last"]}}}}
     groups = tables.grouped(rows)
     assert page.results(groups)[1:] == [
-        ["IID", "`default`", "1", ".800", ".500", ".020", ".800", "", ""],
+        ["IID", "`default`", "1", ".800", ".600", ".020", ".800", "", ""],
+        ["IID", "`variational_inverse`", "1", ".800", ".500", ".020", ".800", "", ""],
         ["IID", "`fed_avg_adam`", "1", ".800", ".750", ".010", ".800", "", ""],
     ]
-    assert page.differences(groups)[1][2:] == ["1", "+.000", "-.250", "+.010"]
+    assert page.differences(groups)[1:] == [
+        ["IID", "`default`", "`variational_inverse`", "1", "+.000", "+.100", "+.000"],
+        ["IID", "`default`", "`fed_avg_adam`", "1", "+.000", "-.150", "+.010"],
+        ["IID", "`variational_inverse`", "`fed_avg_adam`", "1", "+.000", "-.250", "+.010"],
+    ]
     assert page.change({0: 1.0, 1: 1.5, 2: 1.2}, {0: 0.9, 1: 1.4, 2: 1.1}) == "**+.100 [+.100, +.100]**"

@@ -77,6 +77,6 @@ def test_trials_and_then_the_baseline_beside_fl_swag(tmp_path):
     after = command("momentum", "--cell", "shared_features")
     assert after.exit_code == 0 and "1 of 2 are done." in after.output
     rows = {row["method"]: row for row in read("momentum")}
-    assert {BASELINE, f"w{BASELINE}", "FedAvg", "FL-SWAG, default"} <= set(rows)
+    assert {BASELINE, f"w{BASELINE}", "FedAvg", "FL-SWAG, corrected"} <= set(rows)
     assert float(rows[BASELINE]["accuracy"]) > 0.5 and float(rows[BASELINE]["epistemic share"]) == 0
     assert rows[f"{BASELINE}, one temperature"]["accuracy"] == rows[BASELINE]["accuracy"]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.fl_swag import federation, geometry, methods, run, tables
-from experiments.fl_swag.config import DEFAULT, PRETRAINING, SIZES, TABLES
+from experiments.fl_swag.config import CORRECTED, PRETRAINING, SIZES, TABLES
 from experiments.records import read_records
 from tfp_bfl.evaluation import decompose
 from tfp_bfl.posterior import LowRank, swag_moments
@@ -110,7 +110,9 @@ def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path,
     run.run_cell(tmp_path / "cell", cell, pretrained=tmp_path / "pretrained")
     summary = {**tables.read_cell(tmp_path / "cell"), "options": cell}
     names = [row["method"] for row in summary["rows"]]
-    assert {"FL-SWAG", "FL-SWAG, diagonal", "FedAvg", "wFedAvg", "BayAvg", "wBayAvg", "client 0", DEFAULT} <= set(names)
+    assert {"FL-SWAG", "FL-SWAG, diagonal", "FedAvg", "wFedAvg", "BayAvg", "wBayAvg", "client 0", CORRECTED} <= set(
+        names
+    )
     with np.load(tmp_path / "cell" / "predictions.npz") as arrays:
         assert {name.rpartition(", ")[0] or name for name in arrays} >= {"client 0", "wBayAvg", "wFedAvg"} and len(
             {arrays[name].tobytes() for name in arrays}
@@ -154,7 +156,7 @@ def test_the_study_goes_on_and_refuses_another_config(tmp_path):
         "FL-SWAG, diagonal, random effects",
         "FL-SWAG, diagonal without halves",
         "FL-SWAG, curvature alone",
-        "FL-SWAG, default",
+        "FL-SWAG, corrected",
     }
     assert list((tmp_path / "small" / "figures").glob("*-floor.png"))
     (path,) = tmp_path.glob("small/cells/*/summary.json")
@@ -201,10 +203,10 @@ def test_scores_stand_beside_the_published_ones():
 
 def test_the_default_is_paired_with_every_other_method_by_seed():
     runs = [made(method, nll + seed / 10, floor, seed=seed) for seed in (0, 1, 2)
-            for method, nll, floor in ((DEFAULT, 0.1, 1e-6), ("FedAvg", 0.2, None))]  # fmt: skip
+            for method, nll, floor in ((CORRECTED, 0.1, 1e-6), ("FedAvg", 0.2, None))]  # fmt: skip
     header, row = tables.pairs_table(runs)
     told = dict(zip(header, row))
-    assert told["FL-SWAG, default less"] == "FedAvg" and told["seeds"] == "3"
+    assert told["FL-SWAG, corrected less"] == "FedAvg" and told["seeds"] == "3"
     assert told["NLL"] == "**-0.1000 [-0.1000, -0.1000]**" and told["accuracy, points"].startswith("**+10.00 ")
     assert told["ECE"] == "+0.0000 [+0.0000, +0.0000]"
     assert tables.pairs_table(runs[:2]) == [header]

@@ -1,7 +1,8 @@
 """The paper's findings: differences paired by seed, with 95 % intervals and verdicts.
 
-Each finding is tested by partition or rule. It is supported if the interval lies on the claimed side of zero,
-contradicted if it lies on the other side, and inconclusive if it contains zero.
+Each finding is tested by partition or rule. It is supported if the interval lies on the claimed side of zero, and
+inconclusive if it contains zero. If it lies on the other side, the finding is inconclusive too: no size of this study
+has the published network, data and rounds (400 and 200), so that the published condition was not measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MANY = {1: 300, 5: 60}
 # What counts as level: accuracies that differ by less.
 NEAR = 0.02
 _WIDE = {"initial_stddev": WIDE_STDDEV}
-SUPPORTED, CONTRADICTED, INCONCLUSIVE, FEW = "supported", "contradicted", "inconclusive", "one seed or none"
+SUPPORTED, INCONCLUSIVE, FEW = "supported", "inconclusive", "one seed or none"
+OTHER_SIDE = "inconclusive: other side, not measured at the published size"
 
 Scores = dict[int, float]
 
@@ -57,7 +59,7 @@ class Compared(NamedTuple):
             inside, outside = low > 0, high < 0
         # Whole numbers, such as rounds, that are the same in each of so few seeds have no interval.
         decided = difference.stddev > 0 or self.level
-        return (SUPPORTED if decided and inside else CONTRADICTED if decided and outside else INCONCLUSIVE), difference
+        return (SUPPORTED if decided and inside else OTHER_SIDE if decided and outside else INCONCLUSIVE), difference
 
 
 Question = Callable[[list[Run]], list[Compared]]

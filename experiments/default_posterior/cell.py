@@ -14,6 +14,9 @@ from experiments.default_posterior.config import COMMON
 from experiments.default_posterior.controls import control_scores, shuffled_labels
 from experiments.global_posterior.federation import data_of
 from experiments.global_posterior.scores import constant_spread, fitted_scores, permuted, scores, spread_scores
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.resolve import GAUSSIAN, method, resolved, stated
 
 Options = dict[str, Any]
 HALF_ROUNDS = 100  # The library's own.
@@ -22,25 +25,51 @@ FIT = 1 / 3  # Of the server's images: a softmax temperature is fitted on them w
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
     """Run a cell and write its summary; of a method that fails, why."""
-    write_summary(folder, options, lambda: controlled(options) if options.get("control") else trained(options))
+    work = controlled if options.get("control") else trained if options["settings"] else as_shipped
+    write_summary(folder, options, lambda: work(options))
+
+
+def shipped() -> RunConfig:
+    """Return the options of `tfp-bfl run` on images of which no one is given, filled in by the command itself."""
+    return resolved(RunConfig(), regression=False, weights=GAUSSIAN)
+
+
+def as_shipped(options: Options) -> dict[str, Any]:
+    """Return the row of the last round of a run without options, and the options that the command filled in."""
+    data, seed, wall = data_of(options), options["seed"], time.perf_counter()
+    config = shipped().model_copy(update={"seed": seed})
+    process = build.process(config, data.clients.source, lambda: None)
+    result = bfl.simulate(process, data.clients, rounds=config.rounds, seed=seed, engine="local")
+    model = bfl.models.predictive_model(process.model_fn(), result.state.weights)
+    parts = [data.held_out.features, data.test.features, *([] if data.elsewhere is None else [data.elsewhere])]
+    predicted = [bfl.evaluation.predict(model, x, config.num_samples, seed) for x in parts]
+    training = {"seconds": time.perf_counter() - wall, "shipped": method_of(config)}
+    training |= spread_scores(result.state.weights, bfl.models.prior(model))
+    return {"training": training, "rows": {"last": on_test(predicted, data)}}
+
+
+def method_of(config: RunConfig) -> Options:
+    """Return the options of a run that decide what it computes, data and seed apart."""
+    names = ("model", "kind", "algorithm", "rounds", "average_rounds", "num_samples", "local_epochs", "batch_size")
+    return {**{name: getattr(config, name) for name in names}, **method(stated(config, False, GAUSSIAN))}
 
 
 def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess:
     """Return the process of a cell's method, with the initial weights of a seed."""
-    method, source = options["settings"], clients.source
-    of_model = {name: method[name] for name in ("dropout_rate",) if name in method}
-    of_work = {name: method[name] for name in ("inference", "temperature", "rule") if name in method}
+    settings, source = options["settings"], clients.source
+    of_model = {name: settings[name] for name in ("dropout_rate",) if name in settings}
+    of_work = {name: settings[name] for name in ("inference", "temperature", "rule") if name in settings}
 
     def model_fn() -> Any:
-        build = bfl.models.MODELS[options["model"]]
+        builder = bfl.models.MODELS[options["model"]]
         shape = {"input_shape": source.element_shape, "num_classes": source.num_classes}
-        return build(kind=method["kind"], seed=seed, **shape, **of_model)
+        return builder(kind=settings["kind"], seed=seed, **shape, **of_model)
 
-    rate = rate_of(method, options["rounds"])
+    rate = rate_of(settings, options["rounds"])
     training = {"local_epochs": options.get("local_epochs", COMMON["local_epochs"]), "batch_size": COMMON["batch_size"]}
     return bfl.algorithms.variational(
         model_fn,
-        optimizer=method["optimizer"],
+        optimizer=settings["optimizer"],
         learning_rate=rate,
         element_spec=clients.element_spec,
         **of_work,
@@ -48,11 +77,11 @@ def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess
     )
 
 
-def rate_of(method: Options, rounds: int) -> Any:
+def rate_of(settings: Options, rounds: int) -> Any:
     """Return the learning rate of a method by its schedule."""
-    schedule, rate = method["schedule"], method["rate"]
+    schedule, rate = settings["schedule"], settings["rate"]
     if schedule == "inverse":
-        return bfl.clients.inverse_decay(rate, method.get("half_rounds", HALF_ROUNDS))
+        return bfl.clients.inverse_decay(rate, settings.get("half_rounds", HALF_ROUNDS))
     return bfl.clients.cosine_decay(rate, rounds) if schedule == "cosine" else rate
 
 

@@ -1,4 +1,4 @@
-"""Controls of the default posterior: the epistemic part by number of examples and on corrupted images."""
+"""Controls of the variational rows: the epistemic part by number of examples and on corrupted images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.default_posterior.config import CONTROLS, DEFAULT, SIZES
+from experiments.default_posterior.config import CONTROLS, SIZES, VARIATIONAL
 from experiments.global_posterior.federation import Data, load
 from experiments.global_posterior.scores import constant_spread
 from experiments.tables import mean_and_sd
@@ -30,7 +30,7 @@ def control_cells() -> Iterator[tuple[str, Options]]:
             options = {"examples_per_client": number, "local_epochs": round(usual / number), "shuffled": shuffled}
             labels = "shuffled" if shuffled else "true"
             name = f"control,{data},examples={number},labels={labels},seed={seed}"
-            of_cell = {"control": True, "settings": DEFAULT, "partition": CONTROLS["partition"], "seed": seed}
+            of_cell = {"control": True, "settings": VARIATIONAL, "partition": CONTROLS["partition"], "seed": seed}
             yield name, {**SIZES[data], **options, **of_cell}
 
 

@@ -12,7 +12,15 @@ import numpy as np
 
 from experiments.default_posterior.config import METHODS
 from experiments.default_posterior.controls import KINDS, PARTS
-from experiments.default_posterior.tables import FITTED, Groups, grouped, of_seeds, temperature_table
+from experiments.default_posterior.tables import (
+    FITTED,
+    REFERENCES,
+    Groups,
+    grouped,
+    of_seeds,
+    shown_of,
+    temperature_table,
+)
 from experiments.tables import interval, paired
 from tfp_bfl.files.tables import FORMATS
 
@@ -67,7 +75,7 @@ def fitted(method: str, column: str) -> str:
 
 
 def results(groups: Groups) -> Lines:
-    """Return means over seeds of the averaged rounds."""
+    """Return means over seeds of the averaged rounds, of the default of its last round."""
     columns = ("accuracy", "nll", "ece", "error_auroc", "ood_auroc_entropy", "ood_auroc_epistemic")
     titles = ("accuracy", "NLL", "ECE", "error AUROC", "OOD AUROC, entropy", "OOD AUROC, epistemic")
     lines = [["data", "method", "seeds", *titles]]
@@ -75,25 +83,26 @@ def results(groups: Groups) -> Lines:
         for method in METHODS:
             rows = groups[where].get(method)
             if rows:
-                cells = [mean_of(rows, "averaged", fitted(method, column)) for column in columns]
+                cells = [mean_of(rows, shown_of(method), fitted(method, column)) for column in columns]
                 lines.append([title, f"`{method}`", str(len(rows)), *cells])
     return lines
 
 
 def differences(groups: Groups) -> Lines:
-    """Return the default minus each method, paired by seed."""
-    lines = [["data", "default minus", "seeds", "accuracy", "NLL", "ECE"]]
-    for where, title in TITLES.items():
-        default = groups[where].get("default", {})
-        for method in list(METHODS)[1:]:
+    """Return each of `REFERENCES` minus each method, paired by seed."""
+    lines = [["data", "method", "minus", "seeds", "accuracy", "NLL", "ECE"]]
+    for (where, title), reference in itertools.product(TITLES.items(), REFERENCES):
+        own = groups[where].get(reference, {})
+        for method in METHODS:
             rows = groups[where].get(method, {})
-            common = len(default.keys() & rows.keys())
-            if common:
+            common = len(own.keys() & rows.keys())
+            if common and method not in (reference, REFERENCES[0]):
                 of = lambda column: change(
-                    of_seeds(default, "averaged", column),  # noqa: B023
-                    of_seeds(rows, "averaged", fitted(method, column)),  # noqa: B023
+                    of_seeds(own, shown_of(reference), column),  # noqa: B023
+                    of_seeds(rows, shown_of(method), fitted(method, column)),  # noqa: B023
                 )
-                lines.append([title, f"`{method}`", str(common), *map(of, ("accuracy", "nll", "ece"))])
+                cells = [title, f"`{reference}`", f"`{method}`", str(common)]
+                lines.append([*cells, *map(of, ("accuracy", "nll", "ece"))])
     return lines
 
 
@@ -102,14 +111,14 @@ def spreads(groups: Groups) -> Lines:
     titles = ("NLL, learned", "permuted", "one number", "OOD AUROC, epistemic, learned", "permuted", "one number")
     lines = [["data", "seeds", *titles]]
     for where, title in TITLES.items():
-        default = groups[where].get("default", {})
+        rows = groups[where].get("variational_inverse", {})
         cells: list[str] = []
         for column in ("nll", "ood_auroc_epistemic"):
-            learned = of_seeds(default, "averaged", column)
-            cells.append(mean_of(default, "averaged", column))
-            cells += [change(of_seeds(default, which, column), learned) for which in ("permuted", "constant")]
-        if default:
-            lines.append([title, str(len(default)), *cells])
+            learned = of_seeds(rows, "averaged", column)
+            cells.append(mean_of(rows, "averaged", column))
+            cells += [change(of_seeds(rows, which, column), learned) for which in ("permuted", "constant")]
+        if rows:
+            lines.append([title, str(len(rows)), *cells])
     return lines
 
 

@@ -18,7 +18,6 @@ from experiments.default_posterior.cell import run_cell
 from experiments.default_posterior.config import (
     BY_SKEW,
     COMMON,
-    DEFAULT,
     METHODS,
     MILD,
     PARTITIONS,
@@ -31,6 +30,7 @@ from experiments.default_posterior.config import (
     TRIALS,
     TRIED_AT,
     TUNED,
+    VARIATIONAL,
 )
 from experiments.default_posterior.controls import control_cells
 from experiments.default_posterior.page import fill_page
@@ -53,7 +53,7 @@ def cells() -> Iterator[tuple[str, Options]]:
                 {**images, **of_trials, "settings": settings, "partition": partition},
             )
     for (rate, half), partition in itertools.product(SCHEDULES, TUNED["partitions"]):
-        settings = {**DEFAULT, "rate": rate, "half_rounds": half}
+        settings = {**VARIATIONAL, "rate": rate, "half_rounds": half}
         name = f"trial,schedule,inverse={rate}/{half},{partition}".replace("/", " ")
         yield name, {**images, **of_trials, "settings": settings, "partition": partition}
     # Three seeds of all but the dearest first.
@@ -63,7 +63,7 @@ def cells() -> Iterator[tuple[str, Options]]:
                 yield _study_cell(name, where, seed)
     yield from control_cells()
     for data, share, temperature in itertools.product(SIZES, SHARES, TEMPERATURES):
-        size, settings = SIZES[data], {**DEFAULT, "temperature": temperature}
+        size, settings = SIZES[data], {**VARIATIONAL, "temperature": temperature}
         share_of = {"examples_per_client": round(share * size.get("examples_per_client", 129))}
         # As many steps as with all data.
         more = {"local_epochs": round(COMMON["local_epochs"] / share)}
@@ -71,7 +71,7 @@ def cells() -> Iterator[tuple[str, Options]]:
         yield f"temperature,{data},{share:.2g},{temperature:g}", {**options, "partition": "dirichlet:0.5"}
 
 
-_DEAR = ("ensemble_5", "former_default")
+_DEAR = ("ensemble_5", "variational_adam_pool")
 _CHEAP = tuple(name for name in METHODS if name not in _DEAR)
 
 
@@ -81,9 +81,15 @@ def _study_cell(name: str, where: str, seed: int) -> tuple[str, Options]:
     partition = {"digits": "label_skew:2", "cifar10": "dirichlet:0.5"}.get(where, where)
     method = {**METHODS[name], **BY_SKEW.get(name, {}).get("mild" if partition in MILD else "strong", {})}
     options = {**SIZES[data], "settings": method, "partition": partition, "seed": seed}
+    if not method:  # The default: rounds, and whether they are averaged, are the command's.
+        return f"{kind},{name},{partition},seed={seed}", _without(options, "rounds", "average", "model", "num_samples")
     share = method.get("share_of_rounds", 1)
     options.update(rounds=round(share * SIZES[data]["rounds"]), average=round(share * SIZES[data]["average"]))
     return f"{kind},{name},{partition},seed={seed}", options
+
+
+def _without(options: Options, *names: str) -> Options:
+    return {name: value for name, value in options.items() if name not in names}
 
 
 @click.command()

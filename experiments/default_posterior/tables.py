@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections import defaultdict
 from typing import Any, Optional
@@ -16,7 +17,9 @@ Record = dict[str, Any]
 Groups = dict[str, dict[str, dict[int, Record]]]
 COLUMNS = ("accuracy", "nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
 COLUMNS += ("ood_auroc_epistemic", "ood_auroc_mutual_information")
-# Of each method the rounds that are shown, and whether its NLL is with a fitted softmax temperature.
+# Whose differences to all other methods are shown: what a user gets, and the row with averaged rounds.
+REFERENCES = ("default", "variational_inverse")
+# Methods whose NLL is with a fitted softmax temperature.
 FITTED = ("fed_avg_momentum", "fed_avg_adam", "mc_dropout", "ensemble_5", "ensemble_5_equal_cost")
 
 
@@ -51,13 +54,18 @@ def of_seeds(rows: dict[int, Record], which: str, column: str) -> dict[int, floa
     return {seed: row[which][column] for seed, row in rows.items() if row[which].get(column) is not None}
 
 
+def shown_of(method: str) -> str:
+    """Return which weights of a method the page shows: the default has its last round alone, others their average."""
+    return "averaged" if METHODS[method] else "last"
+
+
 def scores_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
     """Return mean and standard deviation over seeds."""
     known = {column for rows in methods.values() for row in rows.values() for of in row.values() for column in of}
     columns = [column for column in COLUMNS if column in known]  # Older records are without the last.
     lines = [["method", "weights", *columns, "seeds"]]
     for method in (name for name in METHODS if name in methods):
-        for which in ("last", "averaged"):
+        for which in ("last", "averaged") if METHODS[method] else ("last",):
             values = [list(of_seeds(methods[method], which, column).values()) for column in columns]
             cells = [mean_and_sd(x, 4) if x else "" for x in values]
             lines.append([method, which, *cells, str(len(methods[method]))])
@@ -65,26 +73,29 @@ def scores_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
 
 
 def differences_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
-    """Return the default less each baseline, paired by seed, with 95 % intervals: the baselines' NLL and ECE are
+    """Return each reference less each baseline, paired by seed, with 95 % intervals: the baselines' NLL and ECE are
     fitted.
     """
-    lines = [["default less", "weights", "accuracy", "nll", "nll, both fitted", "ece", "seeds"]]
-    own = methods.get("default", {})
-    for method in (name for name in METHODS if name in methods and name != "default"):
+    lines = [["method", "less", "weights", "accuracy", "nll", "nll, both fitted", "ece", "seeds"]]
+    for reference, method in itertools.product(REFERENCES, METHODS):
+        own, other = methods.get(reference, {}), methods.get(method, {})
+        seeds = len(own.keys() & other.keys())
+        if not seeds or reference == method or method == REFERENCES[0]:
+            continue
         for which in ("last", "averaged"):
+            of_own = which if METHODS[reference] else "last"
             fitted = "_fitted" if method in FITTED else ""
             pairs = (
                 *(("accuracy", "accuracy"), ("nll", "nll" + fitted)),
                 *(("nll_fitted", "nll_fitted"), ("ece", "ece" + fitted)),
             )
-            less = [paired(of_seeds(own, which, a), of_seeds(methods[method], which, b)) for a, b in pairs]
-            seeds = len(own.keys() & methods[method].keys())
-            lines.append([method, which, *(interval(x) if x else "" for x in less), str(seeds)])
+            less = [paired(of_seeds(own, of_own, a), of_seeds(other, which, b)) for a, b in pairs]
+            lines.append([reference, method, which, *(interval(x) if x else "" for x in less), str(seeds)])
     return lines
 
 
 def trials_table(done: dict[str, Record]) -> list[list[str]]:
-    """Return NLL of held-out training images by trial: as it is for the default, fitted for the others."""
+    """Return NLL of held-out training images by trial: as it is for the variational rows, fitted for the others."""
     found: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     for name, record in done.items():
         if name.startswith("trial,"):

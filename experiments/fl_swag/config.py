@@ -45,7 +45,7 @@ COMMON: dict[str, Any] = {
     "alone": True,
 }
 
-DEFAULT = "FL-SWAG, default"
+CORRECTED = "FL-SWAG, corrected"
 DEFAULT_FLOOR = 1e-6
 FLOORS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.fl_swag import controls
-from experiments.fl_swag.config import DEFAULT, DEFAULT_FLOOR
+from experiments.fl_swag.config import CORRECTED, DEFAULT_FLOOR
 from experiments.fl_swag.federation import Federation
 from tfp_bfl.evaluation import Evaluation
 from tfp_bfl.models import ClientPosterior, ModelWeights, assign_weights, predictive_model, split_head
@@ -152,7 +152,7 @@ def products(posteriors: Sequence[LowRank], known: Sequence[LowRank], floor: flo
     yield "FL-SWAG, diagonal without halves", lambda: gaussian_product([without_halves(q) for q in own])
     if floor == DEFAULT_FLOOR:
         yield "FL-SWAG, curvature alone", lambda: gaussian_product(known, diagonal_only=True)
-        yield DEFAULT, lambda: gaussian_product(with_random_effects([*map(marginals, known)]))
+        yield CORRECTED, lambda: gaussian_product(with_random_effects([*map(marginals, known)]))
 
 
 def unchanged(net: Network) -> Row:

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments import WITHOUT_RECORDS
-from experiments.fl_swag.config import BASELINE, DEFAULT, DEFAULT_FLOOR, PUBLISHED, PUBLISHED_CALIBRATION
+from experiments.fl_swag.config import BASELINE, CORRECTED, DEFAULT_FLOOR, PUBLISHED, PUBLISHED_CALIBRATION
 from experiments.records import Record
 from experiments.tables import interval, mean_and_sd, paired, write
 from tfp_bfl.app.many_runs.cells import read_summary
@@ -154,7 +154,7 @@ def choice_table(runs: list[Run]) -> list[list[str]]:
     """Return the training and floor of the smallest NLL for each dataset: of FL-SWAG, and of the others."""
     table = [["setting", "dataset", "by the NLL of", "epochs", "burn-in", "rate", "floor", "accuracy", "nll"]]
     for (setting, dataset), same in by_dataset(runs).items():
-        for method in ("FL-SWAG", "FL-SWAG, diagonal", DEFAULT, "FedAvg", BASELINE, "sgld", "psgld"):
+        for method in ("FL-SWAG", "FL-SWAG, diagonal", CORRECTED, "FedAvg", BASELINE, "sgld", "psgld"):
             found = [(row["test_nll"], i, row) for i, run in enumerate(same) for row in run["rows"]]
             found = [one for one in found if one[2]["method"] == method]
             if not found:
@@ -192,15 +192,17 @@ def truth_table(runs: list[Run]) -> list[list[str]]:
 
 
 def pairs_table(runs: list[Run], *more: str) -> list[list[str]]:
-    """Return FL-SWAG's default less each other method, by seed: mean differences of scores and their 95 % intervals."""
+    """Return FL-SWAG's corrected product less each other method, by seed: mean differences with 95 % intervals."""
     scores = {"accuracy": 100.0, "test_nll": 1.0, "ece": 1.0}
-    table = [["setting", "dataset", *more, "FL-SWAG, default less", "floor", "accuracy, points", "NLL", "ECE", "seeds"]]
+    table = [
+        ["setting", "dataset", *more, "FL-SWAG, corrected less", "floor", "accuracy, points", "NLL", "ECE", "seeds"]
+    ]
     for (setting, dataset, *others), same in by_dataset(runs, *more).items():
         found: dict[tuple[str, Any], dict[int, Scores]] = {}
         for run in same:
             for row in rows_of(run):
                 found.setdefault((row["method"], row["floor"]), {})[run["options"]["seed"]] = row
-        own = found.pop((DEFAULT, DEFAULT_FLOOR), {})
+        own = found.pop((CORRECTED, DEFAULT_FLOOR), {})
         of = lambda rows, score: {seed: row[score] for seed, row in rows.items()}
         for (method, floor), rows in found.items():
             differences = {score: paired(of(own, score), of(rows, score)) for score in scores}

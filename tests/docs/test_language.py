@@ -1,11 +1,11 @@
 """The language of docstrings, option help and pages: standard terms, sentences that open with a verb or a noun."""
 
 import ast
-import itertools
 import re
 
 import pytest
 
+from experiments import claims
 from tests.own_files import ROOT, python_files
 from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options
 from tfp_bfl.app.options.config import RunConfig
@@ -192,21 +192,11 @@ BANNED_IN_STUDIES = (
     *(r"\borders? mistakes\b", r"\bsecure sums\b", r"\bthe spread\b", r"\bparties\b", r"\bof one's\b", r"\bas here\b"),
     *(r"\bundefended\b", r"\blearnt\b"),
 )
-CLAIMS = ["claim", "published", "ours, 95 % interval, seeds", "control", "verdict"]
-VERDICTS = ("supported", "contradicted", "inconclusive")
 MOST_IN_A_CELL = 60
 
 
 def name_of(path):
     return str(path.relative_to(ROOT))
-
-
-def table_under(text, heading):
-    """The rows of the first table under a heading, the head first."""
-    lines = text.split(f"\n{heading}\n", 1)[1].splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("|"))
-    rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[first:]))
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[:1] + rows[2:]]
 
 
 @pytest.mark.parametrize("path", READMES, ids=name_of)
@@ -224,23 +214,53 @@ def test_lines_of_readmes_are_short(path):
 
 @pytest.mark.parametrize("path", STUDIES, ids=name_of)
 def test_a_study_has_at_most_eight_claims_with_controls_and_verdicts(path):
-    head, *claims = table_under(path.read_text(), "## Claims")
-    assert head == CLAIMS and 0 < len(claims) <= 8
-    assert [claim for claim in claims if len(claim) != len(CLAIMS) or not all(claim)] == []
-    assert [claim for claim in claims if claim[-1] not in VERDICTS] == []
-    assert [cell for claim in claims for cell in claim if len(cell.replace("\\", "")) > MOST_IN_A_CELL] == []
-    numbers = [ours for _, _, ours, _, _ in claims]
-    assert [x for x in numbers if not re.search(r"\[|no interval|closed form|exact", x)] == []
+    head, *rows = claims.table_under(path.read_text(), "## Claims")
+    assert tuple(head) == claims.HEAD and 0 < len(rows) <= 8
+    assert [row for row in rows if len(row) != len(claims.HEAD) or not all(row)] == []
+    assert [cell for row in rows for cell in row if len(cell.replace("\\", "")) > MOST_IN_A_CELL] == []
+    for claim in (claims.Claim(*row) for row in rows):
+        verdict, colon, why = claim.verdict.partition(": ")
+        assert verdict in claims.VERDICTS and bool(colon) == why.startswith("not measured "), claim
+        assert claim.holds in ((claims.NOTHING,) if verdict == "inconclusive" else claims.HOLDS), claim
+        assert (claim.holds == "no control") == (claim.control.startswith("none") and verdict != "inconclusive"), claim
+        assert re.search(r"\[|no interval|closed form|exact", claim.ours), claim
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=name_of)
-def test_the_summary_has_the_claims_and_the_verdicts_of_a_study(path):
-    summary, study = (ROOT / "experiments" / "README.md").read_text(), path.parent.name
-    claims = [[*cells[:3], cells[4]] for cells in table_under(path.read_text(), "## Claims")[1:]]
-    assert table_under(summary, f"### {study}") == [[*CLAIMS[:3], CLAIMS[4]], *claims]
-    counts = [str(sum(claim[-1] == verdict for claim in claims)) for verdict in VERDICTS]
-    head, *rows = table_under(summary, "## Claims")
-    assert head == ["study", *VERDICTS] and [f"[{study}](#{study})", *counts] in rows
+def test_the_front_page_has_the_claims_and_the_counts_of_the_studies():
+    text = claims.PAGE.read_text()
+    assert claims.filled(text) == text, "make tables, or experiments.claims.fill_page()"
+    assert claims.studies() == [path.parent.name for path in STUDIES]
+    assert {match[0] for match in claims.MARK.findall(text)} == {"counts", *claims.studies()}
+    assert text.count("<!-- table:") == len(claims.studies()) + 1
+
+
+def test_claims_are_counted_by_verdict_and_control():
+    claim = lambda holds, verdict: claims.Claim("A is better.", "no", "[1, 2]", "none", holds, verdict)
+    every = [claim("yes", "supported"), claim("no", "supported"), claim("no", "supported")]
+    every += [claim("no control", "contradicted"), claim("-", "inconclusive: not measured at 400 rounds")]
+    assert claims.counts(every) == ["3", "1", "2", "0", "1", "0", "0", "1", "1"]
+    head, row, total = claims.counts_table({"made": every})
+    assert row[0] == "[made](#made)" and total[1:] == row[1:] and len(head) == len(row)
+
+
+@pytest.mark.parametrize("page", ["docs/choosing.md", "docs/validation.md"])
+def test_claims_of_the_documentation_have_verdicts_and_controls(page):
+    tables = re.findall(r"(?m)^(\|.*\| verdict \|.*\n)\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text())
+    assert tables
+    for head, rows in tables:
+        names = [cell.strip() for cell in head.strip().strip("|").split("|")]
+        for row in rows.splitlines():
+            cells = dict(zip(names, (cell.strip() for cell in row.strip("|").split(" | "))))
+            assert cells["verdict"].partition(":")[0] in claims.VERDICTS, row
+            holds = (claims.NOTHING,) if cells["verdict"].startswith("inconclusive") else claims.HOLDS
+            assert cells["holds against its control"] in holds, row
+
+
+def test_every_table_with_verdicts_has_a_column_for_the_control():
+    paths = [*READMES, *sorted((ROOT / "docs").rglob("*.md"))]
+    heads = [(name_of(path), line) for path in paths for line in path.read_text().splitlines() if "| verdict |" in line]
+    assert len(heads) >= 20
+    assert [head for head in heads if "| holds against its control |" not in head[1]] == []
 
 
 def test_changes_are_added_changed_or_fixed():

@@ -268,3 +268,21 @@ def test_names_are_one_line_of_limited_length(name, shown):
     found = reading.shorten(name)
     assert len(found) <= 40 and found.isprintable()
     assert found == shown if shown else found.startswith("aaa") and found.endswith("b" * 14)
+
+
+def test_the_main_table_states_rounds_bytes_time_and_runs_that_are_not_finished(tmp_path):
+    records = made_up.records()
+    for record in records:
+        record["about"]["rounds"] = 1 if record["method"] == "fl_swag" else 1000
+        if record["method"] == "laplace":
+            record["trajectory"] = []
+        if record["method"] == "fed_pa" and record["seed"] == 0:
+            record["trajectory"][-1]["nll"] = 9.0
+    old = {**records[0], "seed": 9, "about": {}, "options": {"rounds": "30"}}
+    table = summary.scores(bench(tmp_path, [*records, old]), records[0]["setting"])
+    text = lambda name: {method: cell.text for method, cell in cells(table, name).items()}
+    assert text("Rounds") == {"fed_avg": "30, 1,000", "fed_pa": "1,000", "fl_swag": "1", "laplace": "1,000"}
+    assert text("Not finished") == {"fed_avg": "4 of 4", "fed_pa": "2 of 3", "fl_swag": "3 of 3", "laplace": DASH}
+    assert set(text("Upload (MB)").values()) == {"1.200"} and "13.00" in text("Training time (CPU s)").values()
+    row = summary.scores(bench(tmp_path, made_up.records()), "heart")
+    assert {cell.text for cell in cells(row, "Rounds").values()} == {DASH}

@@ -142,6 +142,7 @@ def run_final(task: Task) -> dict[str, Any]:
     found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
     found |= _permuted(trained)
     about = {
+        "rounds": job.config.rounds,
         "dataset": job.train.name,
         "model": job.config.model_name,
         "clients": job.clients.num_clients,

@@ -153,7 +153,9 @@ def rows(bench: Bench) -> list[Row]:
                     scores=[column[i] for column in scores],
                     costs=[
                         Sorted(seeds, False, str(len(cell) - len(failed))),
+                        Sorted(summary.rounds(cell), False, _sort(cell[0].rounds)),
                         *map(_cost, (megabytes(cell), _seconds(cell))),
+                        Sorted(summary.unfinished(cell), False, summary.unfinished(cell).partition(" ")[0]),
                     ],
                     chosen=summary.chosen(cell),
                     trials=", ".join(dict.fromkeys(str(record.trials) for record in cell)),

@@ -81,6 +81,7 @@ class Record(NamedTuple):
       cost: seconds, megabytes.
       trajectory: points in order of "round", with "seconds", "mb" and scores of the current model.
       failed: why there are no scores, or None.
+      rounds: of the training; None if the record does not state them.
     """
 
     setting: str
@@ -93,6 +94,13 @@ class Record(NamedTuple):
     cost: Mapping[str, float]
     trajectory: Sequence[Mapping[str, float]]
     failed: Optional[str]
+    rounds: Optional[int] = None
+
+    @property
+    def is_finished(self) -> Optional[bool]:
+        """Whether the NLL no longer falls at the last evaluation; None without evaluations between rounds."""
+        values = [point["nll"] for point in self.trajectory if "nll" in point]
+        return None if len(values) < 2 else values[-1] >= values[-2]
 
 
 class Bench(NamedTuple):
@@ -210,7 +218,14 @@ def _record(line: bytes, place: str) -> Record:
         # Points of a training that failed later are no scores of the method.
         trajectory=_trajectory(content.get("trajectory"), place) if failed is None else [],
         failed=failed,
+        rounds=_rounds(mapping["about"], content.get("options")),
     )
+
+
+def _rounds(about: Mapping[str, Any], options: Any) -> Optional[int]:
+    """Return the rounds of a training as its record has them, in older ones among the options that were given."""
+    value = about.get("rounds", options.get("rounds") if isinstance(options, Mapping) else None)
+    return int(value) if str(value).isdecimal() else None
 
 
 def _mapping(value: Any, name: str, place: str) -> Mapping[str, Any]:

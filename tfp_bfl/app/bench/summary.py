@@ -43,7 +43,10 @@ HOW_TO_READ = (
     "A score is bold if the method is better than each other method of the setting and all these paired intervals "
     "exclude 0. A difference is bold if its interval excludes 0. All other differences are within the noise of seeds.",
     "Intervals are not adjusted for their number: about 1 in 20 excludes 0 where two methods are equal.",
-    "Megabytes are sums over clients and rounds. Training time is the CPU time of all clients and the server.",
+    "An interval contains neither the luck of the trials nor that of the test rows.",
+    "Megabytes are sums over clients and rounds. Training time is the CPU time of all clients and the server. Methods "
+    'spend different rounds, bytes and time. "Not finished" counts the runs in which the NLL still falls at the last '
+    "evaluation: their order is that after so many rounds.",
 )
 HOW_TO_READ_RANKS = (
     "Rank 1 is best. A method's average rank is the mean over settings of the rank of its mean score over seeds. "
@@ -159,7 +162,28 @@ def scores(bench: Bench, setting: str) -> Table:
     groups = [bench.scores(setting, method) for method in methods]
     columns = {"Seeds": [Cell(str(len(group.scores))) for group in groups]}
     columns |= {score_of(key).label: score_cells(groups, key) for key in bench.score_keys(setting)}
+    cells = [bench.cells[setting, method] for method in methods]
+    columns |= {"Rounds": [Cell(rounds(cell)) for cell in cells]}
+    for key in ("upload_mb", "download_mb", "train_seconds"):
+        columns[COSTS[key]] = [Cell(_mean_cost(cell, key)) for cell in cells]
+    columns |= {"Not finished": [Cell(unfinished(cell)) for cell in cells]}
     return _table("Scores", methods, columns)
+
+
+def rounds(cell: Sequence[Record]) -> str:
+    """Return the rounds of a cell's trainings; a dash if no record states them."""
+    return ", ".join(f"{n:,}" for n in sorted({record.rounds for record in cell if record.rounds})) or DASH
+
+
+def unfinished(cell: Sequence[Record]) -> str:
+    """Return how many runs end while their NLL still falls, of those with evaluations between rounds; else a dash."""
+    known = [finished for record in cell if (finished := record.is_finished) is not None]
+    return f"{known.count(False)} of {len(known)}" if known else DASH
+
+
+def _mean_cost(cell: Sequence[Record], key: str) -> str:
+    values = [record.cost[key] for record in cell if key in record.cost]
+    return number(math.fsum(values) / len(values)) if values else DASH
 
 
 def differences(bench: Bench, setting: str) -> Table:
@@ -191,9 +215,9 @@ def costs(bench: Bench, setting: str) -> Table:
     cells = [bench.cells[setting, method] for method in methods]
     columns = {}
     for key, heading in COSTS.items():
-        values = [[record.cost[key] for record in cell if key in record.cost] for cell in cells]
-        if any(values):
-            columns[heading] = [Cell(number(math.fsum(v) / len(v)) if v else DASH) for v in values]
+        values = [_mean_cost(cell, key) for cell in cells]
+        if set(values) != {DASH}:
+            columns[heading] = [Cell(value) for value in values]
     columns["Chosen values"] = [Cell(chosen(cell)) for cell in cells]
     return _table("Cost and chosen values", methods, columns)
 
