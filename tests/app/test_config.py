@@ -107,8 +107,6 @@ OWN = {
     "difference": 0.5,
     "kl_reduction": "mean",
     "kl_weight": 0.5,
-    "evaluate_clients": True,
-    "unseen_clients": 2,
     "client_noise": "none",
     "variances": "free_variances",
     "embedding_size": 3,

@@ -82,7 +82,7 @@ def numbers(rows):
         "aleatoric": np.mean(part[rows]),
         "epistemic": np.mean(part[rows] ** 2),
     }
-    return evaluation.RegressionEvaluation(metrics, mean[rows], part, part, part, low, high)
+    return evaluation.RegressionEvaluation(metrics, mean[rows], part, part, part, low, high, part)
 
 
 def test_scores_of_numbers_from_sums_are_those_in_one_place():

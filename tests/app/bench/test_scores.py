@@ -123,5 +123,5 @@ def test_parts_keep_clients_apart():
     source = bfl.data.load("digits")
     parts = Parts(source, [np.array([5, 1]), np.array([], int), np.array([9])])
     assert list(parts.places) == [5, 1, 9] and list(parts.owners) == [0, 0, 2]
-    features, labels = parts.of(0)
+    _, features, labels = parts.examples(0)
     assert (features == source.features[[5, 1]]).all() and (labels == source.labels[[5, 1]]).all()

@@ -36,7 +36,7 @@ class Job(NamedTuple):
       process: the federated process; of an ensemble, that of the first member.
       trained: what `simulate` runs: the process, or the ensemble.
       everybody: the clients in training, and those that are not.
-      shards: of each of these the test data; None where nobody asked for their scores.
+      shards: of each of these the test rows; None where the data name no clients and nobody asked for their scores.
       notes: sentences on the user's data.
     """
 
@@ -52,7 +52,7 @@ class Job(NamedTuple):
     process: bfl.federated.BayesianProcess
     trained: Any
     everybody: bfl.data.Clients
-    shards: Optional[bfl.data.Clients]
+    shards: Optional[client_scores.Parts]
     notes: tuple[str, ...] = ()
 
     @property

@@ -13,9 +13,11 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.one_run import ensembles
+from tfp_bfl.app.one_run.client_scores import names_in
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import stated
+from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
@@ -31,7 +33,7 @@ NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
 HELD_OUT = "held_out.npz"
 # Those of the test set.
 PREDICTIONS = "predictions.npz"
-MOST_SUMMARY_BYTES = 2**20
+MOST_SUMMARY_BYTES = 2**25  # With the scores of 100,000 clients.
 MOST_ROUNDS_BYTES = 2**28
 _MOST_HEADER_BYTES = 2**16
 # What a report draws or rounds, of a summary or a round.
@@ -172,6 +174,7 @@ def results(
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
+        client_names=(names_in(clients) if config.partition == GIVEN else None) or (),
         warnings=list(dict.fromkeys([*warnings, *(summary.get("warnings") or [])])),
     )
 
