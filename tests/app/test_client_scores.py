@@ -1,12 +1,14 @@
 """Scores of each client of a run on its own test rows: in the summary, the report and clients.jsonl, by name."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.one_run.calibrate import entropy
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -73,6 +75,52 @@ def test_evaluate_clients_scores_the_model_of_every_algorithm(run):
     summary = summary_of(run)
     assert summary["client_accuracy"] == pytest.approx(np.mean(means))
     assert summary["client_accuracy_least"] == min(means) and "adapted_client_accuracy" not in summary
+
+
+def calibrated(folder, output, *options):
+    assert run_command_line(["calibrate", str(folder), str(output), "--accuracy", "0.8", *options]) == 0
+    return bfl.export.calibration_of(bfl.export.read_info(output))
+
+
+def test_calibrate_scores_the_test_rows_of_each_client(run, tmp_path, capsys):
+    found = calibrated(run, tmp_path / "model")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-4].startswith("VA Long Beach  40  0.") and len(found.clients) == 4
+    test = bfl.data.load("heart_disease", split="test")
+    with np.load(run / "predictions.npz") as arrays:
+        probabilities = bfl.evaluation.at_temperature(arrays["probabilities"], found.temperature)
+        assert [str(arrays["client_names"][k]) for k in arrays["client"]] == test.owners.tolist()
+    inside = bfl.evaluation.prediction_sets(probabilities, found.set_limit)[np.arange(184), test.labels]
+    kept, right = entropy(probabilities) <= found.limit, probabilities.argmax(-1) == test.labels
+    for row in found.clients:
+        own = test.owners == row["client"]
+        assert (row["coverage"], row["kept"]) == (inside[own].mean(), kept[own].sum())
+        assert row["kept_accuracy"] == right[own & kept].mean() and "set_limit" not in row
+    assert "| VA Long Beach | 40 |" in (tmp_path / "model" / "model_card.md").read_text()
+
+
+def test_each_client_has_sets_and_new_ones_only_with_enough_clients(run, tmp_path, capsys):
+    found = calibrated(run, tmp_path / "model", "--each-client")
+    printed = capsys.readouterr().out
+    assert "clients never seen: too few clients for a bound" in printed and "sets from" in printed
+    assert found.unseen_set_limit is None and sum(row["held_out"] for row in found.clients) == 74
+    assert all(0 <= row["set_limit"] < 1 for row in found.clients)
+    wider = calibrated(run, tmp_path / "wider", "--each-client", "--confidence", "0.5")
+    assert 0 <= wider.unseen_set_limit < 1
+    limits = {row["client"]: row["set_limit"] for row in found.clients}
+    assert all(row["set_limit"] >= limits[row["client"]] for row in wider.clients)
+    assert max(row["set_limit"] - limits[row["client"]] for row in wider.clients) > 0
+
+
+def test_sets_of_each_client_without_names_are_one_sentence(run, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    with np.load(run / "held_out.npz") as arrays:
+        np.savez_compressed(copy / "held_out.npz", **{x: arrays[x] for x in arrays.files if "client" not in x})
+    assert run_command_line(["calibrate", str(copy), str(tmp_path / "model"), "--each-client"]) == 2
+    error = capsys.readouterr().err
+    assert "the rows of copy name none: leave it out" in error and error.count("\n") == 1
+    assert not (tmp_path / "model").exists()
 
 
 def table_of(path, clients, numeric=False):

@@ -82,6 +82,19 @@ def names_in(clients: bfl.data.Clients) -> Optional[list[str]]:
     return [name for (name,) in names] if 2 <= len(every) == len(names) == sum(map(len, names)) else None
 
 
+def named(config: RunConfig, owners: Optional[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of a file of predictions that name the client of each row; {} for artificial clients.
+
+    Args:
+      config: of the run.
+      owners: the client of each row [N].
+    """
+    if config.partition != GIVEN or owners is None:
+        return {}
+    names, client = np.unique(owners.astype(str), return_inverse=True)
+    return {"client": client.astype(np.int32), "client_names": names}
+
+
 def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Optional[Parts]:
     """Return the test rows of each client: its own, where training and test data name the clients.
 

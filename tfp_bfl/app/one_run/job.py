@@ -89,7 +89,9 @@ class Job(NamedTuple):
             return None
         _, features, labels = self.shares.calibration.examples(0)
         scored = build.scorer(self.config, self.test)(model, features, labels)
-        return records.predictions_of(scored, records.in_units(labels, self.test.target))
+        owners = None if self.train.owners is None else self.train.owners[self.shares.calibration.indices[0]]
+        predictions = records.predictions_of(scored, records.in_units(labels, self.test.target))
+        return {**predictions, **client_scores.named(self.config, owners)}
 
     def unusual(self, model: tf.keras.Model) -> Optional[bfl.evaluation.Unusual]:
         """Return the score of unusual examples, calibrated on the examples of `apart`; None where there is none."""

@@ -35,7 +35,7 @@ HELD_OUT = "held_out.npz"
 PREDICTIONS = "predictions.npz"
 MOST_SUMMARY_BYTES = 2**25  # With the scores of 100,000 clients.
 MOST_ROUNDS_BYTES = 2**28
-_MOST_HEADER_BYTES = 2**16
+_MOST_NAMES_BYTES = 2**24  # With the headers of the arrays.
 # What a report draws or rounds, of a summary or a round.
 _NUMBERS = (
     *(
@@ -237,13 +237,13 @@ def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]
 
 def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
     """Return the arrays of a file of predictions, which has no more than those of so many examples take; of numbers,
-    without classes, those of `NUMBERS`.
+    without classes, those of `NUMBERS`. Where the data name clients, also "client", places in "client_names".
 
     Raises:
       InvalidArgument: it is none.
     """
     names: tuple[str, ...] = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
-    most = 8 * most_examples * (num_classes + len(names)) + _MOST_HEADER_BYTES
+    most = 8 * most_examples * (num_classes + len(names) + 1) + _MOST_NAMES_BYTES
     arrays = read_arrays(path, "file of predictions", most, compressed=True)
     names = tuple(name for name in names if name in arrays or name != _MUTUAL_INFORMATION)
     shapes = [arrays[name].shape if name in arrays else None for name in names]
@@ -253,4 +253,15 @@ def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -
         np.issubdtype(arrays[name].dtype, np.number) and np.all(np.isfinite(arrays[name])) for name in names
     ):
         raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions.")
-    return {name: arrays[name] for name in names}
+    return {name: arrays[name] for name in (*names, *_named(arrays, number, path))}
+
+
+def _named(arrays: Mapping[str, np.ndarray], number: int, path: pathlib.Path) -> tuple[str, ...]:
+    """Return the names of the arrays with the client of each row; () where the file has none."""
+    if "client" not in arrays:
+        return ()
+    client, names = arrays["client"], arrays.get("client_names", np.zeros(0))
+    are_whole = client.shape == (number,) and client.dtype.kind == "i" and names.ndim == 1 and names.dtype.kind == "U"
+    if not are_whole or np.any(client < 0) or np.any(client >= len(names)):
+        raise InvalidArgument(f"{files.name(path)} does not name the client of each row as a run does.")
+    return ("client", "client_names")
