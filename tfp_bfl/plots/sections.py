@@ -64,6 +64,7 @@ def sections(
         return
     if any(run.parties is not None for run in runs):
         yield from _federation(runs[0])
+        yield from _client_scores(runs)
         yield from spent
         yield from _further(runs)
         yield from _records(runs)

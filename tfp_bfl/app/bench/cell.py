@@ -130,9 +130,10 @@ def run_final(task: Task) -> dict[str, Any]:
     trained = _train(task, evaluate=True)
     job = trained.job
     assert trained.test is not None
-    test = trained.predict(trained.test)
+    test, held = trained.predict(trained.test), None
     if job.test.target is None:
-        found = scores.of_classes(test, trained.predict(trained.held))
+        held = trained.predict(trained.held)
+        found = scores.of_classes(test, held)
         found |= _foreign(task, trained, test)
     else:
         found = scores.of_numbers(test)
@@ -161,7 +162,9 @@ def run_final(task: Task) -> dict[str, Any]:
         "peak_mb": max(0.0, _memory() - before),  # Memory before may be given back meanwhile.
     }
     record = {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained, found)}
-    return {**record, "warnings": trained.warnings}
+    of_clients = scores.of_clients(trained.test, test, held) if trained.test.names else []
+    record |= {"clients": of_clients} if of_clients else {}
+    return {**record, "warnings": [*trained.warnings, *bfl.evaluation.client_warnings(of_clients)]}
 
 
 def _train(task: Task, evaluate: bool) -> _Trained:

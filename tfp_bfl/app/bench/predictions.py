@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _OF_CLASSES = ("probabilities", "entropy", "epistemic")
-_OF_NUMBERS = ("mean", "stddev", "epistemic", "low", "high")
+_OF_NUMBERS = ("mean", "stddev", "epistemic", "low", "high", "nll")
 
 
 class Predicted(NamedTuple):

@@ -81,6 +81,7 @@ class Record(NamedTuple):
       cost: seconds, megabytes.
       trajectory: points in order of "round", with "seconds", "mb" and scores of the current model.
       failed: why there are no scores, or None.
+      clients: scores of each client that the data name, worst first.
     """
 
     setting: str
@@ -93,6 +94,7 @@ class Record(NamedTuple):
     cost: Mapping[str, float]
     trajectory: Sequence[Mapping[str, float]]
     failed: Optional[str]
+    clients: Sequence[Mapping[str, Any]] = ()
 
 
 class Bench(NamedTuple):
@@ -210,7 +212,21 @@ def _record(line: bytes, place: str) -> Record:
         # Points of a training that failed later are no scores of the method.
         trajectory=_trajectory(content.get("trajectory"), place) if failed is None else [],
         failed=failed,
+        clients=_clients(content.get("clients"), place),
     )
+
+
+def _clients(rows: Any, place: str) -> list[dict[str, Any]]:
+    if rows is not None and not isinstance(rows, list):
+        raise InvalidArgument(f'{place} has {shown(rows)} as "clients", but must have a list.')
+    found = []
+    for row in rows or []:
+        values = dict(_mapping(row, "clients", place))
+        name = values.pop("client", None)
+        if not isinstance(name, str):
+            raise InvalidArgument(f'{place} has {shown(row)} among "clients", but a client must have a name.')
+        found.append({"client": name, **_numbers(values, "clients", place)})
+    return found
 
 
 def _mapping(value: Any, name: str, place: str) -> Mapping[str, Any]:

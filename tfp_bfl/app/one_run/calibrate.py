@@ -101,11 +101,8 @@ def calibrate(
     except bfl.evaluation.NoThreshold as error:
         promise = error.promise
     set_limit = bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage, set_score)
-    sets, unseen = None, None
-    if each_client and names is not None:
-        sets, unseen = _sets_of_clients(
-            probabilities, second, [str(x) for x in names], set_coverage, confidence, set_score
-        )
+    of_sets = set_coverage, confidence, set_score
+    sets, unseen = _sets_of_clients(probabilities, second, names, *of_sets) if each_client else ({}, None)
     calibration = bfl.export.Calibration(
         number=len(held["labels"]),
         num_samples=num_samples(config),
@@ -125,7 +122,7 @@ def calibrate(
     )
     tested = read_predictions(folder / PREDICTIONS, _MOST_EXAMPLES, (info.model or {})["num_classes"])
     if "client" in tested:
-        calibration = calibration._replace(clients=_scores_of_clients(tested, calibration, sets or {}))
+        calibration = calibration._replace(clients=_scores_of_clients(tested, calibration, sets))
     bfl.export.save(model, output, bfl.export.Info(calibration=calibration._asdict()))
     if figure:
         curve = bfl.evaluation.risk_coverage(probabilities, second["labels"], uncertainty)
@@ -136,7 +133,7 @@ def calibrate(
 def _sets_of_clients(
     probabilities: np.ndarray,
     held: dict[str, np.ndarray],
-    names: list[str],
+    names: Any,
     coverage: float,
     confidence: float,
     score: str,
@@ -146,7 +143,7 @@ def _sets_of_clients(
     for k, name in enumerate(names):
         own = held["client"] == k
         if own.any():
-            histograms[name] = bfl.evaluation.label_histogram(probabilities[own], held["labels"][own], score=score)
+            histograms[str(name)] = bfl.evaluation.label_histogram(probabilities[own], held["labels"][own], score=score)
     found = bfl.evaluation.calibrate_clients(list(histograms.values()), coverage, confidence)
     limits = {name: {"held_out": int(own.sum()), "set_limit": found.limit(own)} for name, own in histograms.items()}
     return limits, None if isinstance(found.unseen, str) else found.unseen
