@@ -194,7 +194,7 @@ def predict_images(
 @click.option(
     "--each-client",
     is_flag=True,
-    help="Also find prediction sets for each client that the data name, and for new ones.",
+    help="Find prediction sets for each client that the data name too, and for new clients.",
 )
 @click.option("--figure", metavar="FILE", help="File for a figure of risk and threshold by coverage.")
 def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
