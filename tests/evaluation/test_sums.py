@@ -46,6 +46,23 @@ def test_the_scores_are_the_central_ones():
     assert from_sums(add_sums([])) == {}
 
 
+def test_sums_of_two_classes_give_the_scores_of_each_client():
+    """Hand-worked: two of three right; of class 1 one of one, of class 0 one of two."""
+    p, part = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]], np.float32), np.full(3, 0.1)
+    sums = score_sums(Evaluation({}, p, *[part] * 4), [0, 1, 0])
+    check_sums(sums, 3)
+    (row,) = evaluation.scores_of_sums({"north": sums})
+    assert (row["client"], row["n"], row["accuracy"]) == ("north", 3, pytest.approx(2 / 3))
+    assert (row["sensitivity"], row["specificity"]) == (1.0, 0.5) and "p_value" not in row
+    assert row["test_nll"] == pytest.approx(from_sums(sums)["test_nll"])
+    for lie in ({"correct_0": 2.0}, {"label_0": 3.0}, {"label_1": 0.5}):
+        with pytest.raises(InvalidArgument, match="not sums over 1 to 3 examples"):
+            check_sums({**sums, **{name: np.float64(x) for name, x in lie.items()}}, 3)
+    assert TOTAL["label_0"] == TOTAL["correct_1"] == 0  # of three classes
+    (row,) = evaluation.scores_of_sums({"north": number_sums(numbers(np.arange(90)))})
+    assert row["rmse"] == pytest.approx(numbers(np.arange(90)).metrics["rmse"]) and "rmse_low" not in row
+
+
 def test_the_bins_of_confidence_are_the_central_ones():
     found, wanted = evaluation.reliability_of(TOTAL), evaluation.reliability(WHOLE.probabilities, LABELS)
     for mine, own in zip(found, wanted, strict=True):
@@ -82,7 +99,7 @@ def numbers(rows):
         "aleatoric": np.mean(part[rows]),
         "epistemic": np.mean(part[rows] ** 2),
     }
-    return evaluation.RegressionEvaluation(metrics, mean[rows], part, part, part, low, high)
+    return evaluation.RegressionEvaluation(metrics, mean[rows], part, part, part, low, high, part)
 
 
 def test_scores_of_numbers_from_sums_are_those_in_one_place():

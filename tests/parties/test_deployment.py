@@ -81,6 +81,10 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     summary = json.loads((done / "summary.json").read_text())
     assert summary["num_clients"] == 3 and len((done / "metrics.jsonl").read_text().splitlines()) == 2
     assert set(summary["parties"]) == set(HOSPITALS) and summary["accuracy"] > 0.7
+    for row in summary["clients"]:
+        assert row["accuracy"] == pytest.approx(summary["parties"][row["client"]]["accuracy"])
+        assert row["accuracy_low"] < row["accuracy"] and {"sensitivity", "specificity", "test_nll"} <= row.keys()
+    assert {row["client"] for row in summary["clients"]} == set(HOSPITALS)
     # What they score together is what their model scores on all of their test data in one place.
     sites = [channel.sites[name] for name in sorted(HOSPITALS)]
     weights = stored_arrays([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)

@@ -215,31 +215,55 @@ def test_over_seeds_bold_is_what_they_all_say(undrawn, tmp_path):
     assert "0.9000 ± 0.0990" in text and "<strong>" not in text
 
 
-def test_clients_are_served_by_their_classes(undrawn, tmp_path):
-    """Hand-worked: the model is right on all six of class 0 and none of class 1; client 1 has one of six of class 0."""
-    p = np.tile([[0.9, 0.1]], (12, 1))
+CLIENTS = [
+    {"client": "Ulm & Bonn", "n": 4, "accuracy": 0.5, "accuracy_low": 0.15, "accuracy_high": 0.85, "p_value": 0.04},
+    {"client": "Aachen", "n": 8, "accuracy": 0.75, "accuracy_low": 0.4, "accuracy_high": 0.9, "p_value": 1.0},
+    {"client": "Basel", "n": 0},
+]
+NAMES = ("Aachen", "Ulm & Bonn")
+
+
+def test_clients_have_the_scores_of_their_own_rows_by_name(undrawn, tmp_path):
     rounds = [{"round": 1, "nll": 1.0, "faulty_clients": {"1": "NaN"}}]
-    entropy = {key: np.array([0.2, 0.5] * 6) for key in ("entropy", "aleatoric", "epistemic")}
-    read = page(tmp_path / "r.html", run(probabilities=p, uncertainties=entropy, rounds=rounds))
+    summary = {**run().summary, "clients": CLIENTS}
+    read = page(tmp_path / "r.html", run(summary=summary, rounds=rounds, client_names=NAMES))
     cells = table(read, "client")
-    assert cells[:6] == ["client", "examples", "classes", "accuracy", "entropy", "faulty rounds"]
-    assert cells[6:12] == ["0", "3", "1", "1.000", "0.200", "0"]
-    assert cells[12:18] == ["1", "6", "2", "0.167", "0.450", "1"]
+    assert cells[:6] == ["client", "training rows", "test rows n", "accuracy", "p", "faulty rounds"]
+    assert cells[6:12] == ["Ulm & Bonn", "6", "4", "0.500 [0.150, 0.850]", "0.04", "1"]
+    assert cells[12:18] == ["Aachen", "3", "8", "0.750 [0.400, 0.900]", "1", "0"]
+    assert cells[18:24] == ["Basel", "\u2013", "0", "\u2013", "\u2013", "0"]
+    assert not any("no scores of single clients" in text for text in read.texts)
+
+
+def test_numbers_have_the_errors_of_their_clients(undrawn, tmp_path):
+    rows = [{"client": "Ulm", "n": 4, "rmse": 2.5, "rmse_low": 1.5, "rmse_high": 3.0, "coverage": 0.75}]
+    summary = {"rmse": 2.0, "clients": rows}
+    numbers = {name: np.arange(12.0) for name in ("mean", "stddev", "aleatoric", "epistemic", "low", "high")}
+    labels = np.arange(12.0)
+    read = page(tmp_path / "r.html", run(summary=summary, numbers=numbers, labels=labels, probabilities=None))
+    assert table(read, "Ulm")[:4] == ["Ulm", "4", "2.5 [1.5, 3]", "0.750"]
+
+
+def test_artificial_clients_have_sizes_and_no_scores(undrawn, tmp_path):
+    rounds = [{"round": 1, "nll": 1.0, "faulty_clients": {"1": "NaN"}}]
+    read = page(tmp_path / "r.html", run(rounds=rounds))
+    cells = table(read, "client")
+    assert cells[:4] == ["client", "examples", "classes", "faulty rounds"]
+    assert cells[4:12] == ["0", "3", "1", "0", "1", "6", "2", "1"]
+    assert any("there are no scores of single clients" in text for text in read.texts)
+    many = page(tmp_path / "b.html", run(label_counts=np.array([[1, 1]] * 300)))
+    assert "199" in many.texts and "200" not in many.texts
+    assert any("The first 200 clients" in text for text in many.texts)
 
 
 @pytest.mark.deep(after="tests/plots/test_report.py")
-def test_runs_with_the_same_clients_share_a_table(undrawn, tmp_path):
-    alike = page(tmp_path / "a.html", run(), run("second", 1))
-    assert table(alike, "client")[:5] == ["client", "examples", "classes", "first", "second"]
-    other = run("second", 1, label_counts=np.array([[1, 1]] * 300))
-    apart = page(tmp_path / "b.html", run(), other)
-    assert apart.texts.count("client") == 2 and "199" in apart.texts and "200" not in apart.texts
-    assert any("The first 200 clients" in text for text in apart.texts)
-
-
-def test_a_client_whose_classes_are_not_tested_has_no_accuracy(undrawn, tmp_path):
-    read = page(tmp_path / "r.html", run(labels=np.zeros(12, int), label_counts=np.array([[0, 4], [2, 2]])))
-    assert table(read, "client")[5:10] == ["0", "4", "1", "\u2013", "\u2013"]
+def test_runs_share_a_table_of_clients(undrawn, tmp_path):
+    summaries = [{**run().summary, "clients": rows} for rows in (CLIENTS, CLIENTS[1:])]
+    read = page(tmp_path / "a.html", run(summary=summaries[0]), run("second", 1, summary=summaries[1]))
+    cells = table(read, "client")
+    assert cells[:3] == ["client", "first", "second"]
+    assert cells[3:6] == ["Ulm & Bonn", "0.500 [0.150, 0.850]", "\u2013"]
+    assert cells[6:9] == ["Aachen", "0.750 [0.400, 0.900]", "0.750 [0.400, 0.900]"]
 
 
 @pytest.mark.deep(after="tests/app/test_report.py")

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import numpy as np
 from scipy import stats
 
-from tfp_bfl.errors import MOST_NAMES, InvalidArgument
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.baselines import nll_of_classes
 from tfp_bfl.evaluation.classification import proportion_interval
 from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
@@ -16,6 +16,8 @@ from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
 # Of the test of each client, over all clients.
 LEVEL = 0.05
 _CONFIDENCE = 0.95
+# In a warning.
+_MOST_NAMES = 5
 Row = dict[str, Any]
 
 
@@ -183,8 +185,8 @@ def client_warnings(rows: Sequence[Row]) -> list[str]:
     tested = sum("p_value" in row for row in rows)
     is_number = "rmse" in below[0]
     test = "rank-sum test of the absolute errors" if is_number else "Fisher's exact test of the right predictions"
-    some = "; ".join(_against_others(row, rows) for row in below[:MOST_NAMES])
-    more = f"; and {len(below) - MOST_NAMES} more" if len(below) > MOST_NAMES else ""
+    some = "; ".join(_against_others(row, rows) for row in below[:_MOST_NAMES])
+    more = f"; and {len(below) - _MOST_NAMES} more" if len(below) > _MOST_NAMES else ""
     return [
         f"On its own test rows a client is significantly {'above' if is_number else 'below'} all others: {some}{more} "
         f"(one-sided {test}, Holm's correction for {tested} clients)."

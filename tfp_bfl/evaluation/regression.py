@@ -45,6 +45,7 @@ class RegressionEvaluation(NamedTuple):
       mean, stddev: [N], of the predictive distribution; this and all other arrays are float64.
       aleatoric, epistemic: [N], the parts of its variance.
       low, high: [N], the ends of the central interval of `COVERAGE`.
+      nll: [N], the negative log density of each label (`mixture_nll`), in nats.
     """
 
     metrics: dict[str, float]
@@ -54,6 +55,7 @@ class RegressionEvaluation(NamedTuple):
     epistemic: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    nll: np.ndarray
 
 
 def gaussians(outputs: tf.Tensor, scale: float = 1.0, shift: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -278,10 +280,11 @@ def evaluate_regression(
     mean, aleatoric, epistemic, low, high, nll, crps = (
         np.concatenate(part).astype(np.float64, copy=False) for part in zip(*parts)
     )
+    nll += math.log(scale)
     metrics = {
         "rmse": scale * math.sqrt(np.mean(np.square(truth - mean))),
         "mae": scale * np.mean(np.abs(truth - mean)),
-        "test_nll": np.mean(nll) + math.log(scale),
+        "test_nll": np.mean(nll),
         "crps": scale * np.mean(crps),
         "coverage": np.mean((low <= truth) & (truth <= high)),
         "interval_width": scale * np.mean(high - low),
@@ -291,4 +294,4 @@ def evaluate_regression(
     numbers = {name: float(x) for name, x in metrics.items()}
     mean, low, high = (shift + scale * x for x in (mean, low, high))
     aleatoric, epistemic = scale**2 * aleatoric, scale**2 * epistemic
-    return RegressionEvaluation(numbers, mean, np.sqrt(aleatoric + epistemic), aleatoric, epistemic, low, high)
+    return RegressionEvaluation(numbers, mean, np.sqrt(aleatoric + epistemic), aleatoric, epistemic, low, high, nll)

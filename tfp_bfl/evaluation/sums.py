@@ -17,9 +17,11 @@ from tfp_bfl.evaluation.regression import RegressionEvaluation
 
 BINS, ENTROPY_BINS = 15, 200
 _MEANS = ("correct", "nll", "brier", "entropy", "aleatoric", "epistemic")
+# Of two classes, rows and right predictions by label; 0 of more classes.
+_OF_LABELS = ("label_0", "label_1", "correct_0", "correct_1")
 # What the sums are: name -> type.
 _SHAPES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("count", *_MEANS), ()),
+    **dict.fromkeys(("count", *_MEANS, *_OF_LABELS), ()),
     **dict.fromkeys(("bin_count", "bin_confidence", "bin_correct"), (BINS,)),
     **dict.fromkeys(("kept_count", "kept_correct"), (ENTROPY_BINS,)),
 }
@@ -39,7 +41,7 @@ def score_sums(evaluation: Evaluation, labels: Any) -> Sums:
 
     They are the number of examples and of right predictions; the sums of negative log likelihoods, Brier scores,
     entropies and traces; of each bin of `reliability` count, confidences and right ones; and of `ENTROPY_BINS` equal
-    bins of the entropy how many examples and how many right ones.
+    bins of the entropy how many examples and how many right ones; of two classes both numbers by label.
     """
     number, labels = len(evaluation.probabilities), np.asarray(labels)
     right = evaluation.probabilities.argmax(-1) == labels
@@ -47,7 +49,10 @@ def score_sums(evaluation: Evaluation, labels: Any) -> Sums:
     count = bins.count.numpy().astype(np.float64)
     whole = lambda mean: np.where(count > 0, np.nan_to_num(np.asarray(mean, np.float64)) * count, 0.0)
     place = np.clip(np.ceil(evaluation.entropy * ENTROPY_BINS).astype(int) - 1, 0, ENTROPY_BINS - 1)
+    of_labels = [(labels == c) & (evaluation.probabilities.shape[1] == 2) for c in range(2)]
     sums: dict[str, Any] = {
+        **{f"label_{c}": own.sum() for c, own in enumerate(of_labels)},
+        **{f"correct_{c}": (own & right).sum() for c, own in enumerate(of_labels)},
         "count": number,
         "correct": right.sum(),
         "nll": number * float(negative_log_likelihood(evaluation.probabilities, labels)),
@@ -91,6 +96,8 @@ def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
     count = sums["count"]
     shares = [sums[name] for name in ("correct", "entropy")] + [sums["brier"] / 2]
     counts = [sums["bin_count"].sum(), sums["kept_count"].sum()]
+    by_label = [sums[f"label_{c}"] - sums[f"correct_{c}"] for c in range(2)]
+    totals = [sum(float(sums[f"{name}_{c}"]) for c in range(2)) for name in ("label", "correct")]
     parts = [sums[f"{name}_correct"] <= sums[f"{name}_count"] + 1e-6 for name in ("bin", "kept")]
     if not (
         0 < count <= most
@@ -98,6 +105,8 @@ def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
         and all(x <= count * (1 + 1e-4) + 1e-6 for x in shares)
         and all(abs(x - count) < 1e-3 for x in counts)
         and all(part.all() for part in parts)
+        and all(wrong >= -1e-6 for wrong in by_label)
+        and (not totals[0] or (abs(totals[0] - count) < 1e-3 and abs(totals[1] - sums["correct"]) < 1e-3))
     ):
         raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
 

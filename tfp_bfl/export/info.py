@@ -210,6 +210,10 @@ class Calibration(NamedTuple):
         asked for; None where there is a threshold.
       best_coverage: the share of held-out examples below the threshold of that promise.
       set_score: the name of the score: "probability", "aps" or "raps:PENALTY".
+      clients: `evaluation.client_scores` of the test rows at that temperature, with the coverage of the sets; "kept"
+        and "kept_accuracy" are of the rows below the threshold, "held_out" and "set_limit" of a client's own sets, with
+        confidence `confidence`. None where the data name no clients.
+      unseen_set_limit: `set_limit` for a client that was never seen; None without own sets, or with too few clients.
     """
 
     number: int
@@ -226,9 +230,11 @@ class Calibration(NamedTuple):
     best_accuracy: Optional[float] = None
     best_coverage: Optional[float] = None
     set_score: str = "probability"
+    clients: Optional[Sequence[Mapping[str, Any]]] = None
+    unseen_set_limit: Optional[float] = None
 
 
-_NONE_ALLOWED = ("limit", "at_least", "best_accuracy", "best_coverage")
+_NONE_ALLOWED = ("limit", "at_least", "best_accuracy", "best_coverage", "clients", "unseen_set_limit")
 
 
 def calibration_of(info: Info) -> Optional[Calibration]:
@@ -240,11 +246,12 @@ def calibration_of(info: Info) -> Optional[Calibration]:
     if info.calibration is None:
         return None
     calibration = {**Calibration._field_defaults, **info.calibration}
-    text = ("by", "set_score")
+    text, clients = ("by", "set_score", "clients"), calibration["clients"]
     numbers = {
         name: x for name, x in calibration.items() if name not in text and (name not in _NONE_ALLOWED or x is not None)
     }
     well = set(calibration) == set(Calibration._fields) and calibration["by"] in ("entropy", "epistemic")
+    well = well and (clients is None or (isinstance(clients, list) and all(map(_is_row, clients))))
     if (
         not well
         or not all(_is_number(x) and math.isfinite(x) for x in numbers.values())
@@ -256,6 +263,12 @@ def calibration_of(info: Info) -> Optional[Calibration]:
         )
     score_of(str(calibration["set_score"]))
     return Calibration(**calibration)
+
+
+def _is_row(row: Any) -> bool:
+    """Return whether a value is the row of a client: its name, and numbers."""
+    rest = {name: x for name, x in row.items() if name != "client"} if isinstance(row, dict) else {}
+    return bool(rest) and _named(row.get("client")) and all(_is_number(x) and math.isfinite(x) for x in rest.values())
 
 
 def merged(new: Optional[Info], old: Info) -> Info:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from tfp_bfl.export.info import Info, calibration_of, columns_of, features_of, offsets_of, target_of
@@ -230,8 +230,19 @@ def _calibration(info: Info) -> str:
         f"- Softmax temperature {result.temperature:.3g}: probabilities are softmax(log p / T).\n"
         f"- Abstention threshold: {threshold}\n"
         f"- Prediction sets: the likeliest class and all classes of {result.set_score} {result.set_limit:.4g} or more. "
-        f"They contain the label of at least {result.set_coverage:.0%} of examples."
+        f"They contain the label of at least {result.set_coverage:.0%} of examples." + _clients(result.clients or ())
     )
+
+
+def _clients(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the clients' test rows; "" for no rows."""
+    if not rows:
+        return ""
+    lines = ["| client | test rows | accuracy | coverage of sets | sets of the client from |", "|---|---|---|---|---|"]
+    for row in rows[:_MOST_LEVELS]:
+        numbers = (f"{row[name]:.3f}" if name in row else "" for name in ("accuracy", "coverage", "set_limit"))
+        lines.append(f"| {_cell(row['client'])} | {row['n']} | {' | '.join(numbers)} |")
+    return "\n\n" + "\n".join(lines)
 
 
 def _unusual(stated: Optional[Mapping[str, Any]]) -> str:

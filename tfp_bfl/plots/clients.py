@@ -21,16 +21,17 @@ _MAX_CLIENTS_WITH_GAPS = 40
 _SHADES = LinearSegmentedColormap.from_list("shades", [to_rgba(style.BLUE, alpha) for alpha in (0.0, 1.0)])
 
 
-def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
+def client_labels(label_counts: Any, class_names: Sequence[str], client_names: Sequence[str] = ()) -> Figure:
     """Draw how many examples of each class each client holds, beneath each client's number of examples.
 
     Args:
       label_counts: [K, C], numbers of examples, K clients and C classes.
       class_names: C names.
+      client_names: K names; () for the numbers of the clients.
 
     Raises:
       InvalidArgument: the counts are not of shape [K, C] with K, C > 0, are negative or not finite, or the
-        names are not C.
+        names are not C or K.
 
     Example:
       >>> clients = bfl.data.load("digits").partition(bfl.data.dirichlet(num_clients=10, alpha=0.5), seed=0)
@@ -47,6 +48,8 @@ def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
             f"There must be a name for each of the {counts.shape[1]} classes, not {len(class_names)}."
         )
     num_clients, num_classes = counts.shape
+    if client_names and len(client_names) != num_clients:
+        raise InvalidArgument(f"There must be a name for each of the {num_clients} clients, not {len(client_names)}.")
 
     rows = min(max(num_classes, 3), _MAX_CLASS_NAMES)
     figure = style.new_figure(height=2.2 + 0.28 * rows)
@@ -64,7 +67,11 @@ def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
     style.tidy(main, x="client", grid=None)
     main.spines[["left", "bottom"]].set_visible(False)
     main.tick_params(length=0)
-    _number_clients(main)
+    if client_names and num_clients <= _MAX_CLIENTS_WITH_NUMBERS:
+        names = [style.plain(name, 18) for name in client_names]
+        main.set_xticks(range(num_clients), names, rotation=30, ha="right", rotation_mode="anchor")
+    else:
+        _number_clients(main)
     step = -(-num_classes // _MAX_CLASS_NAMES)
     main.set_yticks(range(0, num_classes, step), [style.plain(name, 18) for name in class_names[::step]])
     bar = figure.colorbar(picture, ax=main, pad=0.02, aspect=30, ticks=MaxNLocator(nbins=8, integer=True))

@@ -32,6 +32,7 @@ class RunResults(NamedTuple):
       class_names: C names.
       features: [N, ...] of the test set; None, or others than uint8 images, have no picture.
       label_counts: [K, C], how many examples of each class each client holds, or None.
+      client_names: K names of the clients in the data; () where the data name none.
       warnings: whole sentences.
       out_of_distribution: name -> [M], the uncertainties for examples from elsewhere, or None.
       numbers: "mean", "stddev", "epistemic", "low" and "high" -> [N], of predictions of numbers; None of classes.
@@ -59,6 +60,7 @@ class RunResults(NamedTuple):
     statement: str = ""
     unusual: Optional[np.ndarray] = None
     traffic: Optional[Mapping[str, Mapping[str, Any]]] = None
+    client_names: Sequence[str] = ()
 
 
 def _in_units_of_labels(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -81,7 +83,9 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
         "learning_curve": learning_curve(run.rounds) if run.rounds else None,
         "reliability_diagram": reliability_diagram(run.probabilities, run.labels),
         "retention_curves": retention_curves(run.probabilities, run.labels, run.uncertainties),
-        "client_labels": None if run.label_counts is None else client_labels(run.label_counts, run.class_names),
+        "client_labels": None
+        if run.label_counts is None
+        else client_labels(run.label_counts, run.class_names, run.client_names),
         "uncertain_examples": None
         if run.features is None
         else uncertain_examples(

@@ -54,6 +54,7 @@ def sections(
         yield _learning(runs, drawn.get("learning_curve"))
     if any(run.numbers is not None for run in runs):
         yield from _regression(runs, drawn)
+        yield from _client_scores(runs)
         if any(run.out_of_distribution for run in runs):
             yield _out_of_distribution(runs, other)
         if single:
@@ -63,6 +64,7 @@ def sections(
         return
     if any(run.parties is not None for run in runs):
         yield from _federation(runs[0])
+        yield from _client_scores(runs)
         yield from spent
         yield from _further(runs)
         yield from _records(runs)
@@ -80,6 +82,7 @@ def sections(
         ),
         is_wide=not single,
     )
+    yield from _client_scores(runs)
     yield from _clients(runs, drawn.get("client_labels"))
     if single:
         yield from spent
@@ -255,7 +258,7 @@ def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[Se
         return
     pictures = [
         picture(
-            drawn or client_labels(group[0].label_counts, group[0].class_names),  # type: ignore[arg-type]
+            drawn or client_labels(group[0].label_counts, group[0].class_names, group[0].client_names),  # type: ignore[arg-type]
             _names(group) if len(groups) > 1 else "",
         )
         for group in groups
@@ -266,18 +269,6 @@ def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[Se
         + (" All runs have the same clients." if len(groups) == 1 and len(runs) > 1 else ""),
         pictures=pictures,
         is_wide=len(groups) > 1,
-    )
-    client_tables = [
-        tables.clients(group)._replace(title=_names(group) if len(groups) > 1 else "Clients") for group in groups
-    ]
-    more = max(len(group[0].label_counts) for group in groups) - tables.MOST_CLIENTS  # type: ignore[arg-type]
-    yield Section(
-        "Clients",
-        f"The data of each client, and {_served(runs)} on the test set, weighted by the client's class proportions: "
-        "an estimate, not a measurement on the client's own examples."
-        + (f" The first {tables.MOST_CLIENTS} clients." if more > 0 else ""),
-        tables=client_tables,
-        is_wide=len(groups) > 1 or len(runs) > _MOST_BESIDE,
     )
 
 
@@ -294,8 +285,47 @@ def _alike(runs: Sequence[RunResults]) -> list[list[RunResults]]:
     return groups
 
 
-def _served(runs: Sequence[RunResults]) -> str:
-    return "the final model's accuracy and entropy" if len(runs) == 1 else "the accuracy of each run's final model"
+def _client_scores(runs: Sequence[RunResults]) -> Iterator[Section]:
+    """Return the section on the scores of single clients, or on their sizes where no test rows belong to clients."""
+    scored = [run for run in runs if run.summary.get("clients")]
+    if not scored:
+        groups = [
+            group[0] for group in _alike([run for run in runs if run.label_counts is not None and run.numbers is None])
+        ]
+        if groups:
+            how = (
+                "No test rows belong to a client, so that there are no scores of single clients. `--evaluate-clients` "
+                "gives the clients of an artificial partition a part of the test set."
+            )
+            content = [
+                tables.client_sizes(run)._replace(title=run.name if len(groups) > 1 else "Clients") for run in groups
+            ]
+            yield Section("Clients", how + _cut(groups), tables=content)
+        return
+    how = (
+        "Each client on its own test rows, worst first. Brackets: 95 % intervals (Wilson for proportions, Student's t "
+        "for the RMSE). p: one-sided test of the client against all others, Fisher's of the right predictions or the "
+        "rank-sum test of the absolute errors, adjusted for the number of clients (Holm)."
+    )
+    if len(runs) > 1:
+        yield Section("Clients", how + _cut(scored), tables=[tables.clients_beside(scored)], is_wide=True)
+        return
+    content = [tables.clients(runs[0])]
+    if runs[0].summary.get("adapted_clients"):
+        content = [
+            content[0]._replace(title="Models of the clients"),
+            tables.clients(runs[0], "adapted_clients")._replace(title="After a step of adaptation"),
+        ]
+    covered = any("coverage" in row for row in runs[0].summary["clients"])
+    what = "intervals" if runs[0].numbers is not None else "prediction sets, calibrated on held-out examples"
+    how += f" Coverage: of 90 % {what}." if covered else ""
+    yield Section("Clients", how + _cut(scored), tables=content, is_wide=True)
+
+
+def _cut(runs: Sequence[RunResults]) -> str:
+    """Return a sentence on clients that the tables leave out; "" for none."""
+    sizes = [len(run.summary.get("clients") or run.label_counts) for run in runs]  # type: ignore[arg-type]
+    return f" The first {tables.MOST_CLIENTS} clients." if max(sizes) > tables.MOST_CLIENTS else ""
 
 
 def _names(group: Sequence[RunResults]) -> str:

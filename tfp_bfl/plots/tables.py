@@ -39,11 +39,19 @@ _COSTS: dict[str, Callable[[float], str]] = {
     "pruned_weights": "{:,.0f}".format,
 }
 # Of a summary, what other parts of the page show.
-_ELSEWHERE = ("versions", "warnings", "method", "baselines", "classes", "confusion_matrix")
+_ELSEWHERE = (
+    *("versions", "warnings", "method", "baselines", "classes", "confusion_matrix", "clients", "adapted_clients"),
+)
 # A score of a site -> its heading and form.
 _OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
 _OF_NUMBERS = {"rmse": ("RMSE", ".4g"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
 _OF_BOTH = {"epistemic": ("epistemic variance", ".2g")}
+# A score of a client -> its heading and form.
+_OF_CLIENTS = {
+    **{"accuracy": ("accuracy", ".3f"), "rmse": ("RMSE", ".4g"), "sensitivity": ("sensitivity", ".3f")},
+    **{"specificity": ("specificity", ".3f"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage", ".3f")},
+    "p_value": ("p", ".2g"),
+}
 # Which direction is better; others have none.
 BETTER = {
     "accuracy": 1,
@@ -183,48 +191,54 @@ def _separation(run: RunResults, quantity: str) -> Optional[tuple[str, str]]:
     return f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"
 
 
-def clients(runs: Sequence[RunResults]) -> Table:
-    """Return the data and the scores of each client, for runs with the same clients.
+def clients(run: RunResults, key: str = "clients") -> Table:
+    """Return the scores of each client on its own test rows, and the rounds in which it was left out."""
+    scores, faulty = run.summary[key], _faulty_rounds(run)
+    numbers = {name: str(k) for k, name in enumerate(run.client_names)}
+    counts = None if run.label_counts is None else np.asarray(run.label_counts).sum(1)
+    held = {name: f"{counts[int(k)]:g}" for name, k in numbers.items()} if counts is not None else {}
+    columns = [name for name in _OF_CLIENTS if any(name in row for row in scores)]
+    rows = []
+    for row in scores[:MOST_CLIENTS]:
+        cells = [held.get(row["client"], DASH)] if held else []
+        cells += [str(row["n"]), *(with_interval(row, name) for name in columns)]
+        cells += [str(faulty.get(numbers.get(row["client"], row["client"]), 0))] if faulty else []
+        rows.append((str(row["client"]), [Cell(x) for x in cells]))
+    head = ["client", *(["training rows"] if held else []), "test rows n", *(_OF_CLIENTS[name][0] for name in columns)]
+    return Table("Clients", [*head, *(["faulty rounds"] if faulty else [])], rows)
 
-    accuracy_k = sum_c n_kc accuracy_c / sum_c n_kc,    accuracy_c of the test examples of class c
-    """
-    counts = np.asarray(runs[0].label_counts)
-    faults = [(run, by_client) for run in runs if (by_client := _faulty_rounds(run))]
-    if len(runs) == 1:
-        head, faulty = ["client", "examples", "classes", "accuracy", "entropy"], ["faulty rounds"]
-        columns = [_served(runs[0], counts, values) for values in (_hits(runs[0]), _entropy(runs[0]))]
-    else:
-        head = ["client", "examples", "classes", *(run.name for run in runs)]
-        faulty = [f"{run.name}, faulty rounds" for run, _ in faults]
-        columns = [_served(run, counts, _hits(run)) for run in runs]
-    head += faulty if faults else []
+
+def clients_beside(runs: Sequence[RunResults]) -> Table:
+    """Return the accuracy or RMSE of each client by several runs, in the order of the first."""
+    every = [{row["client"]: row for row in run.summary.get("clients", ())} for run in runs]
+    names = list(dict.fromkeys(name for rows in every for name in rows))[:MOST_CLIENTS]
+    score = lambda row: with_interval(row, "rmse" if "rmse" in row else "accuracy")
+    rows = [(name, [Cell(score(found[name]) if name in found else DASH) for found in every]) for name in names]
+    return Table("Clients", ["client", *(run.name for run in runs)], rows)
+
+
+def with_interval(row: Mapping[str, Any], name: str) -> str:
+    """Return a score of a client with its interval, if it has one."""
+    form = _OF_CLIENTS[name][1]
+    if name not in row:
+        return DASH
+    ends = f" [{row[f'{name}_low']:{form}}, {row[f'{name}_high']:{form}}]" if f"{name}_low" in row else ""
+    return f"{row[name]:{form}}{ends}"
+
+
+def client_sizes(run: RunResults) -> Table:
+    """Return the numbers of examples and classes of each client, and the rounds in which it was left out."""
+    counts, faulty = np.asarray(run.label_counts), _faulty_rounds(run)
+    names = run.client_names or [str(k) for k in range(len(counts))]
     rows = []
     for k in range(min(len(counts), MOST_CLIENTS)):
-        cells = [f"{counts[k].sum():g}", str(np.count_nonzero(counts[k]))]
-        cells += [DASH if np.isnan(values[k]) else f"{values[k]:.3f}" for values in columns]
-        cells += [str(by_client.get(str(k), 0)) for _, by_client in faults]
-        rows.append((str(k), [Cell(cell) for cell in cells]))
-    return Table("Clients", head, rows)
-
-
-def _hits(run: RunResults) -> np.ndarray:
-    return (run.probabilities.argmax(axis=1) == run.labels).astype(np.float64)
-
-
-def _entropy(run: RunResults) -> np.ndarray:
-    return np.asarray(run.uncertainties["entropy"], np.float64)
-
-
-def _served(run: RunResults, counts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return [K], the mean over the test set with its classes in a client's shares; NaN where it has none
-    of the classes.
-    """
-    classes = counts.shape[1]
-    tested = np.bincount(run.labels, minlength=classes)
-    means = np.bincount(run.labels, weights=values, minlength=classes) / np.maximum(tested, 1)
-    weights = counts * (tested > 0)
-    total = weights.sum(axis=1)
-    return np.where(total > 0, weights @ means / np.maximum(total, 1e-300), np.nan)
+        cells = [
+            f"{counts[k].sum():g}",
+            str(np.count_nonzero(counts[k])),
+            *([str(faulty.get(str(k), 0))] * bool(faulty)),
+        ]
+        rows.append((names[k], [Cell(cell) for cell in cells]))
+    return Table("Clients", ["client", "examples", "classes", *(["faulty rounds"] if faulty else [])], rows)
 
 
 def _faulty_rounds(run: RunResults) -> dict[str, int]:

@@ -119,9 +119,36 @@ def test_a_client_with_one_example_keeps_it():
         set_aside(bfl.data.Clients(source, [np.array([3]), np.array([4])]), 0.5, seed=0)
 
 
+def test_clients_that_the_data_name_have_rows_of_their_own():
+    source = bfl.data.load("breast_cancer", split="test")
+    parts = Parts(source, [np.arange(20), np.arange(20, 50)], ["north", "south"])
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(2), 50).astype(np.float32)
+    labels = source.labels[:50]
+    test = Predicted(labels, parts.owners, {"probabilities": p}, {})
+    rows = scores.of_clients(parts, test, Predicted(labels, parts.owners, {"probabilities": p}, {}))
+    assert {row["client"]: row["n"] for row in rows} == {"north": 20, "south": 30}
+    right = p.argmax(-1) == labels
+    assert {row["client"]: row["accuracy"] for row in rows} == {"north": right[:20].mean(), "south": right[20:].mean()}
+    limit = bfl.evaluation.conformal_limit(p, labels, 0.9)
+    inside = bfl.evaluation.prediction_sets(p, limit)[np.arange(50), labels]
+    assert {row["client"]: row["coverage"] for row in rows} == {
+        "north": inside[:20].mean(),
+        "south": inside[20:].mean(),
+    }
+    numbers = {"mean": np.arange(50.0), "low": np.arange(50.0), "high": np.arange(50) + 0.5, "nll": np.ones(50)}
+    rows = scores.of_clients(
+        parts, Predicted(np.arange(50) + np.repeat([0, 1], [20, 30]), parts.owners, numbers, {}), None
+    )
+    assert [(row["client"], row["rmse"], row["coverage"], row["test_nll"]) for row in rows] == [
+        ("south", 1.0, 0.0, 1.0),
+        ("north", 0.0, 1.0, 1.0),
+    ]
+
+
 def test_parts_keep_clients_apart():
     source = bfl.data.load("digits")
     parts = Parts(source, [np.array([5, 1]), np.array([], int), np.array([9])])
     assert list(parts.places) == [5, 1, 9] and list(parts.owners) == [0, 0, 2]
-    features, labels = parts.of(0)
+    _, features, labels = parts.examples(0)
     assert (features == source.features[[5, 1]]).all() and (labels == source.labels[[5, 1]]).all()

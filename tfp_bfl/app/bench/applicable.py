@@ -32,7 +32,7 @@ def why_not(config: RunConfig) -> Optional[str]:
         return None
     if not algorithm_options(config.algorithm).regression:
         return f"{config.algorithm} is of classification, and the labels are numbers."
-    if serves("evaluate_clients", config.algorithm):
+    if algorithm_options(config.algorithm).adapts:
         return f"{config.algorithm} has personal models, which are measured for classes only."
     for name in ("pretrain_share", "class_weight"):
         if getattr(config, name):

@@ -17,7 +17,7 @@ from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
 from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
-from tfp_bfl.app.options.algorithms import serves
+from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument
@@ -130,9 +130,10 @@ def run_final(task: Task) -> dict[str, Any]:
     trained = _train(task, evaluate=True)
     job = trained.job
     assert trained.test is not None
-    test = trained.predict(trained.test)
+    test, held = trained.predict(trained.test), None
     if job.test.target is None:
-        found = scores.of_classes(test, trained.predict(trained.held))
+        held = trained.predict(trained.held)
+        found = scores.of_classes(test, held)
         found |= _foreign(task, trained, test)
     else:
         found = scores.of_numbers(test)
@@ -162,7 +163,9 @@ def run_final(task: Task) -> dict[str, Any]:
         "peak_mb": max(0.0, _memory() - before),  # Memory before may be given back meanwhile.
     }
     record = {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained, found)}
-    return {**record, "warnings": trained.warnings}
+    of_clients = scores.of_clients(trained.test, test, held) if trained.test.names else []
+    record |= {"clients": of_clients} if of_clients else {}
+    return {**record, "warnings": [*trained.warnings, *bfl.evaluation.client_warnings(of_clients)]}
 
 
 def _train(task: Task, evaluate: bool) -> _Trained:
@@ -208,7 +211,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         sums = after.state.step.rows if task.then == "last_layer" else after.state.step
         upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
         download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
-    is_personal = serves("evaluate_clients", job.config.algorithm)
+    is_personal = algorithm_options(job.config.algorithm).adapts
     digest = bfl.data.digest(user_data) if user_data else None
     return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings, digest)
 

@@ -15,9 +15,10 @@ from tfp_bfl.app.bench import ranks, scatter, summary
 from tfp_bfl.app.bench.reading import SCORES, Bench, Record, arrange, finite, read, score_of, shorten
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.writing import write_bytes
+from tfp_bfl.labels import label_of
 from tfp_bfl.plots.page import Cell, Table, environment
 from tfp_bfl.plots.repeats import compare
-from tfp_bfl.plots.tables import DASH, text
+from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
 _FIRST = "nll"  # Classification and regression have it.
 _FULL = 500
@@ -160,7 +161,11 @@ def rows(bench: Bench) -> list[Row]:
                     chosen=summary.chosen(cell),
                     trials=", ".join(dict.fromkeys(str(record.trials) for record in cell)),
                     failed=[f"Seed {r.seed} failed: {shorten(r.failed, _FULL)}" for r in failed],
-                    tables=[table for table in (by_seed(cell), _by_seed_costs(cell), trajectory(cell)) if table.rows],
+                    tables=[
+                        table
+                        for table in (by_seed(cell), of_clients(cell), _by_seed_costs(cell), trajectory(cell))
+                        if table.rows
+                    ],
                 )
             )
     return found
@@ -226,6 +231,19 @@ def _of_seeds(title: str, cell: Sequence[Record], values: Mapping[int, Mapping[s
         if of
     ]
     return Table(title, ["Seed", *map(label, keys)], table_rows)
+
+
+def of_clients(cell: Sequence[Record]) -> Table:
+    """Return the scores of each client by the first seed that has some."""
+    first = next((record for record in cell if record.clients), None)
+    rows, names = (first.clients if first else ()), ("accuracy", "rmse", "test_nll", "coverage")
+    used = [name for name in names if any(name in row for row in rows)]
+    title = f"Clients on their own test rows, seed {first.seed}" if first else "Clients"
+    table_rows = [
+        (row["client"], [Cell(summary.number(row.get("n", 0.0))), *(Cell(with_interval(row, name)) for name in used)])
+        for row in rows[:MOST_CLIENTS]
+    ]
+    return Table(title, ["Client", "n", *(label_of(name) for name in used)], table_rows)
 
 
 def trajectory(cell: Sequence[Record]) -> Table:

@@ -12,7 +12,7 @@ from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.app.many_runs.sweep import parse_seeds
 from tfp_bfl.app.one_run.laplace import check_one_network
 from tfp_bfl.app.one_run.records import is_private
-from tfp_bfl.app.options.algorithms import canonical, serves
+from tfp_bfl.app.options.algorithms import algorithm_options, canonical, serves
 from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
@@ -235,7 +235,7 @@ def _check_then(then: str, options: Values, config: RunConfig) -> None:
     if config.kind != "deterministic":
         raise InvalidArgument(f"{then} follows a training of point weights, and the kind is {config.kind!r}.")
     check_one_network(config, then)
-    if serves("evaluate_clients", config.algorithm):
+    if algorithm_options(config.algorithm).adapts:
         raise InvalidArgument(f"{config.algorithm} predicts with each client's own model, and {then} has none.")
     if is_private(config):
         raise InvalidArgument(

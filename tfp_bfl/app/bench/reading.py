@@ -82,6 +82,7 @@ class Record(NamedTuple):
       trajectory: points in order of "round", with "seconds", "mb" and scores of the current model.
       failed: why there are no scores, or None.
       rounds: of the training; None if the record does not state them.
+      clients: scores of each client that the data name, worst first.
     """
 
     setting: str
@@ -95,6 +96,7 @@ class Record(NamedTuple):
     trajectory: Sequence[Mapping[str, float]]
     failed: Optional[str]
     rounds: Optional[int] = None
+    clients: Sequence[Mapping[str, Any]] = ()
 
     @property
     def is_finished(self) -> Optional[bool]:
@@ -219,6 +221,7 @@ def _record(line: bytes, place: str) -> Record:
         trajectory=_trajectory(content.get("trajectory"), place) if failed is None else [],
         failed=failed,
         rounds=_rounds(mapping["about"], content.get("options")),
+        clients=_clients(content.get("clients"), place),
     )
 
 
@@ -226,6 +229,19 @@ def _rounds(about: Mapping[str, Any], options: Any) -> Optional[int]:
     """Return the rounds of a training as its record has them, in older ones among the options that were given."""
     value = about.get("rounds", options.get("rounds") if isinstance(options, Mapping) else None)
     return int(value) if str(value).isdecimal() else None
+
+
+def _clients(rows: Any, place: str) -> list[dict[str, Any]]:
+    if rows is not None and not isinstance(rows, list):
+        raise InvalidArgument(f'{place} has {shown(rows)} as "clients", but must have a list.')
+    found = []
+    for row in rows or []:
+        values = dict(_mapping(row, "clients", place))
+        name = values.pop("client", None)
+        if not isinstance(name, str):
+            raise InvalidArgument(f'{place} has {shown(row)} among "clients", but a client must have a name.')
+        found.append({"client": name, **_numbers(values, "clients", place)})
+    return found
 
 
 def _mapping(value: Any, name: str, place: str) -> Mapping[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench.predictions import Predicted
+from tfp_bfl.app.one_run import client_scores
+from tfp_bfl.app.one_run.client_scores import Parts
 from tfp_bfl.errors import InvalidArgument
 
 # Of prediction sets and intervals.
@@ -68,6 +70,22 @@ def of_numbers(test: Predicted) -> dict[str, float]:
         "coverage": float(is_in.mean()),
     }
     return scores | _least("coverage", is_in, test.owners)
+
+
+def of_clients(parts: Parts, test: Predicted, held: Optional[Predicted]) -> list[dict[str, Any]]:
+    """Return `evaluation.client_scores` of the clients that the data name, with the coverage of sets or intervals.
+
+    Args:
+      parts: the test rows of each client.
+      test: predictions for them.
+      held: predictions for held-out rows, which calibrate the sets; None for numbers.
+    """
+    if held is None:
+        covered = (test.arrays["low"] <= test.labels) & (test.labels <= test.arrays["high"])
+        return client_scores.rows_of(parts, test.arrays["mean"], test.labels, covered, test.arrays["nll"])
+    calibrated = {"probabilities": held.arrays["probabilities"], "labels": held.labels}
+    inside = client_scores.sets_hold(test.arrays["probabilities"], test.labels, calibrated)
+    return client_scores.rows_of(parts, test.arrays["probabilities"], test.labels, inside)
 
 
 def selection(held: Predicted) -> dict[str, float]:

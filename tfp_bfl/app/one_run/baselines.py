@@ -8,6 +8,7 @@ from typing import Any, Optional
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.client_scores import names_in
 from tfp_bfl.app.one_run.records import truth
 from tfp_bfl.errors import Error
 from tfp_bfl.evaluation.baselines import nll_of_classes, nll_of_numbers, of_classes, of_numbers
@@ -72,7 +73,7 @@ def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.ev
 
 def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
     """Score the linear model with an intercept for each client; None where the rows do not name the clients."""
-    names = _names(clients)
+    names = names_in(clients)
     if test.num_classes > 2 or names is None or test.owners is None or len(names) > _MOST_CLIENTS:
         return None
     restricted = None if len(names) <= _FEW_CLIENTS else False
@@ -83,16 +84,6 @@ def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[
         if len(own):
             centre[own], stddev[own] = fitted.linear_predictor(features[own], k)
     return _scored(HIERARCHICAL, centre, stddev, fitted.posterior.dispersion, test)
-
-
-def _names(clients: bfl.data.Clients) -> Optional[list[str]]:
-    """Return the name that the rows give each of two clients or more; None unless each has one of its own."""
-    owners = clients.source.owners
-    if owners is None:
-        return None
-    names = [set(owners[part].tolist()) for part in clients.indices]
-    every = set().union(*names)
-    return [name for (name,) in names] if 2 <= len(every) == len(names) == sum(map(len, names)) else None
 
 
 def _rows(clients: bfl.data.Clients) -> list[tuple[np.ndarray, np.ndarray]]:

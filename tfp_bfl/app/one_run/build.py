@@ -97,7 +97,7 @@ def _check_regression(options: Options, config: RunConfig, source: Union[bfl.dat
             f"{config.algorithm} is of classification, and {source.name} has numbers for labels: choose another "
             "algorithm."
         )
-    for name in ("pretrain_share", "evaluate_clients"):
+    for name in ("pretrain_share", *(["evaluate_clients"] if options.adapts else [])):
         if getattr(config, name):
             raise InvalidArgument(
                 f"{name} is of classification, and {source.name} has numbers for labels: leave it out."

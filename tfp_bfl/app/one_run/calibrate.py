@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import TYPE_CHECKING, Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.one_run.ensembles import num_samples
-from tfp_bfl.app.one_run.records import HELD_OUT, read_predictions
+from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, read_predictions
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
@@ -37,6 +38,7 @@ def calibrate(
     by: str = "entropy",
     set_coverage: float = 0.9,
     set_score: str = "probability",
+    each_client: bool = False,
     figure: Union[str, pathlib.Path, None] = None,
 ) -> bfl.export.Calibration:
     """Write a run's model with a temperature, an abstention threshold and prediction sets, and return the calibration.
@@ -51,15 +53,17 @@ def calibrate(
       accuracy: accuracy on retained examples (`evaluation.abstention_limit`); 0.95 if neither it nor coverage is
         given; or
       coverage: fraction of the examples that is retained.
-      confidence: in that accuracy.
+      confidence: in that accuracy, and in the coverage of a client's own sets.
       by: "entropy" or "epistemic", of which uncertainty the limit is.
       set_coverage: with which probability prediction sets hold the label (`evaluation.conformal_limit`).
       set_score: by which classes enter a set: "probability", "aps" or "raps:PENALTY".
+      each_client: also find the sets of each client that the data name (`evaluation.calibrate_clients`), and those of
+        clients that were never seen.
       figure: a new file for `plots.risk_coverage` of the half on which the limit was found.
 
     Raises:
-      InvalidArgument: the run set nothing aside, too little for what is asked, or a number is outside its range. Then
-        nothing is written.
+      InvalidArgument: the run set nothing aside, its data name no clients (each_client), too little for what is asked,
+        or a number is outside its range. Then nothing is written.
     """
     if by not in BY:
         raise InvalidArgument(f"by is {by!r}, but must be one of {', '.join(BY)}.")
@@ -75,6 +79,12 @@ def calibrate(
         raise InvalidArgument(f"calibrate is for classifiers, and {files.name(folder)} predicts numbers.")
     config = make_config(folder / "config.yaml", {}, runs_code=False)
     held = read_predictions(folder / HELD_OUT, _MOST_EXAMPLES, (info.model or {})["num_classes"])
+    names = held.pop("client_names", None)
+    if each_client and names is None:
+        raise InvalidArgument(
+            f"each_client is for data that name their clients, and the rows of {files.name(folder)} name none: leave "
+            "it out, or run it with client_column."
+        )
     for path in (output, *([figure] if figure else [])):
         if os.path.lexists(path):
             raise InvalidArgument(f"{files.name(path)} exists already: choose another name, nothing is overwritten.")
@@ -90,6 +100,9 @@ def calibrate(
         )
     except bfl.evaluation.NoThreshold as error:
         promise = error.promise
+    set_limit = bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage, set_score)
+    of_sets = set_coverage, confidence, set_score
+    sets, unseen = _sets_of_clients(probabilities, second, names, *of_sets) if each_client else ({}, None)
     calibration = bfl.export.Calibration(
         number=len(held["labels"]),
         num_samples=num_samples(config),
@@ -101,16 +114,88 @@ def calibrate(
         at_least=wanted["accuracy"],
         confidence=confidence,
         set_coverage=set_coverage,
-        set_limit=bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage, set_score),
+        set_limit=set_limit,
         best_accuracy=promise.at_least if promise else None,
         best_coverage=promise.limit.coverage if promise else None,
         set_score=set_score,
+        unseen_set_limit=unseen,
     )
+    tested = read_predictions(folder / PREDICTIONS, _MOST_EXAMPLES, (info.model or {})["num_classes"])
+    if "client" in tested:
+        calibration = calibration._replace(clients=_scores_of_clients(tested, calibration, sets))
     bfl.export.save(model, output, bfl.export.Info(calibration=calibration._asdict()))
     if figure:
         curve = bfl.evaluation.risk_coverage(probabilities, second["labels"], uncertainty)
         bfl.plots.risk_coverage(curve, by, calibration.limit).savefig(figure)
     return calibration
+
+
+def _sets_of_clients(
+    probabilities: np.ndarray,
+    held: dict[str, np.ndarray],
+    names: Any,
+    coverage: float,
+    confidence: float,
+    score: str,
+) -> tuple[dict[str, dict[str, float]], Optional[float]]:
+    """Return the number of held-out rows and the set limit of each client, and the limit of clients never seen."""
+    histograms = {}
+    for k, name in enumerate(names):
+        own = held["client"] == k
+        if own.any():
+            histograms[str(name)] = bfl.evaluation.label_histogram(probabilities[own], held["labels"][own], score=score)
+    found = bfl.evaluation.calibrate_clients(list(histograms.values()), coverage, confidence)
+    limits = {name: {"held_out": int(own.sum()), "set_limit": found.limit(own)} for name, own in histograms.items()}
+    return limits, None if isinstance(found.unseen, str) else found.unseen
+
+
+def _scores_of_clients(
+    tested: dict[str, np.ndarray], found: bfl.export.Calibration, sets: dict[str, dict[str, float]]
+) -> list[dict[str, Any]]:
+    """Return the scores of each client on its test rows, by its own sets where it has some."""
+    names, labels = [str(x) for x in tested["client_names"]], tested["labels"]
+    probabilities = bfl.evaluation.at_temperature(tested["probabilities"], found.temperature)
+    limits = np.array([sets.get(name, {}).get("set_limit", found.set_limit) for name in names])
+    covered = np.zeros(len(labels), bool)
+    kept = np.ones(len(labels), bool)
+    if found.limit is not None:
+        kept = (entropy(probabilities) if found.by == "entropy" else tested["epistemic"]) <= found.limit
+    for k, limit in enumerate(limits):
+        own = np.flatnonzero(tested["client"] == k)
+        inside = bfl.evaluation.prediction_sets(probabilities[own], limit, found.set_score) if len(own) else None
+        if inside is not None:
+            covered[own] = inside[np.arange(len(own)), labels[own]]
+    owners, right = np.array(names, object)[tested["client"]], probabilities.argmax(-1) == labels
+    rows = bfl.evaluation.client_scores(probabilities, labels, owners, covered=covered, names=[*names, *sets])
+    for row in rows:
+        own = kept & (owners == row["client"])
+        row |= {"kept": int(own.sum()), **({"kept_accuracy": float(right[own].mean())} if own.any() else {})}
+        row |= sets.get(row["client"], {})
+    return rows
+
+
+def clients_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of clients as lines of a table."""
+    columns = ("accuracy", "sensitivity", "specificity", "test_nll", "coverage", "kept", "kept_accuracy", "set_limit")
+    used = [name for name in columns if any(name in row for row in rows)]
+    heads = {
+        "test_nll": "NLL",
+        "coverage": "coverage of sets",
+        "kept_accuracy": "accuracy of kept",
+        "set_limit": "sets from",
+    }
+    lines = [["client", "n", *(heads.get(name, name) for name in used)]]
+    lines += [[str(row["client"]), str(row["n"]), *(_in_words(row, name) for name in used)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def _in_words(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if value is None or isinstance(value, int):
+        return "-" if value is None else str(value)
+    ends = f" [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]" if f"{name}_low" in row else ""
+    return f"{value:.3f}{ends}"
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:

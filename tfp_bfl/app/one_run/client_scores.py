@@ -1,18 +1,70 @@
-"""Scores of each client's personal model at the end of a run, before and after a step on the client's data."""
+"""Scores of each client on its own test rows at the end of a run: by one model, or by models of the clients."""
 
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import class_weights
+from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tfp_bfl.app.one_run.job import Job
+
+logger = logging.getLogger(__name__)
 
 NAME = "clients.jsonl"
 # Of a client's training examples, to adapt to.
 EXAMPLES = 64
+# Of the prediction sets that are counted.
+COVERAGE = 0.9
+
+
+class Parts(NamedTuple):
+    """Rows of a source that belong to clients.
+
+    Fields:
+      source: of the rows.
+      rows: of each client, places in the source; a client may have none.
+      names: of the clients in the data; () where the data name none.
+    """
+
+    source: bfl.data.Source
+    rows: Sequence[np.ndarray]
+    names: Sequence[str] = ()
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.rows)
+
+    @property
+    def called(self) -> list[str]:
+        """The names of the clients, or their numbers."""
+        return list(self.names) or [str(k) for k in range(len(self.rows))]
+
+    def examples(self, k: int) -> tuple[None, np.ndarray, np.ndarray]:
+        """Return None, features and labels of client k, as `federated.evaluate_clients` takes them."""
+        return None, self.source.features[self.rows[k]], self.source.labels[self.rows[k]]
+
+    @property
+    def places(self) -> np.ndarray:
+        """All rows, client by client."""
+        return np.concatenate(self.rows)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The client of each of `places`."""
+        return np.repeat(np.arange(len(self.rows)), [len(rows) for rows in self.rows])
 
 
 def everybody(clients: bfl.data.Clients, unseen: Optional[bfl.data.Clients]) -> bfl.data.Clients:
@@ -20,41 +72,170 @@ def everybody(clients: bfl.data.Clients, unseen: Optional[bfl.data.Clients]) -> 
     return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
 
 
-def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Optional[bfl.data.Clients]:
-    """Return the test data, each class shared out as the clients hold it in training; None where nobody asked for
-    scores.
+def names_in(clients: bfl.data.Clients) -> Optional[list[str]]:
+    """Return the name that the rows give each of two clients or more; None unless each has a different one."""
+    owners = clients.source.owners
+    if owners is None:
+        return None
+    names = [set(owners[part].tolist()) for part in clients.indices]
+    every = set().union(*names)
+    return [name for (name,) in names] if 2 <= len(every) == len(names) == sum(map(len, names)) else None
+
+
+def named(config: RunConfig, owners: Optional[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of a file of predictions that name the client of each row; {} for artificial clients.
+
+    Args:
+      config: of the run.
+      owners: the client of each row [N].
+    """
+    if config.partition != GIVEN or owners is None:
+        return {}
+    names, client = np.unique(owners.astype(str), return_inverse=True)
+    return {"client": client.astype(np.int32), "client_names": names}
+
+
+def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Optional[Parts]:
+    """Return the test rows of each client: its own, where training and test data name the clients.
+
+    Artificial clients have no test rows; with `evaluate_clients` each gets a part of every class, as in training.
+
+    Args:
+      config: of the run.
+      test: the test data.
+      clients: those in training, and those that are not.
 
     Raises:
-      InvalidArgument: the test data are too few for the clients.
+      InvalidArgument: evaluate_clients where the test data name no clients, or are too few for the clients.
     """
-    return test.partition(bfl.data.like(clients), seed=config.seed) if config.evaluate_clients else None
+    names = names_in(clients) if config.partition == GIVEN else None
+    if names and test.owners is not None:
+        places: dict[str, list[int]] = {name: [] for name in names}
+        for row, owner in enumerate(test.owners.tolist()):
+            places.setdefault(owner, []).append(row)
+        return Parts(test, [np.array(places[name], np.int64) for name in names], names)
+    if not config.evaluate_clients:
+        return None
+    if config.partition == GIVEN:
+        raise InvalidArgument(
+            f"evaluate_clients scores each client on its own test rows, and the test data of {config.data_name} do not "
+            "name the clients: leave out evaluate_clients, or test_data, so that a fifth of each client's rows is held "
+            "out."
+        )
+    return Parts(test, test.partition(bfl.data.like(clients), seed=config.seed).indices)
 
 
-def score(
-    config: RunConfig,
-    process: bfl.federated.BayesianProcess,
+def scored(
+    job: Job,
     result: bfl.federated.SimulationResult,
-    clients: bfl.data.Clients,
-    shards: bfl.data.Clients,
-    trained: bfl.data.Clients,
-    **prediction: Any,
-) -> list[bfl.federated.ClientScores]:
-    """Evaluate every client before and after one adaptation step at the inner rate.
+    final: Any,
+    held: Optional[dict[str, np.ndarray]],
+    folder: pathlib.Path,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what a summary records of each client, and warnings; with evaluate_clients, write clients.jsonl.
 
-    The class counts of the clients that `trained` give balanced class weights.
+    Args:
+      job: of the run.
+      result: of its rounds.
+      final: the evaluation of the final model on the test data.
+      held: predictions of held-out examples, which calibrate the prediction sets; None without any.
+      folder: of the run.
     """
-    evaluate = lambda model, *examples: bfl.evaluation.evaluate(model, *examples, **prediction).metrics
-    return bfl.federated.evaluate_clients(
-        process,
-        result,
-        clients,
-        shards,
-        evaluate,
-        adaptation=one_step(config, process, trained),
-        most_examples=EXAMPLES,
-        seed=config.seed,
-        noise=config.client_noise,
+    parts = job.shards
+    if parts is None:
+        return {}, []
+    found: dict[str, Any] = {}
+    if job.config.evaluate_clients and algorithm_options(job.config.algorithm).adapts:
+        before, after, lines = personal(job, result, parts)
+        for name, evaluations in (("clients", before), ("adapted_clients", after)):
+            probabilities = np.concatenate([each.probabilities for each in evaluations])
+            found[name] = rows_of(parts, probabilities, parts.source.labels[parts.places])
+    else:
+        found["clients"] = of_model(parts, final, held)
+        lines = []
+        scores = {row["client"]: row for row in found["clients"] if row["n"]}
+        for k, name in enumerate(parts.called):
+            metrics = {key: x for key, x in scores.get(name, {}).items() if key in ("accuracy", "rmse", "test_nll")}
+            if metrics:
+                lines.append(bfl.federated.ClientScores(k, len(job.everybody.indices[k]), metrics))
+    if job.config.evaluate_clients:
+        _write(folder, lines, parts)
+        found |= _summarise(lines, job.clients.num_clients)
+    warnings = bfl.evaluation.client_warnings(found["clients"])
+    for warning in warnings:
+        logger.warning(warning)
+    return found, warnings
+
+
+def of_model(parts: Parts, final: Any, held: Optional[dict[str, np.ndarray]] = None) -> list[dict[str, Any]]:
+    """Return the rows of the clients by one model, with the coverage of its sets or intervals.
+
+    Args:
+      parts: the test rows of each client.
+      final: the evaluation of the model on the whole source of `parts`.
+      held: as of `scored`.
+    """
+    places, target = parts.places, parts.source.target
+    if target is not None:
+        truth = target.mean + target.scale * np.asarray(parts.source.labels, np.float64)
+        covered = (final.low <= truth) & (truth <= final.high)
+        return rows_of(parts, final.mean[places], truth[places], covered[places], final.nll[places])
+    covered = None if held is None else sets_hold(final.probabilities, parts.source.labels, held)
+    return rows_of(
+        parts, final.probabilities[places], parts.source.labels[places], None if covered is None else covered[places]
     )
+
+
+def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: dict[str, np.ndarray]) -> Optional[np.ndarray]:
+    """Return whether the sets of `COVERAGE` by held-out examples hold each label; None where these are too few."""
+    try:
+        limit = bfl.evaluation.conformal_limit(held["probabilities"], held["labels"], COVERAGE)
+    except InvalidArgument:
+        return None
+    inside: np.ndarray = bfl.evaluation.prediction_sets(probabilities, limit)[np.arange(len(labels)), labels]
+    return inside
+
+
+def rows_of(
+    parts: Parts,
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    covered: Optional[np.ndarray] = None,
+    losses: Optional[np.ndarray] = None,
+) -> list[dict[str, Any]]:
+    """Return `evaluation.client_scores` of predictions for `Parts.places`."""
+    names = np.array(parts.called, object)
+    given: Any = {"covered": covered, "losses": losses, "names": parts.called}
+    return bfl.evaluation.client_scores(predictions, labels, names[parts.owners], **given)
+
+
+def personal(
+    job: Job, result: bfl.federated.SimulationResult, parts: Parts
+) -> tuple[list[Any], list[Any], list[bfl.federated.ClientScores]]:
+    """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate.
+
+    Returns:
+      The evaluations before, those after, and their metrics.
+    """
+    found: list[Any] = []
+
+    def evaluate(model: Any, features: Any, labels: Any) -> dict[str, float]:
+        found.append(bfl.evaluation.evaluate(model, features, labels, **job.prediction) if len(labels) else None)
+        return found[-1].metrics if found[-1] else {}
+
+    scores = bfl.federated.evaluate_clients(
+        job.process,
+        result,
+        job.everybody,
+        parts,  # type: ignore[arg-type]
+        evaluate,
+        adaptation=one_step(job.config, job.process, job.clients),
+        most_examples=EXAMPLES,
+        seed=job.config.seed,
+        noise=job.config.client_noise,
+    )
+    before, after = ([each for each in found[start::2] if each] for start in range(2))
+    return before, after, [score for score in scores if score.before]
 
 
 def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained: bfl.data.Clients) -> Any:
@@ -79,20 +260,27 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
     return work if config.augmentation is None else bfl.clients.augmented(work, config.augmentation)
 
 
-def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
+def _summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
     """Return the clients' mean accuracy and the least one, before and after the step; of those from
-    `number` on apart.
+    `number` on apart. Numbers have none.
     """
     summary = {}
-    for group, part in {"client": scores[:number], "unseen_client": scores[number:]}.items():
-        for when, adapted in {"": False, "adapted_": True}.items() if part else ():
+    groups = {
+        "client": [x for x in scores if x.client < number],
+        "unseen_client": [x for x in scores if x.client >= number],
+    }
+    for group, part in groups.items():
+        if not part or "accuracy" not in part[0].before:
+            continue
+        for when, adapted in {"": False, "adapted_": True}.items() if part[0].after else {"": False}.items():
             of_all = bfl.federated.summarise_clients(part, adapted=adapted)
             summary[f"{when}{group}_accuracy"] = of_all["uniform"]
             summary[f"{when}{group}_accuracy_least"] = of_all["least"]
     return summary
 
 
-def write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores]) -> None:
+def _write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores], parts: Parts) -> None:
     """Write the scores to the folder, as one line of JSON for each client."""
-    lines = "".join(json.dumps(each._asdict()) + "\n" for each in scores)
+    named = lambda k: {"name": parts.names[k]} if parts.names else {}
+    lines = "".join(json.dumps({**each._asdict(), **named(each.client)}) + "\n" for each in scores)
     (folder / NAME).write_text(lines, encoding="utf-8")

@@ -35,6 +35,7 @@ CALIBRATE_EXAMPLES = """
 Examples:
   tfp-bfl run --dataset patients.csv --model mlp --hold-out 0.2 --output run
   tfp-bfl calibrate run model --accuracy 0.95
+  tfp-bfl calibrate run model --each-client
   tfp-bfl calibrate run model --coverage 0.8 --by epistemic --sets 0.99
   tfp-bfl predict model new_patients.csv
 """
@@ -171,7 +172,12 @@ def predict_images(
 @click.argument("path", metavar="PATH")
 @click.option("--accuracy", type=float, metavar="SHARE", help="Accuracy on retained new examples.  [default: 0.95]")
 @click.option("--coverage", type=float, metavar="SHARE", help="Fraction of examples to retain, instead of an accuracy.")
-@click.option("--confidence", type=float, metavar="SHARE", help="Confidence in that accuracy.  [default: 0.9]")
+@click.option(
+    "--confidence",
+    type=float,
+    metavar="SHARE",
+    help="Confidence in that accuracy, and in the coverage of a client's sets.  [default: 0.9]",
+)
 @click.option("--by", metavar="NAME", help="Measure of the threshold: entropy or epistemic.  [default: entropy]")
 @click.option(
     "--sets",
@@ -185,10 +191,15 @@ def predict_images(
     metavar="NAME",
     help="Score of the prediction sets: probability, aps or raps:PENALTY.  [default: probability]",
 )
+@click.option(
+    "--each-client",
+    is_flag=True,
+    help="Find prediction sets for each client that the data name too, and for new clients.",
+)
 @click.option("--figure", metavar="FILE", help="File for a figure of risk and threshold by coverage.")
 def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
     """Write the SavedModel of a run to PATH, with an abstention threshold from the run's held-out examples."""
-    from tfp_bfl.app.one_run.calibrate import calibrate
+    from tfp_bfl.app.one_run.calibrate import calibrate, clients_in_words
 
     result = calibrate(run, path, figure=figure, **{name: x for name, x in given.items() if x is not None})
     if result.limit is None:
@@ -209,6 +220,15 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
         f"softmax temperature {result.temperature:.3g}; prediction sets: {result.set_score} >= {result.set_limit:.4g}, "
         f"coverage >= {result.set_coverage:.0%}."
     )
+    if given["each_client"]:
+        new = result.unseen_set_limit
+        of_new = "too few clients for a bound" if new is None else f"{result.set_score} >= {new:.4g}"
+        click.echo(
+            f"Sets of each client: coverage >= {result.set_coverage:.0%} with confidence {result.confidence:.0%}, an "
+            f"approximation that is worse with few clients; clients never seen: {of_new}."
+        )
+    if result.clients:
+        click.echo(clients_in_words(result.clients))
 
 
 _prior_stddev = click.option(

@@ -36,7 +36,7 @@ class Job(NamedTuple):
       process: the federated process; of an ensemble, that of the first member.
       trained: what `simulate` runs: the process, or the ensemble.
       everybody: the clients in training, and those that are not.
-      shards: of each of these the test data; None where nobody asked for their scores.
+      shards: of each of these the test rows; None where the data name no clients and nobody asked for their scores.
       notes: sentences on the user's data.
     """
 
@@ -52,7 +52,7 @@ class Job(NamedTuple):
     process: bfl.federated.BayesianProcess
     trained: Any
     everybody: bfl.data.Clients
-    shards: Optional[bfl.data.Clients]
+    shards: Optional[client_scores.Parts]
     notes: tuple[str, ...] = ()
 
     @property
@@ -89,7 +89,9 @@ class Job(NamedTuple):
             return None
         _, features, labels = self.shares.calibration.examples(0)
         scored = build.scorer(self.config, self.test)(model, features, labels)
-        return records.predictions_of(scored, records.in_units(labels, self.test.target))
+        owners = None if self.train.owners is None else self.train.owners[self.shares.calibration.indices[0]]
+        predictions = records.predictions_of(scored, records.in_units(labels, self.test.target))
+        return {**predictions, **client_scores.named(self.config, owners)}
 
     def unusual(self, model: tf.keras.Model) -> Optional[bfl.evaluation.Unusual]:
         """Return the score of unusual examples, calibrated on the examples of `apart`; None where there is none."""

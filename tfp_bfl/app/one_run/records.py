@@ -13,9 +13,11 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.one_run import ensembles
+from tfp_bfl.app.one_run.client_scores import names_in
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import stated
+from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
@@ -31,9 +33,9 @@ NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
 HELD_OUT = "held_out.npz"
 # Those of the test set.
 PREDICTIONS = "predictions.npz"
-MOST_SUMMARY_BYTES = 2**20
+MOST_SUMMARY_BYTES = 2**25  # With the scores of 100,000 clients.
 MOST_ROUNDS_BYTES = 2**28
-_MOST_HEADER_BYTES = 2**16
+_MOST_NAMES_BYTES = 2**24  # With the headers of the arrays.
 # What a report draws or rounds, of a summary or a round.
 _NUMBERS = (
     *(
@@ -172,6 +174,7 @@ def results(
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
+        client_names=(names_in(clients) if config.partition == GIVEN else None) or (),
         warnings=list(dict.fromkeys([*warnings, *(summary.get("warnings") or [])])),
     )
 
@@ -234,13 +237,13 @@ def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]
 
 def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
     """Return the arrays of a file of predictions, which has no more than those of so many examples take; of numbers,
-    without classes, those of `NUMBERS`.
+    without classes, those of `NUMBERS`. Where the data name clients, also "client", places in "client_names".
 
     Raises:
       InvalidArgument: it is none.
     """
     names: tuple[str, ...] = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
-    most = 8 * most_examples * (num_classes + len(names)) + _MOST_HEADER_BYTES
+    most = 8 * most_examples * (num_classes + len(names) + 1) + _MOST_NAMES_BYTES
     arrays = read_arrays(path, "file of predictions", most, compressed=True)
     names = tuple(name for name in names if name in arrays or name != _MUTUAL_INFORMATION)
     shapes = [arrays[name].shape if name in arrays else None for name in names]
@@ -250,4 +253,15 @@ def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -
         np.issubdtype(arrays[name].dtype, np.number) and np.all(np.isfinite(arrays[name])) for name in names
     ):
         raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions.")
-    return {name: arrays[name] for name in names}
+    return {name: arrays[name] for name in (*names, *_named(arrays, number, path))}
+
+
+def _named(arrays: Mapping[str, np.ndarray], number: int, path: pathlib.Path) -> tuple[str, ...]:
+    """Return the names of the arrays with the client of each row; () where the file has none."""
+    if "client" not in arrays:
+        return ()
+    client, names = arrays["client"], arrays.get("client_names", np.zeros(0))
+    are_whole = client.shape == (number,) and client.dtype.kind == "i" and names.ndim == 1 and names.dtype.kind == "U"
+    if not are_whole or np.any(client < 0) or np.any(client >= len(names)):
+        raise InvalidArgument(f"{files.name(path)} does not name the client of each row as a run does.")
+    return ("client", "client_names")

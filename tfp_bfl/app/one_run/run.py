@@ -147,16 +147,13 @@ def _run(
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
         simple, weight = baselines.baselines(job.clients, job.test), job.config.class_weight
         if job.shards:
-            status.phase("scores of the clients' own models")
-            of_clients = client_scores.score(
-                job.config, job.process, result, job.everybody, job.shards, job.clients, **job.prediction
-            )
-            client_scores.write(folder, of_clients)
-            scores.update(client_scores.summarise(of_clients, job.clients.num_clients))
+            status.phase("scores of the clients")
+        of_clients, warnings = client_scores.scored(job, result, final, apart, folder)
         summary = {
             **scores,
             "baselines": {each.name: each.metrics for each in simple},
             **baselines.of_classes_in(final, job.test),
+            **of_clients,
             "method": method(stated(job.config, job.test.target is not None, job.weights)),
             **({"class_weights": class_weights.by_class(weight, job.clients)} if weight else {}),
             **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
@@ -172,6 +169,7 @@ def _run(
             "warnings": [
                 *result.warnings,
                 *_compared(job, final, simple),
+                *warnings,
             ],
         }
         info = build.export_info(job.config, job.train, scores, job.weights)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, TextIO, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import ensembles, records
+from tfp_bfl.app.one_run import client_scores, ensembles, records
 from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.revise import SITES, STATE
 from tfp_bfl.app.options import choices
@@ -172,7 +172,8 @@ def write_results(
     predictions = records.predictions_of(final, records.truth(test))
     if apart:
         write_arrays(folder / records.HELD_OUT, apart, compressed=True)
-    write_arrays(folder / "predictions.npz", predictions, compressed=True)
+    named = client_scores.named(config, test.owners)
+    write_arrays(folder / "predictions.npz", {**predictions, **named}, compressed=True)
     results = records.results(folder.name, config, summary, result.rounds, predictions, test, clients)
     figures, weights = bfl.plots.run_figures(results), records.weights_in(summary)
     bfl.plots.write_report(folder / "report.html", [results], title=title(config, weights), figures=figures)

@@ -123,6 +123,14 @@ class RunConfig(NoTruthAsNumber):
     examples_per_client: Optional[Count] = option(
         None, "Maximum number of examples of each client, chosen at random by the seed."
     )
+    evaluate_clients: bool = option(
+        False,
+        "Evaluate the model on each client's test data at the end, on a part of the test set where the data name no "
+        "clients; personal models before and after a step of adaptation.",
+    )
+    unseen_clients: CountOrZero = option(
+        0, "Number of additional clients that never train; `evaluate_clients` scores them separately."
+    )
     initial_stddev: Optional[Positive] = option(
         None, "Initial posterior standard deviation; by default 0.003, for kind variational_dropout 0.0143."
     )
@@ -231,7 +239,9 @@ class RunConfig(NoTruthAsNumber):
         return self
 
     def _check_ensemble(self, members: int) -> None:
-        for name in ("pretrain_share", "evaluate_clients", "privacy_clip_norm", "example_clip_norm"):
+        adapts = algorithm_options(self.algorithm).adapts
+        of_one = ("pretrain_share", "privacy_clip_norm", "example_clip_norm")
+        for name in (*of_one, *(["evaluate_clients"] if adapts else [])):
             if getattr(self, name):
                 raise InvalidArgument(f"{name} belongs to runs of one model: leave {name} or ensemble out.")
         if algorithm_options(self.algorithm).personal:

@@ -57,6 +57,7 @@ class Options(NoTruthAsNumber):
       defaults: of a configuration with this algorithm, where they differ from the fields' own.
       point_weights: models with variational layers are refused.
       personal: whether each client has a personal model.
+      adapts: whether clients are scored by models of their own, before and after a step of adaptation.
       regression: labels may be numbers.
     """
 
@@ -66,6 +67,7 @@ class Options(NoTruthAsNumber):
     defaults: ClassVar[dict[str, Any]] = {}
     point_weights: ClassVar[bool] = True
     personal: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
     regression: ClassVar[bool] = True
 
     batch_size: Count = option(32, "Batch size of training.")

@@ -11,7 +11,6 @@ from tfp_bfl.app.options.fields import (
     AnyKind,
     Bounded,
     Count,
-    CountOrZero,
     Defended,
     Hidden,
     ManyRounds,
@@ -28,16 +27,9 @@ from tfp_bfl.errors import InvalidArgument
 
 
 class _Personal(ManyRounds):
+    adapts: ClassVar[bool] = True
+
     kl_weight: PositiveOrZero = option(1.0, "Factor beta of the KL term; kind flipout learns with less, such as 0.05.")
-    evaluate_clients: bool = option(
-        False,
-        "Evaluate each client's personal model on its part of the test set at the end, before and after "
-        "a step of adaptation.",
-        argument=None,
-    )
-    unseen_clients: CountOrZero = option(
-        0, "Number of additional clients that never train; `evaluate_clients` scores them separately.", argument=None
-    )
     client_noise: str = option(
         "own",
         "Noise of the models that `evaluate_clients` scores: the client's own, none, or another client's.",
@@ -47,7 +39,7 @@ class _Personal(ManyRounds):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.client_noise != "own" and not self.evaluate_clients:
+        if self.client_noise != "own" and not config.evaluate_clients:
             raise InvalidArgument("client_noise is of the scores of single clients: give evaluate_clients too.")
         if self.client_noise != "another":
             return
@@ -57,7 +49,7 @@ class _Personal(ManyRounds):
                 "client_noise is 'another', but all clients of this run have the same noise: use p_fed_bayes, or "
                 "meta_vd with variances 'hypernetwork' or 'free_variances'."
             )
-        if self.unseen_clients or config.clients < 2:
+        if config.unseen_clients or config.clients < 2:
             raise InvalidArgument(
                 "client_noise 'another' exchanges the noise of clients that train: give at least two of them, and no "
                 "unseen_clients."

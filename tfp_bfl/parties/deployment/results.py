@@ -52,6 +52,7 @@ def write_results(
     last = result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
     metrics |= privacy
+    of_clients = bfl.evaluation.scores_of_sums(scores)
     of_sites = {site: bfl.evaluation.from_sums(sums) for site, sums in scores.items()}
     data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
     data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
@@ -64,7 +65,7 @@ def write_results(
     shutil.rmtree(folder / "saved_model", ignore_errors=True)  # Of a server that died before the summary.
     bfl.export.save(result.model, folder / "saved_model", info)
     every = {site: scores.get(site) for site in parties.names}
-    _report(folder, options, metrics, result, schema, every, traffic)
+    _report(folder, options, {**metrics, "clients": of_clients}, result, schema, every, traffic)
     if scores:
         of_each = {f"{site}/{name}": x for site, sums in scores.items() for name, x in sums.items()}
         write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
@@ -72,8 +73,9 @@ def write_results(
         **metrics,
         "method": resolve.method(options),
         "parties": of_sites,
+        "clients": of_clients,
         TRAFFIC: traffic,
-        "warnings": [*warnings, *result.warnings],
+        "warnings": [*warnings, *result.warnings, *bfl.evaluation.client_warnings(of_clients)],
     }
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
@@ -100,8 +102,9 @@ def _report(
         labels=np.zeros(0, np.int32),
         uncertainties={},
         class_names=schema.class_names,
-        warnings=result.warnings,
+        warnings=[*result.warnings, *bfl.evaluation.client_warnings(metrics["clients"])],
         parties=of_sites,
+        client_names=tuple(of_sites),
         traffic=traffic,
         statement=bfl.export.statement(options),
     )

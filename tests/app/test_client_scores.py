@@ -1,0 +1,177 @@
+"""Scores of each client of a run on its own test rows: in the summary, the report and clients.jsonl, by name."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import tfp_bfl as bfl
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.one_run.calibrate import entropy
+
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
+SHORT = ["--num-samples", "5", "--engine", "local"]
+HEART = ["run", "--dataset", "heart_disease", "--temperature", "1", "--hold-out", "0.2", *SHORT]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "heart"
+    assert run_command_line([*HEART, "--rounds", "10", "--evaluate-clients", "--output", str(folder)]) == 0
+    return folder
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_hospitals_have_the_scores_of_their_own_rows(run):
+    test = bfl.data.load("heart_disease", split="test")
+    with np.load(run / "predictions.npz") as arrays:
+        probabilities, labels = arrays["probabilities"], arrays["labels"]
+    with np.load(run / "held_out.npz") as arrays:
+        limit = bfl.evaluation.conformal_limit(arrays["probabilities"], arrays["labels"], 0.9)
+    inside = bfl.evaluation.prediction_sets(probabilities, limit)[np.arange(len(labels)), labels]
+    rows, summary = summary_of(run)["clients"], summary_of(run)
+    assert {row["client"]: row["n"] for row in rows} == {
+        **{"Cleveland": 61, "Hungary": 58, "Switzerland": 25, "VA Long Beach": 40}
+    }
+    assert [row["accuracy"] for row in rows] == sorted(row["accuracy"] for row in rows)
+    for row in rows:
+        own = test.owners == row["client"]
+        right = probabilities[own].argmax(-1) == labels[own]
+        assert row["accuracy"] == right.mean() and row["coverage"] == inside[own].mean()
+        assert row["sensitivity"] == right[labels[own] == 1].mean()
+    assert sum(row["n"] * row["accuracy"] for row in rows) / 184 == pytest.approx(summary["accuracy"])
+    # Measured on ten rounds: accuracy .550, all others together .868.
+    assert rows[0]["client"] == "VA Long Beach" and 0.4 < rows[0]["accuracy"] < 0.7 < rows[1]["accuracy"]
+    assert sum("VA Long Beach, accuracy" in warning for warning in summary["warnings"]) == 1
+    assert "Cleveland, accuracy" not in " ".join(summary["warnings"])
+
+
+def test_the_report_names_them_and_estimates_nothing(run):
+    page = (run / "report.html").read_text().replace("<wbr>", "")
+    (first,) = [row for row in summary_of(run)["clients"] if row["client"] == "VA Long Beach"]
+    cell = f"{first['accuracy']:.3f} [{first['accuracy_low']:.3f}, {first['accuracy_high']:.3f}]"
+    table = page[page.index("Each client on its own test rows") :]
+    assert cell in table and "Cleveland" in table and "estimate" not in page
+    assert "Labels of the clients" in page
+
+
+def test_evaluate_clients_scores_the_model_of_every_algorithm(run):
+    written = lines(run / "clients.jsonl")
+    assert [row["name"] for row in written] == ["Cleveland", "Hungary", "Switzerland", "VA Long Beach"]
+    scores = {row["client"]: row for row in summary_of(run)["clients"]}
+    for row in written:
+        own = scores[row["name"]]
+        assert row["before"] == {name: own[name] for name in ("accuracy", "test_nll")} and row["after"] is None
+    means = [row["before"]["accuracy"] for row in written]
+    summary = summary_of(run)
+    assert summary["client_accuracy"] == pytest.approx(np.mean(means))
+    assert summary["client_accuracy_least"] == min(means) and "adapted_client_accuracy" not in summary
+
+
+def calibrated(folder, output, *options):
+    assert run_command_line(["calibrate", str(folder), str(output), "--accuracy", "0.8", *options]) == 0
+    return bfl.export.calibration_of(bfl.export.read_info(output))
+
+
+def test_calibrate_scores_the_test_rows_of_each_client(run, tmp_path, capsys):
+    found = calibrated(run, tmp_path / "model")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-4].startswith("VA Long Beach  40  0.") and len(found.clients) == 4
+    test = bfl.data.load("heart_disease", split="test")
+    with np.load(run / "predictions.npz") as arrays:
+        probabilities = bfl.evaluation.at_temperature(arrays["probabilities"], found.temperature)
+        assert [str(arrays["client_names"][k]) for k in arrays["client"]] == test.owners.tolist()
+    inside = bfl.evaluation.prediction_sets(probabilities, found.set_limit)[np.arange(184), test.labels]
+    kept, right = entropy(probabilities) <= found.limit, probabilities.argmax(-1) == test.labels
+    for row in found.clients:
+        own = test.owners == row["client"]
+        assert (row["coverage"], row["kept"]) == (inside[own].mean(), kept[own].sum())
+        assert row["kept_accuracy"] == right[own & kept].mean() and "set_limit" not in row
+    assert "| VA Long Beach | 40 |" in (tmp_path / "model" / "model_card.md").read_text()
+
+
+def test_each_client_has_sets_and_new_ones_only_with_enough_clients(run, tmp_path, capsys):
+    found = calibrated(run, tmp_path / "model", "--each-client")
+    printed = capsys.readouterr().out
+    assert "clients never seen: too few clients for a bound" in printed and "sets from" in printed
+    assert found.unseen_set_limit is None and sum(row["held_out"] for row in found.clients) == 74
+    assert all(0 <= row["set_limit"] < 1 for row in found.clients)
+    wider = calibrated(run, tmp_path / "wider", "--each-client", "--confidence", "0.5")
+    assert 0 <= wider.unseen_set_limit < 1
+    limits = {row["client"]: row["set_limit"] for row in found.clients}
+    assert all(row["set_limit"] >= limits[row["client"]] for row in wider.clients)
+    assert max(row["set_limit"] - limits[row["client"]] for row in wider.clients) > 0
+
+
+def test_sets_of_each_client_without_names_are_one_sentence(run, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    with np.load(run / "held_out.npz") as arrays:
+        np.savez_compressed(copy / "held_out.npz", **{x: arrays[x] for x in arrays.files if "client" not in x})
+    assert run_command_line(["calibrate", str(copy), str(tmp_path / "model"), "--each-client"]) == 2
+    error = capsys.readouterr().err
+    assert "copy name none: leave it out" in error and error.count("\n") == 1
+    assert not (tmp_path / "model").exists()
+
+
+def table_of(path, clients, numeric=False):
+    rng = np.random.default_rng(0)
+    rows = ["age,site,label"]
+    for client, number in clients.items():
+        for age in rng.normal(50, 10, number):
+            label = f"{age + rng.normal():.3f}" if numeric else ("ill" if age + rng.normal(0, 5) > 50 else "well")
+            rows.append(f"{age:.3f},{client},{label}")
+    path.write_text("\n".join(rows) + "\n")
+    return ["run", "--dataset", str(path), "--client-column", "site", "--rounds", "2", *SHORT]
+
+
+def test_a_client_without_test_rows_is_named_with_none(tmp_path):
+    arguments = table_of(tmp_path / "t.csv", {"Ulm": 60, "Bonn": 60, "Aachen": 1})
+    assert run_command_line([*arguments, "--evaluate-clients", "--output", str(tmp_path / "run")]) == 0
+    rows = summary_of(tmp_path / "run")["clients"]
+    assert rows[-1] == {"client": "Aachen", "n": 0} and {row["client"] for row in rows[:2]} == {"Ulm", "Bonn"}
+    assert [row["name"] for row in lines(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+
+
+def test_numbers_have_an_rmse_for_each_client(tmp_path):
+    arguments = table_of(tmp_path / "t.csv", {"Ulm": 40, "Bonn": 60}, numeric=True)
+    assert run_command_line([*arguments, "--task", "regression", "--output", str(tmp_path / "run")]) == 0
+    summary = summary_of(tmp_path / "run")
+    total = sum(row["n"] * row["rmse"] ** 2 for row in summary["clients"]) / sum(row["n"] for row in summary["clients"])
+    assert total**0.5 == pytest.approx(summary["rmse"])
+    nll = sum(row["n"] * row["test_nll"] for row in summary["clients"]) / sum(row["n"] for row in summary["clients"])
+    assert nll == pytest.approx(summary["test_nll"]) and all("coverage" in row for row in summary["clients"])
+
+
+@pytest.mark.deep(after="tests/app/test_client_scores.py")
+@pytest.mark.parametrize("clients", [None, 3])
+def test_artificial_clients_are_scored_on_request_alone(clients, tmp_path):
+    small = ["run", "--dataset", "breast_cancer", "--model", "mlp", "--clients", "3", "--rounds", "1", *SHORT]
+    asked = ["--evaluate-clients", "--unseen-clients", "1"] if clients else []
+    assert run_command_line([*small, *asked, "--output", str(tmp_path / "run")]) == 0
+    summary = summary_of(tmp_path / "run")
+    assert ("clients" in summary) == bool(clients)
+    if clients:
+        assert {row["client"] for row in summary["clients"]} == {"0", "1", "2", "3"}
+        assert "unseen_client_accuracy" in summary
+    assert ("no scores of single clients" in (tmp_path / "run" / "report.html").read_text()) == (not clients)
+
+
+def test_a_test_set_that_names_no_clients_is_one_sentence(tmp_path, capsys):
+    arguments = table_of(tmp_path / "t.csv", {"Ulm": 40, "Bonn": 40})
+    test = tmp_path / "test.csv"
+    test.write_text("age,label\n" + "".join(f"{40 + k},{'ill' if k > 10 else 'well'}\n" for k in range(20)))
+    extra = ["--test-data", str(test), "--output", str(tmp_path / "run")]
+    assert run_command_line([*arguments, "--evaluate-clients", *extra]) == 2
+    error = capsys.readouterr().err
+    assert "the test data of t do not name the clients" in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
