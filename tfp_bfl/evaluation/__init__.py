@@ -17,6 +17,7 @@ from tfp_bfl.evaluation.classification import (
     auroc,
     class_scores,
     confusion_matrix,
+    different_proportions,
     proportion_interval,
 )
 from tfp_bfl.evaluation.client_sets import ClientCalibration, calibrate_clients, label_histogram
@@ -172,6 +173,7 @@ __all__ = [
     "count_between",
     "decompose",
     "decompose_entropy",
+    "different_proportions",
     "draw_outputs",
     "draw_probabilities",
     "drifts",

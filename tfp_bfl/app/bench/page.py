@@ -175,7 +175,7 @@ def _score_columns(bench: Bench, setting: str, methods: Sequence[str]) -> list[l
         differences = summary.difference_cells(groups, reference, key)
         columns.append(
             [
-                (Sorted(*mean, _sort(_mean(group.values(key)))), Sorted(*difference, _sort(pair and pair.mean)))
+                (Sorted(*mean[:2], _sort(_mean(group.values(key)))), Sorted(*difference[:2], _sort(pair and pair.mean)))
                 for group, mean, difference, pair in zip(groups, means, differences, pairs)
             ]
         )
