@@ -88,7 +88,7 @@ def written(folder):
 
 def test_the_kind_of_a_cell_is_that_of_its_value():
     rows = dict(tables.results([a_run("one")]).rows)
-    assert rows["data"] == [tables.Cell(DIGEST, is_words=True)]
+    assert rows["Data"] == [tables.Cell(DIGEST, is_words=True)]
     assert not rows["Brier score"][0].is_words
     settings = dict(tables.settings([a_run("one")._replace(config={"seeds": "0..4", "rate": 0.1, "skip": None})]).rows)
     assert [settings[name][0].is_words for name in ("seeds", "rate", "skip")] == [True, False, False]

@@ -334,6 +334,6 @@ def settings(bench: Bench) -> Table:
                 for record in bench.records
                 if record.setting == setting and record.about.get(key) is not None
             )
-            cells.append(Cell(shorten("; ".join(values) or DASH)))
+            cells.append(Cell(shorten("; ".join(values) or DASH), is_words=True))
         table_rows.append((setting, cells))
     return Table("Settings", ["Setting", *_ABOUT.values()], table_rows)
