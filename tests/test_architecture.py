@@ -39,7 +39,7 @@ MAY_IMPORT = {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
         *("posterior", "rules", "weighting", "servers", "contrib.kernel"),
     },
-    "parties": {"contracts", "data", "federated"},
+    "parties": {"contracts", "data", "evaluation", "federated"},
     "interop": {*PUBLIC, "contracts", "parties", "weights"},
     "engines.ray": {"data", "federated"},
     "engines.tff": {"contracts", "federated"},

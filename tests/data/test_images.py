@@ -75,7 +75,7 @@ def test_bad_files_do_not_stop_the_others(tmp_path):
     images = read_images(str(tmp_path), SHAPE)
     assert images.names == (str(tmp_path / "a.png"),)
     assert [(name[-5:], reason) for name, reason in images.failures] == [
-        ("b.png", "is not a readable PNG image"),
+        ("b.png", "is not an image file: it must be BMP, GIF, JPEG or PNG, or .npz"),
         ("c.png", "is 6 x 4 with 3 channels, but must be 6 x 5 with 3 channels"),
         ("d.png", "can't be read: No such file or directory"),
         ("e.png", "can't be read: it must be a regular file"),

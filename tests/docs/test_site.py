@@ -9,7 +9,7 @@ import urllib.parse
 
 import pytest
 
-from tests.docs import browser
+from tests import browser
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "docs"
@@ -74,7 +74,7 @@ def test_guides_and_reference_link_each_other(pages):
     assert any("concepts.html" in link for link in pages[reference].links)
 
 
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium")
+@browser.needs_chromium
 def test_pages_fit_their_window_and_search_finds(pages, tmp_path):
     """All guides and packages, and every twentieth page of a function."""
     paths = [str(path.relative_to(SITE)) for path in pages if "_modules" not in path.parts]

@@ -119,7 +119,10 @@ def test_columns_of_dictionaries_and_frames_are_read():
             "holds dates, such as '2020",
         ),
         ({"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"n{i}" for i in range(240)]}}, "texts, such as"),
-        ({"table": {**TABLE, "age": [None, None, 1.0, None, 1.0, 1.0]}}, "'age' is empty at a: leave it out with --drop"),
+        (
+            {"table": {**TABLE, "age": [None, None, 1.0, None, 1.0, 1.0]}},
+            "'age' is empty at a: leave it out with --drop",
+        ),
         (
             {"client": None, "table": {**TABLE, "age": [None, None, 1.0, None, None, None]}},
             "is complete: give --missing indicate",

@@ -79,7 +79,10 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     channel = Channel(hospitals)
     done = run(hospitals, channel)
     summary = json.loads((done / "summary.json").read_text())
-    assert summary["num_clients"] == 3 and len((done / "metrics.jsonl").read_text().splitlines()) == 2
+    rounds = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert summary["num_clients"] == 3 and len(rounds) == 2
+    for name in ("seconds", "train_seconds"):
+        assert summary[name] == pytest.approx(sum(row[name] for row in rounds))
     assert set(summary["parties"]) == set(HOSPITALS) and summary["accuracy"] > 0.7
     for row in summary["clients"]:
         assert row["accuracy"] == pytest.approx(summary["parties"][row["client"]]["accuracy"])
@@ -152,6 +155,17 @@ def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algori
         last = [content for task, _, content in channel.sent if task == SCORE][-1]
         names = stored_arrays(last, "message", 2**30).keys()
         assert any(name.startswith("posterior/deviations/") for name in names) == (kind is bfl.posterior.LowRank)
+
+
+@pytest.mark.parametrize("secure_sums", [False, True])
+def test_a_loss_that_sites_withhold_is_left_out(hospitals, secure_sums):
+    options = {**OPTIONS, "example_clip_norm": 1.0, "example_noise": 2.0}
+    done = run(hospitals, Channel(hospitals), options=options, secure_sums=secure_sums)
+    rounds = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    for record in (json.loads((done / "summary.json").read_text()), *rounds):
+        assert not {"nll", "tempered_elbo"} & record.keys() and "kl" in record
+    page = (done / "report.html").read_text()
+    assert "Training NLL" not in page and "ELBO" not in page
 
 
 def test_compressed_messages_are_short_ones(hospitals):

@@ -9,16 +9,21 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, Union
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 
-# Pillow rather than TensorFlow decodes: it tells an image's size before it decodes anything.
-FORMATS = {".bmp": "BMP", ".gif": "GIF", ".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG"}
-CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "RGB": 3, "RGBA": 4}
+# Names of files that a folder's images have; what a file holds is decided by its content.
+FORMATS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+# Pillow rather than TensorFlow decodes: it reads an image's size before it decodes anything.
+_DECODERS = ("BMP", "GIF", "JPEG", "PNG")
+# Pillow's mode -> channels; others, such as CMYK and I;16, are refused. A transparent colour is one channel more.
+CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "PA": 4, "RGB": 3, "RGBA": 4}
+# Pillow decodes 16 bits a channel to the upper 8 without a word, so that only the header has the number of bits.
+_PNG_SIGNATURE, _PNG_BITS = b"\x89PNG\r\n\x1a\n", 24
 # Beyond its pixels an image file holds profiles, previews and text.
 MOST_EXTRA_BYTES = 16 * 2**20
 MOST_ARRAY_BYTES = 2**29
@@ -27,6 +32,7 @@ _BLOCK = 2**20
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = 1
 _TURNED = (5, 6, 7, 8)
+_MUST_BE = "but must be gray, RGB, RGBA or palette of 8 bits a channel"
 
 
 class Images(NamedTuple):
@@ -52,11 +58,21 @@ def read_images(
 ) -> Images:
     """Read images of one shape; one that can't be read does not stop the others.
 
-    A path is an image file (.png, .jpg, .jpeg, .bmp, or .gif, of which the first frame counts), a folder (its image
-    files that are not hidden, sorted by name), or an .npz archive with one array or one called "images": uint8, or
-    floating-point numbers in [0, 1], [N, height, width, channels] or [N, height, width]. Images are turned as EXIF
-    states. Nothing is unpickled. Sizes are checked before memory is reserved: an image must have the shape `shape`, an
-    array at most 512 MiB.
+    A path is an image file, a folder (its files .png, .jpg, .jpeg, .bmp and .gif that are not hidden, sorted by name),
+    or an .npz archive with one array or one called "images": uint8, or floating-point numbers in [0, 1],
+    [N, height, width, channels] or [N, height, width]. Nothing is unpickled. Sizes are checked before memory is
+    reserved: an image must have the shape `shape`, an array at most 512 MiB.
+
+    The format of an image file is decided by its content, so that a PNG file named .jpg is read as PNG:
+
+        kind of image                                   channels
+        black and white, gray; gray with alpha          1; 2
+        RGB, palette; RGBA                              3; 4
+        one colour or palette entries are transparent   one more, alpha
+        palette of gray colours, for a shape of 1       1
+        EXIF orientation                                turned upright
+        animation                                       those of the first frame
+        16 bits a channel, CMYK, floating point         refused
 
     Args:
       paths: one path or several.
@@ -80,7 +96,7 @@ def read_images(
                     failures += [(f"{name}[{i}]", "has values that are not in [0, 1]") for i in np.flatnonzero(bad)]
                     parts.append(pixels[~bad])
                 else:
-                    parts.append(_read_image(file, path.suffix.lower(), shape)[np.newaxis])
+                    parts.append(_read_image(file, shape)[np.newaxis])
                     names.append(name)
         except (_Unreadable, InvalidArgument) as error:
             failures.append((name, str(error).split(f"{name} ", 1)[-1].rstrip(".")))
@@ -125,58 +141,71 @@ def _expand(paths: Any) -> list[pathlib.Path]:
 
 
 def _kinds() -> str:
-    return f"their names must end in {', '.join(sorted(FORMATS))}"
+    return f"their names must end in {', '.join(FORMATS)}"
 
 
-def _read_image(file: BinaryIO, suffix: str, shape: tuple[int, int, int]) -> np.ndarray:
+def _read_image(file: BinaryIO, shape: tuple[int, int, int]) -> np.ndarray:
     """Return the pixels, uint8 [height, width, channels]."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    if suffix not in FORMATS:
-        raise _Unreadable(f"is not an image file: {_kinds()}, or in .npz")
     most = shape[0] * shape[1] * 8 + MOST_EXTRA_BYTES
-    with _errors_as(f"is not a readable {FORMATS[suffix]} image"), warnings.catch_warnings():
+    with _errors_as("is not an image file: it must be BMP, GIF, JPEG or PNG, or .npz"):
         content = file.read(most + 1)
         if len(content) > most:
             raise _Unreadable(f"has more than {most} bytes, too many for such an image")
+        image = _open(io.BytesIO(content))
+    with _errors_as(f"is a damaged {image.format} image"), image, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(content), formats=[FORMATS[suffix]]) as image:
-            gray = shape[2] == 1 and _has_gray_palette(image)
-            orientation = _orientation(image)
-            size = (*_upright(image, orientation), 1 if gray else CHANNELS.get(image.mode))
-            if size[2] is None:
-                raise _Unreadable(
-                    f"has pixels of the kind {image.mode}, but must be gray, RGB, RGBA or palette of 8 bits"
-                )
-            if size != shape:
-                raise _Unreadable(f"is {_size(*size)}, but must be {_size(*shape)}")
-            image.load()
-            direct = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]]
-            upright = image if orientation == _UPRIGHT else ImageOps.exif_transpose(image)
-            return np.array(upright.convert(direct), np.uint8).reshape(shape)
+        if content.startswith(_PNG_SIGNATURE) and content[_PNG_BITS] > 8:
+            raise _Unreadable(f"has {content[_PNG_BITS]} bits a channel, {_MUST_BE}")
+        orientation = _orientation(image)
+        size = (*_upright(image, orientation), _channels(image))
+        if image.mode == "P" and size == (*shape[:2], 3) and shape[2] == 1 and _has_gray_palette(image):
+            size = shape
+        if size[2] is None:
+            raise _Unreadable(f"has pixels of the kind {image.mode}, {_MUST_BE}")
+        if size != shape:
+            raise _Unreadable(f"is {_size(*size)}, but must be {_size(*shape)}")
+        image.load()
+        direct = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]]
+        upright = image if orientation == _UPRIGHT else ImageOps.exif_transpose(image)
+        return np.array(upright.convert(direct), np.uint8).reshape(shape)
+
+
+def _open(file: BinaryIO) -> Any:
+    """Read the header of an image of a known format."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Image.open(file, formats=_DECODERS)
+
+
+def _channels(image: Any) -> Optional[int]:
+    """Return the number of channels of an image, None for a kind that is not read."""
+    channels = CHANNELS.get(image.mode)
+    is_extra = "transparency" in image.info and channels in (1, 3)
+    return channels + 1 if channels is not None and is_extra else channels
 
 
 def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
     """Return height, width and channels of an image file as it is shown, from its header.
 
     Args:
-      path: of a file with a suffix of `FORMATS`.
+      path: of an image file.
 
     Raises:
       InvalidArgument: it can't be read.
     """
-    from PIL import Image
-
     try:
-        with (
-            files.open_regular(path, "image") as file,
-            Image.open(file, formats=[FORMATS[path.suffix.lower()]]) as image,
-        ):
-            return (*_upright(image, _orientation(image)), CHANNELS.get(image.mode, 3))
+        with files.open_regular(path, "image") as file, _open(file) as image:
+            return (*_upright(image, _orientation(image)), _channels(image) or 3)
     except InvalidArgument:
         raise
     except Exception:  # Decoders raise errors of many types.
-        raise InvalidArgument(f"The image {files.name(path)} can't be read.") from None
+        raise InvalidArgument(
+            f"The image {files.name(path)} can't be read: it must be a whole BMP, GIF, JPEG or PNG image."
+        ) from None
 
 
 def is_hidden(path: pathlib.Path) -> bool:
@@ -206,7 +235,7 @@ def _upright(image: Any, orientation: int) -> tuple[int, int]:
 def _has_gray_palette(image: Any) -> bool:
     """Return whether all colours of a palette are gray: GIF has palettes only, and a gray one is one channel."""
     palette = np.array(image.getpalette() or [0, 1, 2]).reshape(-1, 3)
-    return image.mode == "P" and bool((palette == palette[:, :1]).all())
+    return bool((palette == palette[:, :1]).all())
 
 
 def _size(height: Any, width: Any, channels: Any) -> str:

@@ -178,8 +178,9 @@ def adaptive_calibration_error(probabilities: Any, labels: Any, num_bins: int = 
 
         ace = sum_m count_m / B * |accuracy_m - confidence_m|
 
-    The examples are sorted by confidence and divided into M bins of equal counts up to one; examples of equal
-    confidence may fall into two bins. No bin is empty, as bins of equal width are.
+    The examples are sorted by confidence and divided into M bins of equal counts up to one. Examples of equal
+    confidence stay together, in the bin that holds the middle one of them, so that the value does not depend on the
+    order of the examples.
 
     Args:
       probabilities: [B, C], each row a distribution.
@@ -242,8 +243,14 @@ def classwise_calibration_error(probabilities: Any, labels: Any, num_bins: int =
 
 
 def _equal_mass_error(confidence: np.ndarray, hits: np.ndarray, num_bins: int) -> float:
-    gaps: np.ndarray = (hits - confidence.astype(np.float64))[np.argsort(confidence, kind="stable")]
-    return float(sum(abs(part.sum()) for part in np.array_split(gaps, num_bins)) / len(gaps))
+    values, places, counts = np.unique(confidence, return_inverse=True, return_counts=True)
+    gaps = np.bincount(places.ravel(), hits - confidence.astype(np.float64))
+    # The bins of `np.array_split`; a value belongs to the bin with the middle of its examples.
+    size, longer = divmod(len(confidence), num_bins)
+    ends = np.cumsum(size + (np.arange(num_bins) < longer))
+    middles = np.cumsum(counts) - (counts + 1) / 2
+    bins = np.searchsorted(ends, middles, side="right")
+    return float(np.abs(np.bincount(bins, gaps)).sum() / len(confidence))
 
 
 def _equal_width_error(confidence: np.ndarray, hits: np.ndarray, num_bins: int) -> float:

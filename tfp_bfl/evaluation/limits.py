@@ -6,10 +6,10 @@ import math
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, negative_log_likelihood
+from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
 from tfp_bfl.evaluation.out_of_distribution import check_scores
 
 _TINY = np.finfo(np.float32).tiny
@@ -211,12 +211,15 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
       >>> print(round(bfl.evaluation.fit_temperature(sharp, labels), 1))
       1.8
     """
-    probabilities = check_probabilities(probabilities).numpy()
-    number = len(probabilities)
+    tensor = check_probabilities(probabilities)
+    true = check_labels(labels, tensor).numpy()[:, np.newaxis]
+    # In float64: the rounding of a float32 sum depends on the order of the rows, and moves the minimum.
+    logs = np.log(np.maximum(tensor.numpy().astype(np.float64), _TINY))
 
     def loss(log_t: float) -> float:
-        nll = float(negative_log_likelihood(at_temperature(probabilities, math.exp(log_t)), labels))
-        return number * nll + abs(log_t) / _PRIOR_SCALE
+        logits = logs / math.exp(log_t)
+        nll = special.logsumexp(logits, -1) - np.take_along_axis(logits, true, -1)[:, 0]
+        return float(nll.sum()) + abs(log_t) / _PRIOR_SCALE
 
     least, most = _LOG_TEMPERATURES
     sides = [optimize.minimize_scalar(loss, bounds=side, method="bounded") for side in ((least, 0), (0, most))]

@@ -215,7 +215,7 @@ def make_round(
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3, *tf.unstack(state.noise)))
         pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
         pooled, extra = parted(client_work, pooled, tf.reduce_sum(tf.where(sound, total.report.weight, 0.0)))
-        metrics = _round_metrics(total.report)
+        metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size, size.present.num_clients)
         given = met, state.weights, pooled, fold(state.seed, state.round, -2)
@@ -360,8 +360,14 @@ def _without_autotuning() -> tf.data.Options:
     return options
 
 
-def _round_metrics(report: Report) -> collections.OrderedDict:
-    """Return the clients' reports in the order of their numbers, and the mean metrics of the sound ones by examples."""
+def _round_metrics(report: Report, is_private: bool) -> collections.OrderedDict:
+    """Return the clients' reports in the order of their numbers, and the mean metrics of the sound ones by examples.
+
+    Client work with example privacy withholds its loss: there is neither a mean loss nor a bound made of it.
+    """
+    if is_private:
+        absent = tf.fill(tf.shape(report.nll), np.float32(np.nan))
+        report = report._replace(nll=absent, tempered_elbo=absent)
     report = tf.nest.map_structure(lambda x: tf.gather(x, tf.argsort(report.client)), report)
     sound = is_sound(report.fault)
     share = tf.where(sound, tf.cast(report.num_examples, tf.float32), 0.0)
@@ -369,7 +375,7 @@ def _round_metrics(report: Report) -> collections.OrderedDict:
     mean = lambda x: tf.reduce_sum(tf.where(sound, share * x, 0.0))
     fields = report._asdict()
     counts = fields.pop("counts")
-    return collections.OrderedDict(
+    metrics = collections.OrderedDict(
         nll=mean(report.nll),
         kl=mean(report.kl),
         tempered_elbo=mean(report.tempered_elbo),
@@ -379,6 +385,9 @@ def _round_metrics(report: Report) -> collections.OrderedDict:
         **{name: _total(x, sound) for name, x in sorted(counts.items())},
         clients=collections.OrderedDict(**fields, **counts),
     )
+    if is_private:
+        del metrics["nll"], metrics["tempered_elbo"]
+    return metrics
 
 
 def _total(values: tf.Tensor, sound: tf.Tensor) -> tf.Tensor:

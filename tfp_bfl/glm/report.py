@@ -207,8 +207,14 @@ def write_folder(
     record = {**as_json(result), "clients": list(client_names), "outcome": dict(outcome), "notes": list(notes)}
     record |= columns or {}
     write_bytes(folder / "posterior.json", (json.dumps(record, indent=1) + "\n").encode("utf-8"))
-    rows = [(str(r["coefficient"]), [Cell(_number(value)) for value in list(r.values())[1:]]) for r in table]
-    passed = [(name, [Cell(outcome)]) for name, outcome in checks(posterior)]
+    rows = [
+        (
+            str(r["coefficient"]),
+            [Cell(_number(value), is_words=isinstance(value, str)) for value in list(r.values())[1:]],
+        )
+        for r in table
+    ]
+    passed = [(name, [Cell(outcome, is_words=True)]) for name, outcome in checks(posterior)]
     how = "Posterior mean, standard deviation and central interval of each coefficient."
     sections = [
         Section("Coefficients", how, tables=[Table("Coefficients", list(table[0]), rows)], is_wide=True),

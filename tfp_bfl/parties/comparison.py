@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from tfp_bfl.data.cells import TEXT_KINDS
 from tfp_bfl.data.parts import Part
 from tfp_bfl.data.sources import Source
 from tfp_bfl.errors import shown
+from tfp_bfl.evaluation.classification import different_proportions
 
 # A mean is an outlier beyond this number of the other sites' standard deviations outside the range of their means.
 _FAR = 10.0
@@ -19,8 +19,11 @@ _OUTSTANDING = 10
 # A standard deviation is an outlier above this multiple of the others' largest, or below this fraction of their least.
 _MANY_TIMES = 100.0
 _MOST_NAMES = 3
-# The probability of a false warning about the scores of a site with examples of the same distribution.
-_FALSE_ALARM = 1e-6
+# The probability of a false warning about the scores of a federation with examples of the same distribution.
+_FALSE_ALARM = 1e-3
+# An accuracy is far from another one if it is below half of it.
+_FEW_TIMES = 2.0
+_PAIR = 2
 # A site is warned of classes with fewer training examples.
 _FEW = 10
 
@@ -121,30 +124,39 @@ def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> 
     return bool(own and theirs) and own.isdisjoint(theirs)
 
 
-def score_doubts(sums: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each site with an accuracy far below the accuracy at the other sites.
+def score_doubts(sums: Mapping[str, Optional[Mapping[str, Any]]]) -> list[str]:
+    """Return a warning for each site with an accuracy far from the accuracy at the other sites, below or above.
 
-    Let q be the accuracy on the site's n test examples, p the accuracy on the other sites' n_o test examples, and
-    p' = p - sqrt(ln(2 / a) / (2 n_o)). A warning is issued if q < p / 2 and n KL(q || p') > ln(2 / a), with
-    a = `_FALSE_ALARM`. By the bounds of Hoeffding and Chernoff, the probability of a false warning is at most a.
+    A site whose labels are swapped has the lower accuracy, or the higher one if the model has learnt its labels. Each
+    site is compared with all others together by Fisher's exact test, two-sided (`evaluation.different_proportions`).
+    The site with the smallest p-value is named, and the comparison repeated without it. A warning also requires that
+    one of both accuracies is below half of the other. If the sites do not differ, a warning about any of them has a
+    probability of at most `_FALSE_ALARM`.
 
     Args:
-      sums: site -> the result of `evaluation.score_sums`. For regression there are no warnings.
+      sums: site -> the result of `evaluation.score_sums`, None for a site that shares no scores. For regression there
+        are no warnings.
     """
-    warnings, bound = [], math.log(2 / _FALSE_ALARM)
-    counts = {site: (float(x["correct"]), float(x["count"])) for site, x in sums.items() if "correct" in x}
-    for site, (right, number) in counts.items():
-        others = [other for name, other in counts.items() if name != site]
-        other_number = sum(n for _, n in others)
-        if not other_number or not number:
-            continue
-        accuracy, other_accuracy = right / number, sum(k for k, _ in others) / other_number
-        least = other_accuracy - math.sqrt(bound / (2 * other_number))
-        if accuracy < min(other_accuracy / 2, least) and number * _divergence(accuracy, least) > bound:
-            warnings.append(
-                f"{site}'s labels agree with the model's predictions in {right:.0f} of {number:.0f} test examples, the "
-                f"other sites' in {other_accuracy:.0%}: are its labels swapped, or its columns in other units?"
-            )
+    if any(x is not None and "correct" not in x for x in sums.values()):
+        return []
+    counts = {site: (round(float(x["correct"])), round(float(x["count"]))) for site, x in sums.items() if x is not None}
+    counts = {site: pair for site, pair in counts.items() if pair[1]}
+    unseen = [site for site in sums if site not in counts]
+    named = different_proportions(counts, _FALSE_ALARM, _FEW_TIMES)
+    warnings = list[str]()
+    for site, (right, number, other_right, other_number) in named.items():
+        is_one_of_two = len(counts) - len(warnings) == _PAIR
+        asked = "are the labels of one of both" if is_one_of_two else "are its labels"
+        warnings.append(
+            f"{site}'s labels agree with the model's predictions in {right} of {number} test examples, the other "
+            f"sites' in {other_right / other_number:.0%}: {asked} swapped, or columns in other units?"
+        )
+    if unseen and len(sums) > 1:
+        where = "any site" if len(counts) < _PAIR else _some(unseen)
+        warnings.append(
+            f"Without scores of {_some(unseen)}, swapped labels or columns in other units at {where} cannot be "
+            "detected."
+        )
     return warnings
 
 
@@ -153,11 +165,6 @@ def rare_classes(source: Union[Source, Part]) -> str:
     counts = {name: int((source.labels == k).sum()) for k, name in enumerate(source.class_names)}
     rare = [f"{shown(name)} ({number})" for name, number in counts.items() if number < _FEW]
     return f"Classes with fewer than {_FEW} examples, too few to learn much: {', '.join(rare)}.\n" if rare else ""
-
-
-def _divergence(q: float, p: float) -> float:
-    """Return the Kullback-Leibler divergence of Bernoulli distributions with probabilities q and p."""
-    return sum(a * math.log(a / b) for a, b in ((q, p), (1 - q, 1 - p)) if a > 0)
 
 
 def _between(low: float, high: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import math
 import pathlib
 import re
 from collections.abc import Sequence
@@ -23,13 +24,24 @@ from tfp_bfl.plots import style
 _PAGE_WIDTH = 4.8
 # Of a section in a column, in parts of its width: heading and words, a row of a table.
 _WORDS, _ROW = 0.2, 0.07
+# Rem: of a letter, and of the padding of a cell. Letters: of a row's name in one line, and of a part of a long word.
+_LETTER, _PADDING, _COMFORT, _LONGEST = 0.57, 1.05, 22, 16
+# A name may continue in the next line after these marks.
+_BREAKS = re.compile(r"(?<=[_/:.=,])(?=[^\W\d])")
 
 
 class Cell(NamedTuple):
-    """The text of a cell, and whether it is better than the others of its row by more than seeds vary."""
+    """A cell of a table.
+
+    Fields:
+      text: its content.
+      is_best: whether it is better than the others of its row by more than seeds vary.
+      is_words: whether its value is text, which may wrap; a number with its unit or interval stays in one line.
+    """
 
     text: str
     is_best: bool = False
+    is_words: bool = False
 
 
 class Table(NamedTuple):
@@ -38,6 +50,18 @@ class Table(NamedTuple):
     title: str
     head: list[str]
     rows: list[tuple[str, list[Cell]]]
+
+    @property
+    def width(self) -> int:
+        """The width in rem, a multiple of 4, below which each row becomes a block of named values; 0 without heads."""
+        if not self.head:
+            return 0
+        columns = zip(*(cells for _, cells in self.rows))
+        heads = [max(map(len, _pieces(name)), default=0) for name in self.head]
+        names = [min(_COMFORT, max((len(name) for name, _ in self.rows), default=0))]
+        widths = [*names, *(max(map(_least_letters, column)) for column in columns)]
+        letters = sum(map(max, zip(heads, widths)))
+        return 4 * math.ceil((_LETTER * letters + _PADDING * len(heads)) / 4)
 
 
 class Headline(NamedTuple):
@@ -153,7 +177,12 @@ def write_page(
       content: the sections.
     """
     page = _template().render(
-        title=title, statements=statements, warnings=warnings, headlines=headlines, blocks=_blocks(content)
+        title=title,
+        statements=statements,
+        warnings=warnings,
+        headlines=headlines,
+        blocks=_blocks(content),
+        widths=sorted({table.width for section in content for table in section.tables} - {0}),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.
@@ -202,5 +231,20 @@ def environment(package: str) -> jinja2.Environment:
 
 
 def _breakable(text: str) -> Markup:
-    """Return a name that may go on in the next line after a mark, so that a narrow table still holds it."""
-    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))
+    """Return a text that may continue in the next line after a mark, and inside a long word such as a checksum."""
+    return Markup(" ").join(Markup("<wbr>").join(map(escape, _parts(word))) for word in text.split(" "))
+
+
+def _parts(word: str) -> list[str]:
+    """Return a word's parts, of which each stays in one line."""
+    parts = _BREAKS.split(word)
+    return [part[i : i + _LONGEST] for part in parts for i in range(0, max(len(part), 1), _LONGEST)]
+
+
+def _pieces(text: str) -> list[str]:
+    return [part for word in text.split() for part in _parts(word)]
+
+
+def _least_letters(cell: Cell) -> int:
+    """Return the number of letters of a cell that stay in one line."""
+    return max(map(len, _pieces(cell.text)), default=0) if cell.is_words else len(cell.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
@@ -125,7 +126,14 @@ def _together(keys: list[str]) -> list[str]:
 
 def _cell(value: Any) -> Cell:
     score = _number(value)
-    return Cell(text(value) if score is None else _score(score))
+    return typed(value) if score is None else Cell(_score(score))
+
+
+def typed(value: Any, form: Callable[[Any], str] = lambda value: text(value)) -> Cell:
+    """Return the cell of a recorded value: what is no number is text, whatever its first letter."""
+    value = value.numpy() if hasattr(value, "numpy") and getattr(value, "shape", None) == () else value
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return Cell(form(value), is_words=not (is_number or value is None))
 
 
 def _number(value: Any) -> Optional[float]:
@@ -151,12 +159,12 @@ def costs(runs: Sequence[RunResults]) -> Table:
 
 def settings(runs: Sequence[RunResults], differing: Optional[bool] = None) -> Table:
     """Return the settings of the runs: only those that differ, only those that do not, or all."""
-    configs = [{key: text(value) for key, value in flatten({**run.config, **_versions(run)})} for run in runs]
+    configs = [{key: typed(value) for key, value in flatten({**run.config, **_versions(run)})} for run in runs]
     rows = []
     for key in _keys(configs):
-        values = [config.get(key, DASH) for config in configs]
+        values = [config.get(key, Cell(DASH)) for config in configs]
         if differing is None or differing == (len(set(values)) > 1):
-            rows.append((key, [Cell(value) for value in (values if differing is not False else values[:1])]))
+            rows.append((key, values if differing is not False else values[:1]))
     return Table("Configuration", _heads(runs) if differing is not False else [], rows)
 
 
@@ -276,7 +284,10 @@ def traffic(run: RunResults) -> Table:
 def rounds(run: RunResults) -> Table:
     """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]
-    rows = [(text(row.get("round")), [Cell(_in_round(key, row.get(key))) for key in columns]) for row in run.rounds]
+    rows = [
+        (text(row.get("round")), [typed(row.get(key), functools.partial(_in_round, key)) for key in columns])
+        for row in run.rounds
+    ]
     # Of a round these are sums over its clients.
     names = {"seconds": "Time", "pruned_weights": "Pruned weights, all clients"}
     heads = [names.get(key) or label_of(key) for key in columns]

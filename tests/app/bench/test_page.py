@@ -1,14 +1,12 @@
 """The page of a benchmark: complete without a script, escaped, self-contained; in a browser where there is one."""
 
 import html.parser
-import json
 import re
-import subprocess
 
 import pytest
 
+from tests import browser
 from tests.app.bench import made_up
-from tests.docs.browser import CHROMIUM
 from tfp_bfl.app.bench import page, scatter, summary
 from tfp_bfl.errors import InvalidArgument
 
@@ -192,63 +190,47 @@ def test_settings_have_distinct_markers():
     assert len(drawn) == 30
 
 
-# A frame of one width is to a page what a window of that width is.
-HARNESS = """<!DOCTYPE html><meta charset="utf-8">
-<iframe id="frame" style="height: 900px; width: 375px; border: 0"></iframe><pre id="result"></pre>
-<script>
-const frame = document.getElementById("frame");
-frame.onload = () => {
-  const found = {}, page = frame.contentDocument, root = page.documentElement;
+SCRIPT = """
+  frame.style.width = "375px";
+  await load(PAGE);
+  const page = frame.contentDocument, root = page.documentElement;
   const all = (selector) => [...page.querySelectorAll(selector)];
   const event = (name) => new frame.contentWindow.Event(name, { bubbles: true });
-  try {
-    for (const width of [320, 375, 1280]) {
-      frame.style.width = width + "px";
-      if (root.scrollWidth > width) found.wide = [width, root.scrollWidth];
-    }
-    frame.style.width = "375px";
-    const form = page.querySelector("form").elements;
-    const shown = () => all(".results tbody tr").filter((row) => !row.hidden);
-    const values = () => shown().map((row) => Number(row.cells[2].dataset.value));
-    found.rows = shown().length;
-    found.columns = all(".results thead th").filter((head) => head.offsetWidth).length;
-    const head = all(".results thead th button")[2];
-    head.click(); found.up = values();
-    head.click(); found.down = values();
-    form.method.value = "SWAG"; form.method.dispatchEvent(event("input"));
-    form.setting.value = "1"; form.setting.dispatchEvent(event("change"));
-    found.filtered = shown().map((row) => row.innerText);
-    found.points = all(".point").filter((point) => point.style.display !== "none").length;
-    form.score.value = ""; form.score.dispatchEvent(event("change"));
-    found.differences = all("[data-part=difference]").filter((cell) => !cell.hidden).length;
-    const point = all(".point").find((one) => one.style.display !== "none");
-    point.focus();
-    point.dispatchEvent(new frame.contentWindow.FocusEvent("focus")); // A frame in the background has no focus.
-    found.tip = page.querySelector(".tip").hidden ? "" : page.querySelector(".tip").textContent;
-    point.dispatchEvent(event("click"));
-    found.dialog = page.querySelector("dialog").open && page.querySelector("dialog").innerText;
-    found.again = all("[id]").length - new Set(all("[id]").map((one) => one.id)).size;
-  } catch (error) { found.error = String(error); }
-  document.getElementById("result").textContent = "RESULT" + JSON.stringify(found) + "END";
-};
-frame.src = PAGE;
-</script>
+  for (const width of [320, 375, 1280]) {
+    frame.style.width = width + "px";
+    if (root.scrollWidth > width) found.wide = [width, root.scrollWidth];
+  }
+  frame.style.width = "375px";
+  const form = page.querySelector("form").elements;
+  const shown = () => all(".results tbody tr").filter((row) => !row.hidden);
+  const values = () => shown().map((row) => Number(row.cells[2].dataset.value));
+  found.rows = shown().length;
+  found.columns = all(".results thead th").filter((head) => head.offsetWidth).length;
+  const head = all(".results thead th button")[2];
+  head.click(); found.up = values();
+  head.click(); found.down = values();
+  form.method.value = "SWAG"; form.method.dispatchEvent(event("input"));
+  form.setting.value = "1"; form.setting.dispatchEvent(event("change"));
+  found.filtered = shown().map((row) => row.innerText);
+  found.points = all(".point").filter((point) => point.style.display !== "none").length;
+  form.score.value = ""; form.score.dispatchEvent(event("change"));
+  found.differences = all("[data-part=difference]").filter((cell) => !cell.hidden).length;
+  const point = all(".point").find((one) => one.style.display !== "none");
+  point.focus();
+  point.dispatchEvent(new frame.contentWindow.FocusEvent("focus")); // A frame in the background has no focus.
+  found.tip = page.querySelector(".tip").hidden ? "" : page.querySelector(".tip").textContent;
+  point.dispatchEvent(event("click"));
+  found.dialog = page.querySelector("dialog").open && page.querySelector("dialog").innerText;
+  found.again = all("[id]").length - new Set(all("[id]").map((one) => one.id)).size;
 """
 
 
 @pytest.mark.deep(after="tests/app/bench/test_page.py")
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@browser.needs_chromium
 def test_the_page_works_in_a_browser_at_the_width_of_a_phone(tmp_path):
     written(tmp_path, mixed())
-    harness = tmp_path / "harness.html"
-    harness.write_text(HARNESS.replace("PAGE", json.dumps((tmp_path / "new" / "page.html").as_uri())))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
-    options += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000"]
-    done = subprocess.run(
-        [CHROMIUM, *options, harness.as_uri()], capture_output=True, text=True, timeout=300, check=True
-    )
-    found = json.loads(html.unescape(re.search("RESULT(.*?)END", done.stdout, re.DOTALL)[1]))
-    assert "error" not in found and "wide" not in found
+    found = browser.ask(SCRIPT, tmp_path, PAGE=(tmp_path / "new" / "page.html").as_uri())
+    assert "wide" not in found
     assert found["rows"] == 16 and found["columns"] == 3
     assert found["up"] == sorted(found["up"]) and found["down"] == sorted(found["up"], reverse=True)
     assert len(found["filtered"]) == 1 and "fl_swag\ndigits" in found["filtered"][0]

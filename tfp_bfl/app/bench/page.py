@@ -182,7 +182,7 @@ def _score_columns(bench: Bench, setting: str, methods: Sequence[str]) -> list[l
         differences = summary.difference_cells(groups, reference, key)
         columns.append(
             [
-                (Sorted(*mean, _sort(_mean(group.values(key)))), Sorted(*difference, _sort(pair and pair.mean)))
+                (Sorted(*mean[:2], _sort(_mean(group.values(key)))), Sorted(*difference[:2], _sort(pair and pair.mean)))
                 for group, mean, difference, pair in zip(groups, means, differences, pairs)
             ]
         )
@@ -354,6 +354,6 @@ def settings(bench: Bench) -> Table:
                 for record in bench.records
                 if record.setting == setting and record.about.get(key) is not None
             )
-            cells.append(Cell(shorten("; ".join(values) or DASH)))
+            cells.append(Cell(shorten("; ".join(values) or DASH), is_words=True))
         table_rows.append((setting, cells))
     return Table("Settings", ["Setting", *_ABOUT.values()], table_rows)

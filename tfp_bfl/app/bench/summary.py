@@ -218,7 +218,7 @@ def costs(bench: Bench, setting: str) -> Table:
         values = [_mean_cost(cell, key) for cell in cells]
         if set(values) != {DASH}:
             columns[heading] = [Cell(value) for value in values]
-    columns["Chosen values"] = [Cell(chosen(cell)) for cell in cells]
+    columns["Chosen values"] = [Cell(chosen(cell), is_words=True) for cell in cells]
     return _table("Cost and chosen values", methods, columns)
 
 
@@ -284,7 +284,7 @@ def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:
     rounds = [mean_text([point["round"] for point in there.values()]).split(" ")[0] for there in points]
     columns = {"Round": [Cell(DASH if r == DASH else f"{float(r):g}") for r in rounds], **columns}
     columns["Note"] = [
-        Cell(_note(bench.cells[setting, method], there, limit)) for method, there in zip(methods, points)
+        Cell(_note(bench.cells[setting, method], there, limit), is_words=True) for method, there in zip(methods, points)
     ]
     title = f"At most {number(limit.amount)} {BUDGETS[limit.unit]} ({limit.source})"
     return _table(title, methods, columns)
@@ -307,7 +307,14 @@ def _note(cell: Sequence[Record], there: Mapping[int, Mapping[str, float]], limi
 def failures(bench: Bench) -> Table:
     """Return the failed cells with their reasons."""
     rows = [
-        (shorten(r.setting), [Cell(shorten(r.method)), Cell(str(r.seed)), Cell(shorten(r.failed, _LETTERS))])
+        (
+            shorten(r.setting),
+            [
+                Cell(shorten(r.method), is_words=True),
+                Cell(str(r.seed)),
+                Cell(shorten(r.failed, _LETTERS), is_words=True),
+            ],
+        )
         for r in bench.records
         if r.failed is not None
     ]

@@ -83,7 +83,8 @@ class Reporter:
             if self._form == "phases" or (now - self._told < _ROUND_SECONDS and number < self._rounds):
                 return
             times = [duration(row["seconds"]), *self._left()]
-            parts = [f"round {number}/{self._rounds}", scores, f"training NLL {row['nll']:.3f}", *times]
+            loss = "" if row.get("nll") is None else f"training NLL {row['nll']:.3f}"
+            parts = [f"round {number}/{self._rounds}", scores, loss, *times]
             metrics = {name: x for name, x in row.items() if isinstance(x, (int, float))}
             self._say("  ".join(filter(None, parts)), round=number, rounds=self._rounds, metrics=metrics)
 

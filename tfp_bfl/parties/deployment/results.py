@@ -51,6 +51,7 @@ def write_results(
     """
     last = result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    metrics |= {name: sum(row[name] for row in result.rounds) for name in ("seconds", "train_seconds")}
     metrics |= privacy
     of_clients = bfl.evaluation.scores_of_sums(scores)
     of_sites = {site: bfl.evaluation.from_sums(sums) for site, sums in scores.items()}

@@ -178,7 +178,7 @@ def _serve(
                 max_retries=config.max_retries,
             )
         attendance.write(folder)
-        suspects = score_doubts(scores.last)
+        suspects = score_doubts({site: scores.last.get(site) for site in names})
         for warning in suspects:
             progress.phase(warning)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]

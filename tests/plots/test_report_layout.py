@@ -1,0 +1,120 @@
+"""Reports of every kind in a browser: no cell cut, no word broken, nothing scrolls sideways, at three widths."""
+
+import hashlib
+import types
+
+import numpy as np
+import pytest
+
+import tfp_bfl as bfl
+from tests import browser
+from tests.app.bench import made_up
+from tests.plots.test_report import run
+from tfp_bfl import plots
+from tfp_bfl.app.bench import page as bench_page
+from tfp_bfl.evaluation.sums import score_sums
+from tfp_bfl.glm import report as glm_report
+from tfp_bfl.plots import tables
+from tfp_bfl.plots.repeats import Repeated
+
+WIDTHS = (390, 1024, 1366)
+DIGEST = next(d for d in (hashlib.sha256(bytes([i])).hexdigest() for i in range(99)) if d[0] == "8")
+SITES = ("north", "south_of_the_river", "Universitätsklinikum Hamburg-Eppendorf")
+
+
+def rounds(number=12):
+    names = ["nll", "kl", "tempered_elbo", "accuracy", "test_nll", "ece", "stddev_q05", "stddev_median", "stddev_q95"]
+    row = lambda i: {"round": i + 1, **{name: 1 / (i + 1 + j) for j, name in enumerate(names)}}
+    return [{**row(i), "faulty_clients": {"1": "its weights are not finite"} if i else {}} for i in range(number)]
+
+
+def a_run(name, **changes):
+    config = {"dataset": "/data/cardiology/patients_of_all_hospitals.csv", "model": "mlp", "learning_rate": 0.1}
+    base = run(name)
+    summary = {**base.summary, "data": DIGEST, "brier": 0.125, "macro_recall": 0.7123456, "notes": ["No column left."]}
+    summary |= {"baselines": {"class frequencies": {"accuracy": 0.6, "test_nll": 0.65}}}
+    return base._replace(config=config, summary=summary, rounds=rounds(), class_names=("healthy", "ill"), **changes)
+
+
+def sums_of(seed, number=36):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.ones(2), number)
+    own = rng.uniform(size=[3, number])
+    evaluated = types.SimpleNamespace(probabilities=p, entropy=own[0], aleatoric=own[1], epistemic=own[2])
+    return score_sums(evaluated, rng.integers(2, size=number))
+
+
+def federation():
+    sums = {site: sums_of(i) for i, site in enumerate(SITES)}
+    traffic = {
+        site: {"answers": 21, "sent_bytes": 1_234_567, "received_bytes": 7_654_321, "seconds": 12.3} for site in SITES
+    }
+    own = {"probabilities": None, "labels": np.zeros(0, np.int32), "uncertainties": {}, "features": None}
+    return a_run("federation", parties=sums, traffic=traffic, label_counts=None, **own)
+
+
+def linear_model(folder):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[200, 3])
+    y = (rng.uniform(size=200) < 0.5).astype(float)
+    names = ("age_of_the_patient", "chest_pain=atypical angina", "cholesterol")
+    clients = [(x[:100], y[:100]), (x[100:], y[100:])]
+    fitted = bfl.glm.fit(clients, family="bernoulli", prior_stddev=2.0, names=names)
+    glm_report.write_folder(folder, fitted, SITES[:2], 0.95, [], {"outcome": "ill"})
+    return folder / "report.html"
+
+
+def written(folder):
+    """Kind of report -> its page."""
+    groups = [
+        f"algorithm={a},learning_rate={rate}"
+        for a in ("variational", "distributed_consolidation")
+        for rate in (0.01, 0.1)
+    ]
+    runs = [a_run(name)._replace(config={"algorithm": name, "learning_rate": 0.1}) for name in groups]
+    scores = lambda i: [{"accuracy": 0.8 + i / 100 + j / 1000, "test_nll": 0.5, "ece": 0.02} for j in range(2)]
+    repeated = [Repeated(name, dict(enumerate(scores(i))), DIGEST) for i, name in enumerate(groups)]
+    pages = {
+        "table": plots.write_report(folder / "table.html", [a_run("table", features=None)]),
+        "images": plots.write_report(folder / "images.html", [a_run("images")]),
+        "comparison": plots.write_report(folder / "comparison.html", runs),
+        "sweep": plots.write_report(folder / "sweep.html", runs, repeated=repeated),
+        "federation": plots.write_report(folder / "federation.html", [federation()]),
+        "bench": bench_page.write_page(made_up.write(folder / "bench", made_up.records()), folder / "bench.html", None),
+        "glm": linear_model(folder / "glm"),
+    }
+    return pages
+
+
+def test_the_kind_of_a_cell_is_that_of_its_value():
+    rows = dict(tables.results([a_run("one")]).rows)
+    assert rows["Data"] == [tables.Cell(DIGEST, is_words=True)]
+    assert not rows["Brier score"][0].is_words
+    settings = dict(tables.settings([a_run("one")._replace(config={"seeds": "0..4", "rate": 0.1, "skip": None})]).rows)
+    assert [settings[name][0].is_words for name in ("seeds", "rate", "skip")] == [True, False, False]
+
+
+@pytest.mark.deep(after="tests/plots/test_report_layout.py")
+@browser.needs_chromium
+def test_every_kind_of_report_fits_three_widths(tmp_path):
+    found = browser.layout(written(tmp_path).values(), WIDTHS, tmp_path)
+    assert found["cells"] > 1_000
+    assert not found["faults"], "\n".join(map(str, found["faults"]))
+
+
+@pytest.mark.deep(after="tests/plots/test_report_layout.py")
+@browser.needs_chromium
+def test_the_measurement_finds_faults(tmp_path):
+    style = "td { width: 22px; overflow-wrap: anywhere; } table { table-layout: fixed; width: 22px; }"
+    rows = {
+        "broken": "<td>Balanced</td>",
+        "cut": '<td style="white-space: nowrap; overflow-wrap: normal">algorithm=x</td>',
+    }
+    pages = []
+    for name, row in rows.items():
+        pages.append(tmp_path / f"{name}.html")
+        pages[-1].write_text(f"<!DOCTYPE html><style>{style}</style><main><table><tr>{row}</table></main>")
+    pages.append(tmp_path / "wide.html")
+    pages[-1].write_text('<!DOCTYPE html><main><div style="overflow: auto"><p style="width: 2000px">x</p></div></main>')
+    kinds = {(name, kind) for name, _, kind, _, _ in browser.layout(pages, [390], tmp_path)["faults"]}
+    assert {("broken.html", "broken word"), ("cut.html", "cut"), ("wide.html", "sideways")} <= kinds
