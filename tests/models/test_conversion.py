@@ -114,7 +114,10 @@ class Subclassed(tf.keras.Model):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_time_distributed, r"The layer 'time_distributed.*' \(TimeDistributed\) holds layers of tfp_bfl.layers inside"),
+        (
+            _time_distributed,
+            r"The layer 'time_distributed.*' \(TimeDistributed\) holds layers of tfp_bfl.layers inside",
+        ),
         (lambda: tf.keras.Sequential([tf.keras.Input((4,)), Closed()]), r"\(Closed\) cannot be built again"),
         (Subclassed, "is neither functional nor a Sequential model"),
     ],

@@ -220,6 +220,7 @@ def run(
     multiple=True,
     help='A row of a table and its label, "rule=conflation as Conflation"; again for the next row.',
 )
+@click.option("--dataset", metavar="FILE.py:FUNCTION", help="The dataset of RUN where it is code, which is run.")
 def report(
     run_folders: tuple[str, ...],
     output: str,
@@ -228,6 +229,7 @@ def report(
     digits: Optional[int],
     percent: bool,
     rows: tuple[str, ...],
+    dataset: Optional[str],
 ) -> None:
     """Write one page about a complete run, or several side by side; RUN may be a folder of many.
 
@@ -236,10 +238,14 @@ def report(
     """
     from tfp_bfl.app.many_runs.sweep import expand
     from tfp_bfl.app.one_run.records import read_record
+    from tfp_bfl.app.options.own_model import trust
 
     folders = expand(run_folders)
-    for folder in folders:
-        read_record(folder)  # Before what imports TensorFlow.
+    records = [read_record(folder) for folder in folders]  # Before what imports TensorFlow.
+    if dataset is not None:
+        if not any(config.dataset == dataset for config, _ in records):
+            raise InvalidArgument(f"dataset is {dataset}, which is the data of none of these runs: leave it out.")
+        trust({"dataset": dataset})
     from tfp_bfl.app.many_runs.report import write
     from tfp_bfl.app.many_runs.score_tables import Style, parse_rows
 

@@ -98,8 +98,8 @@ class _Twins:
         """Return the twin of a model; `is_inner` of one that is a layer of another, after which kernels follow."""
         if not getattr(model, "_is_graph_network", False):
             raise InvalidArgument(
-                f"The model {model.name!r} is neither functional nor a Sequential model with an input shape: its layers "
-                "cannot be converted."
+                f"The model {model.name!r} is neither functional nor a Sequential model with an input shape: its "
+                "layers cannot be converted."
             )
         nodes = [n for _, of_depth in sorted(model._nodes_by_depth.items(), reverse=True) for n in of_depth]
         nodes = [node for node in nodes if not node.is_input]
@@ -111,7 +111,7 @@ class _Twins:
         for node in nodes:
             arguments, options = node.map_arguments(tensors)
             outputs = self._twin(node.layer)(*arguments, **options)
-            if id(node) in ends:
+            if self._rate is not None and id(node) in ends:
                 outputs = MCDropout(self._rate)(outputs)
             for name, value in zip(node.flat_output_ids, tf.nest.flatten(outputs)):
                 tensors[name] = [value] * uses[name]
@@ -131,8 +131,8 @@ class _Twins:
             return _point(layer)
         if any(isinstance(x, (GaussianLayer, MCDropout)) for x in layer._flatten_layers(include_self=False)):
             raise InvalidArgument(
-                f"The layer {layer.name!r} ({type(layer).__name__}) holds layers of tfp_bfl.layers inside, which cannot "
-                "be converted: use these directly in a functional or Sequential model."
+                f"The layer {layer.name!r} ({type(layer).__name__}) holds layers of tfp_bfl.layers inside, which "
+                "cannot be converted: use these directly in a functional or Sequential model."
             )
         try:
             config = layer.get_config()
