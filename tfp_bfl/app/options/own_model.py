@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -254,6 +254,21 @@ def split(
 def trust(named: Mapping[str, Any]) -> None:
     """Let the code that a command names be run."""
     _TRUSTED.update(str(x) for name, x in named.items() if name in OPTIONS and names_code(x))
+
+
+def trust_dataset(named: Optional[str], datasets: Sequence[str]) -> None:
+    """Let the code of a dataset be run that a command names again.
+
+    Args:
+      named: FILE.py:FUNCTION; None for none.
+      datasets: of the runs of the command.
+
+    Raises:
+      InvalidArgument: none of the runs has that dataset.
+    """
+    if named is not None and named not in datasets:
+        raise InvalidArgument(f"dataset is {shown(named)}, which is that of none of these runs: leave it out.")
+    trust({"dataset": named})
 
 
 def is_trusted(value: str) -> bool:
