@@ -232,7 +232,8 @@ def test_the_servers_unlabelled_examples_are_nobodys():
 
 def test_no_path_of_this_machine_travels_with_a_model():
     paths = {"data_dir": "/data/here", "output": "runs/there"}
-    info = build.export_info(make_config(None, {**TINY, **paths}), SOURCE, {"accuracy": 0.5})
+    config = make_config(None, TINY).model_copy(update=paths)
+    info = build.export_info(config, SOURCE, {"accuracy": 0.5})
     assert info.configuration["dataset"] == "breast_cancer" and info.metrics == {"accuracy": 0.5}
     assert "/" not in repr(info._replace(class_names=[]))
 

@@ -232,7 +232,7 @@ def test_bad_files(tmp_path, text):
 
 
 def test_a_file_may_hold_every_option(tmp_path):
-    path = write(tmp_path, "data_dir: /data\ntensorboard: true\noutput: there\ncohort_size: 3\n")
+    path = write(tmp_path, "dataset: mnist\ndata_dir: /data\ntensorboard: true\noutput: there\ncohort_size: 3\n")
     config = make_config(path, {})
     assert (config.data_dir, config.tensorboard, config.output) == ("/data", True, "there")
 

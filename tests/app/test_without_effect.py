@@ -1,75 +1,55 @@
-"""Options that have no effect on the weights of a model are named: with them the run is the same, to the bit."""
+"""Options without effect on the weights of a model are refused; algorithms of point weights warn of Gaussian ones."""
 
-import functools
-
-import numpy as np
 import pytest
-import tensorflow as tf
 
-import tfp_bfl as bfl
 from tfp_bfl.app.one_run.job import prepare
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.own_model import NO_CODE
-
-pytestmark = pytest.mark.cpu_seconds(60)
+from tfp_bfl.errors import InvalidArgument
 
 COMMON = {"dataset": "breast_cancer", "model": "mlp", "clients": 3, "rounds": 1, "local_epochs": 1, "engine": "local"}
 OF_POSTERIOR = {"rule": "conflation", "temperature": 0.5, "kl": "client", "noise": "flipout", "inference": "backprop"}
-OF_GAUSSIANS = {"prior_stddev": 0.1, "initial_stddev": 0.1, "min_stddev": 0.01, "variational_layers": "dense"}
+OF_GAUSSIANS = {"prior_stddev": 0.1, "initial_stddev": 0.1, "min_stddev": 0.001, "variational_layers": "dense"}
 OF_DROPOUT = {"dropout_rate": 0.5}
 OF_NOISE = {"parametrization": "log_alpha"}
 
 
-@functools.cache
-def trained(kind, options):
-    """Return the weights after a round [D], and the notes on options without effect."""
-    job = prepare(make_config(None, {**COMMON, "kind": kind, **dict(options)}), None, NO_CODE)
-    result = bfl.simulate(job.process, job.clients, rounds=1, seed=0, engine="local")
-    weights = np.concatenate([np.ravel(x) for x in tf.nest.flatten(result.state.weights)])
-    return weights, tuple(note for note in job.notes if "effect" in note)
+def prepared(**options):
+    return prepare(make_config(None, {**COMMON, **options}), None, NO_CODE)
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "weights"),
+    ("kind", "options", "weights"),
     [
         ("deterministic", {**OF_POSTERIOR, **OF_GAUSSIANS, **OF_DROPOUT, **OF_NOISE}, "point weights"),
         ("mc_dropout", {**OF_POSTERIOR, **OF_GAUSSIANS, **OF_NOISE}, "Monte Carlo dropout"),
         ("flipout", {**OF_DROPOUT, **OF_NOISE}, "Gaussian weights"),
+        ("variational_dropout", {**OF_DROPOUT, "prior_stddev": 0.1, "min_stddev": 0.001}, "Gaussian weights"),
     ],
 )
-def test_options_without_effect_are_named(kind, given, weights):
-    found, (note,) = trained(kind, tuple(given.items()))
-    assert note.endswith(f" have no effect: the model has {weights}.")
-    named = note.partition(" have")[0].replace(" and ", ", ").split(", ")
-    assert sorted(named) == sorted(given)
-    plain, notes = trained(kind, ())
-    assert notes == ()
-    np.testing.assert_array_equal(found, plain)
+def test_an_option_without_effect_is_refused(kind, options, weights):
+    for name, value in options.items():
+        with pytest.raises(InvalidArgument) as error:
+            prepared(kind=kind, **{name: value})
+        assert str(error.value) == f"{name} has no effect on a model of kind {kind} with {weights}: leave it out."
 
 
-@pytest.mark.parametrize(
-    ("kind", "given"),
-    [
-        ("flipout", {"rule": "conflation"}),
-        ("flipout", {"temperature": 0.5}),
-        ("flipout", {"initial_stddev": 0.1}),
-        ("flipout", {"variational_layers": "dense"}),
-        ("mc_dropout", {"dropout_rate": 0.5}),
-        ("mc_dropout", {"output_dropout": True}),
-    ],
-)
-def test_options_with_an_effect_are_not_named(kind, given):
-    found, notes = trained(kind, tuple(given.items()))
-    plain, _ = trained(kind, ())
-    assert notes == () and (found.shape != plain.shape or np.any(found != plain))
+def test_several_stand_in_one_sentence():
+    with pytest.raises(InvalidArgument, match=r"^temperature and min_stddev have no effect on .*: leave them out.$"):
+        prepared(kind="deterministic", temperature=0.5, min_stddev=0.001)
 
 
 @pytest.mark.parametrize("options", [{"kind": "deterministic", "rule": "naive_weighted_average"}, {}])
 def test_the_average_is_what_point_weights_get(options):
-    config = {**COMMON, **options}
-    assert not [note for note in prepare(make_config(None, config), None, NO_CODE).notes if "effect" in note]
+    assert prepared(**options).config.rule
 
 
-def test_one_option_without_effect_has_a_sentence_of_its_own():
-    _, (note,) = trained("deterministic", (("initial_stddev", 0.1),))
-    assert note == "initial_stddev has no effect: the model has point weights."
+@pytest.mark.parametrize("algorithm", ["fed_opt", "fed_prox", "scaffold", "fed_dyn", "fed_nova", "fed_pa", "fed_kp"])
+def test_algorithms_of_point_weights_warn_of_gaussian_ones(algorithm):
+    (warning,) = prepared(algorithm=algorithm, kind="flipout").warnings
+    assert warning.startswith(f"{algorithm} trains Gaussian weights here") and "--kind deterministic" in warning
+    assert prepared(algorithm=algorithm).warnings == ()
+
+
+def test_the_default_has_no_warning():
+    assert prepared().warnings == ()

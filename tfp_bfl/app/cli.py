@@ -220,14 +220,9 @@ def run(
     multiple=True,
     help='A row of a table and its label, "rule=conflation as Conflation"; again for the next row.',
 )
+@click.option("--dataset", metavar="FILE.py:FUNCTION", help="The dataset of RUN where it is code, which is run.")
 def report(
-    run_folders: tuple[str, ...],
-    output: str,
-    ood: Optional[str],
-    columns: Optional[str],
-    digits: Optional[int],
-    percent: bool,
-    rows: tuple[str, ...],
+    run_folders: tuple[str, ...], output: str, ood: Optional[str], dataset: Optional[str], rows: Any, **table: Any
 ) -> None:
     """Write one page about a complete run, or several side by side; RUN may be a folder of many.
 
@@ -236,14 +231,15 @@ def report(
     """
     from tfp_bfl.app.many_runs.sweep import expand
     from tfp_bfl.app.one_run.records import read_record
+    from tfp_bfl.app.options.own_model import trust_dataset
 
     folders = expand(run_folders)
-    for folder in folders:
-        read_record(folder)  # Before what imports TensorFlow.
+    trust_dataset(dataset, [read_record(folder)[0].dataset for folder in folders])  # Before TensorFlow is imported.
     from tfp_bfl.app.many_runs.report import write
     from tfp_bfl.app.many_runs.score_tables import Style, parse_rows
 
-    style = Style(columns.split(",") if columns else None, digits, percent, parse_rows(rows))
+    columns = table["columns"].split(",") if table["columns"] else None
+    style = Style(columns, table["digits"], table["percent"], parse_rows(rows))
     click.echo(f"{write(folders, output, ood, style)} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
 
 

@@ -243,7 +243,7 @@ def classwise_calibration_error(probabilities: Any, labels: Any, num_bins: int =
 
 
 def _equal_mass_error(confidence: np.ndarray, hits: np.ndarray, num_bins: int) -> float:
-    values, places, counts = np.unique(confidence, return_inverse=True, return_counts=True)
+    _, places, counts = np.unique(confidence, return_inverse=True, return_counts=True)
     gaps = np.bincount(places.ravel(), hits - confidence.astype(np.float64))
     # The bins of `np.array_split`; a value belongs to the bin with the middle of its examples.
     size, longer = divmod(len(confidence), num_bins)

@@ -8,6 +8,7 @@ from typing import Callable
 import tensorflow as tf
 
 from tfp_bfl.models.conv_net import conv_net
+from tfp_bfl.models.conversion import deterministic, kind_of, mc_dropout
 from tfp_bfl.models.density import density
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.kinds import KINDS, PRECISIONS
@@ -32,8 +33,11 @@ __all__ = [
     "check_keras_2",
     "copy_to_keras_3",
     "density",
+    "deterministic",
     "from_keras_3",
     "in_bfloat16",
+    "kind_of",
+    "mc_dropout",
     "without_noise",
     *MODELS,
     *_of_weights,

@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.layers.flipout import FAN_IN
-from tfp_bfl.models.kinds import Blocks, check_classes
+from tfp_bfl.models.kinds import NORMALIZATIONS, Blocks, check_classes
 
 
 def mlp(
@@ -27,13 +28,14 @@ def mlp(
     Args:
       hidden: units of the hidden layers.
       activation: of the hidden layers, one of Keras'.
-      others: as `tfp_bfl.models.lenet`; there is no convolution, so that `normalization` changes nothing.
+      normalization: "none", as there is no convolution.
+      others: as `tfp_bfl.models.lenet`.
 
     Returns:
       A `tf.keras.Model` from inputs `[B, *input_shape]` to logits [B, C].
 
     Raises:
-      InvalidArgument: no such kind or normalization, or fewer than two classes.
+      InvalidArgument: no such kind, a normalization, or fewer than two classes.
 
     Example:
       >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
@@ -41,6 +43,11 @@ def mlp(
       ((None, 2), 8162)
     """
     check_classes(num_classes)
+    lookup(NORMALIZATIONS, normalization, "normalization")
+    if normalization != "none":
+        raise InvalidArgument(
+            f"normalization is {normalization!r}, but mlp has no convolution to normalize: leave it out."
+        )
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
     inputs = blocks.keras.Input(tuple(input_shape))
     with blocks.precision():

@@ -18,7 +18,7 @@ SMALL = {
     "settings": {"heart": {"dataset": "heart_disease", "rounds": 4}},
     "methods": {
         "fed_avg": {"algorithm": "fed_opt", "tuned": {"learning_rate": "0.01..0.1 log"}},
-        "chain": {"algorithm": "qlsd", "rounds": 100},
+        "chain": {"algorithm": "qlsd", "without": "local_epochs", "rounds": 100},
         "laplace": {
             "algorithm": "fed_opt",
             "kind": "deterministic",
@@ -69,16 +69,17 @@ def test_options_of_a_run(tmp_path):
     plan = read_plan(write(tmp_path))
     config = plan.config("heart", "fed_avg", 1, {"learning_rate": 0.05})
     assert (config.rounds, config.local_epochs, config.learning_rate, config.seed) == (4, 2, 0.05, 1)
-    # A method's options win, and options of other algorithms are left out.
+    # A method's options win, and it names those of settings that its algorithm does not have.
     chain = plan.config("heart", "chain", 0)
     assert (chain.rounds, chain.algorithm) == (100, "qlsd") and "local_epochs" not in chain.recorded()
-    assert plan.then_options("laplace", {"laplace.temperature": 0.1}) == {"temperature": 0.1}
+    assert plan.then_options("heart", "laplace", {"laplace.temperature": 0.1}) == {"temperature": 0.1}
     assert plan.reference == "fed_avg" and list(plan.seeds) == [0, 1]
 
 
 def test_the_algorithm_may_be_of_all_methods(tmp_path):
     options = {"algorithm": "fed_opt", "kind": "deterministic", "server_optimizer": "adam"}
-    plan = read_plan(write(tmp_path, options=options, methods={"m": {}, "chain": {"algorithm": "qlsd"}}))
+    chain = {"algorithm": "qlsd", "without": ["server_optimizer"]}
+    plan = read_plan(write(tmp_path, options=options, methods={"m": {}, "chain": chain}))
     assert plan.config("heart", "m", 0).server_optimizer == "adam"
     assert "server_optimizer" not in plan.config("heart", "chain", 0).recorded()
 
@@ -96,7 +97,27 @@ def test_structures_are_those_of_the_library():
 def test_options_of_a_step_after_the_training(tmp_path):
     methods = {"x": {"algorithm": "fed_opt", "kind": "deterministic", "then": {"laplace": {"structure": "diagonal"}}}}
     plan = read_plan(write(tmp_path, methods=methods))
-    assert plan.methods["x"].then == "laplace" and plan.then_options("x") == {"structure": "diagonal"}
+    assert plan.methods["x"].then == "laplace" and plan.then_options("heart", "x") == {"structure": "diagonal"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "temperature"),
+    [
+        (point_weights(then="last_layer", **{"last_layer.temperature": 0.2}), 0.2),
+        ({"options": {"last_layer.temperature": 0.3}, **point_weights(then="last_layer")}, 0.3),
+        (
+            {
+                "options": {"last_layer.temperature": 0.3},
+                **point_weights(then="last_layer", **{"last_layer.temperature": 0.2}),
+            },
+            0.2,
+        ),
+    ],
+)
+def test_an_option_of_a_step_may_be_fixed(tmp_path, changes, temperature):
+    plan = read_plan(write(tmp_path, **changes))
+    assert plan.then_options("heart", "m") == {"temperature": temperature}
+    assert "last_layer.temperature" not in plan.values("heart", "m")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +147,7 @@ def test_options_of_a_step_after_the_training(tmp_path):
             {"methods": {"m": {"tuned": {"learning_rte": "1..2"}}}},
             "There is no option 'learning_rte' in the method 'm'",
         ),
-        ({"methods": {"m": {"tuned": {"laplace.temperature": "1..2"}}}}, "There is no option 'laplace.temperature'"),
+        ({"methods": {"m": {"tuned": {"laplace.temperature": "1..2"}}}}, "requires 'then: laplace'"),
         ({"methods": {"m": {"then": "lapace"}}}, "There is no choice 'lapace': did you mean 'laplace'"),
         ({"methods": {"m": {"then": {"laplace": {"temp": 1}}}}}, "There is no option of laplace 'temp'"),
         ({"methods": {"m": {"then": {"laplace": {}, "last_layer": {}}}}}, "must name one step"),
@@ -151,7 +172,25 @@ def test_options_of_a_step_after_the_training(tmp_path):
         # What predicts would be the ensemble, the draws or the personal models, and not what follows the training.
         (point_weights(then="laplace", ensemble=2), "An ensemble ends with more than one network, and laplace is at"),
         (point_weights(then="last_layer", tuned={"ensemble": [2, 3]}), "with ensemble 2: An ensemble ends with more"),
-        ({"methods": {"m": {"algorithm": "qlsd", "then": "laplace"}}}, "qlsd ends with more than one network"),
+        (
+            {"methods": {"m": {"algorithm": "qlsd"}}},
+            "in the setting 'heart': local_epochs of the settings is no option of qlsd: add 'without: local_epochs'",
+        ),
+        ({"methods": {"m": {"without": "momentum"}}}, "without names momentum, which is no option of settings"),
+        ({"methods": {"m": {"without": 3}}}, "without of the method 'm' is 3, but must be a list of options"),
+        ({"options": {"ood": "mnist"}}, "ood of options belongs to settings with images: name it in each of these."),
+        ({"methods": {"m": {"ood": "mnist"}}}, "ood of the method 'm' belongs to settings with images"),
+        ({"options": {"last_layer.temperature": 0.1}}, "last_layer.temperature of options reaches no method"),
+        (point_weights(then={"laplace": {"temperature": 1}}, **{"laplace.temperature": 2}), "has two values"),
+        (
+            {"methods": {"m": {"algorithm": "qlsd", "without": "local_epochs", "then": "laplace"}}},
+            "qlsd ends with more than one network",
+        ),
+        ({"methods": {"m": {"algorithm": "qlsd", "without": "server_momentum"}}}, "without names server_momentum"),
+        (
+            {"methods": {"m": {"algorithm": "fed_opt", "then": "laplace", "laplace.temp": 1}}},
+            "There is no option of laplace 'temp'",
+        ),
         ({"methods": {"m": {"algorithm": "fed_sgld", "then": "last_layer"}}}, "fed_sgld ends with more than one"),
         (
             {"methods": {"m": {"algorithm": "meta_learning", "then": "laplace"}}},

@@ -201,7 +201,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         )
         after = _afterwards(task, job, result) if task.then is not None else None
         clock.add_rest()
-    warnings = [*result.warnings, *(after.warnings if after else ())]
+    warnings = [*job.warnings, *result.warnings, *(after.warnings if after else ())]
     upload, download = _megabytes(job, result) if evaluate else (0.0, 0.0)
     model = result.model
     if after is not None:
@@ -221,7 +221,7 @@ def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) ->
     check_one_network(job.config, str(task.then), job.process)
     check_exact(job.config, str(task.then), "This", job.process)
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
-    if _leaves(weights.posterior):
+    if _leaves(weights.posterior) or job.config.kind != "deterministic":
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
     data = bfl.data.OwnData(job.train, job.test, job.clients)
     run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)

@@ -16,7 +16,7 @@ from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.many_runs.cells import forget_models
 from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.one_run.datasets import is_own, load, with_clients
-from tfp_bfl.app.options.config import fields, make_config
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -38,7 +38,6 @@ def parse_spaces(texts: Sequence[str]) -> dict[str, Space]:
         name = name.strip().lstrip("-").replace("-", "_")
         if not equals:
             raise InvalidArgument(f"--space is {shown(text)}, but must be such as 'learning-rate=0.001..0.3 log'.")
-        lookup(fields(), name, "option")
         if name in spaces:
             raise InvalidArgument(f"--space names {name} twice: name each option once.")
         if name in ("seed", "output", "hold_out", *OF_FEDERATION):

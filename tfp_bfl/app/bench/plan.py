@@ -46,12 +46,14 @@ class Method(NamedTuple):
       space: option -> values among which trials choose; an option of `then` has its name and a dot before it.
       then: what follows the training: None, or a name of `AFTERWARDS`.
       then_options: options of that.
+      without: options of settings that its algorithm does not have.
     """
 
     options: Mapping[str, Any]
     space: Mapping[str, Space]
     then: Optional[str] = None
     then_options: Mapping[str, Any] = {}
+    without: tuple[str, ...] = ()
 
     @property
     def edges(self) -> list[Values]:
@@ -89,25 +91,29 @@ class Plan(NamedTuple):
     oods: Mapping[str, str]
 
     def values(self, setting: str, method: str) -> dict[str, Any]:
-        """Return the options of a method's runs in a setting: those of the method win, then those of the setting.
+        """Return the options of a method's runs in a setting: those of the method win, then those of the setting."""
+        own = self.methods[method]
+        shared = {name: x for name, x in self.shared(setting).items() if name not in own.without}
+        return {**shared, **own.options}
 
-        Options of other algorithms, which settings and `options` may name for all, are left out.
-        """
-        own, shared = self.methods[method].options, {**self.options, **self.settings[setting]}
-        algorithm = canonical(str({**shared, **own}.get("algorithm", "variational")))
-        shared = {name: x for name, x in shared.items() if names_code(algorithm) or serves(name, algorithm)}
-        return {**shared, **own}
+    def shared(self, setting: str) -> dict[str, Any]:
+        """Return the options of the runs of all methods in a setting, without those of what follows a training."""
+        return {name: x for name, x in {**self.options, **self.settings[setting]}.items() if "." not in name}
 
     def config(self, setting: str, method: str, seed: int, chosen: Values = DEFAULTS) -> RunConfig:
         """Return the configuration of a run with the values that a trial chose for options of the run."""
         of_run = {name: x for name, x in chosen.items() if "." not in name}
         return make_config(None, {**self.values(setting, method), **of_run, "seed": seed})
 
-    def then_options(self, method: str, chosen: Values = DEFAULTS) -> dict[str, Any]:
+    def then_options(self, setting: str, method: str, chosen: Values = DEFAULTS) -> dict[str, Any]:
         """Return the options of what follows the training, with the values that a trial chose."""
         own = self.methods[method]
-        of_then = {name.partition(".")[2]: x for name, x in chosen.items() if "." in name}
-        return {**own.then_options, **of_then}
+        of = lambda values: {
+            name.partition(".")[2]: x
+            for name, x in values.items()
+            if name.partition(".")[0] == own.then and "." in name
+        }
+        return {**of({**self.options, **self.settings[setting]}), **own.then_options, **of(chosen)}
 
 
 def read_plan(file: Union[str, os.PathLike], trust: bool = False) -> Plan:
@@ -148,14 +154,30 @@ def read_plan(file: Union[str, os.PathLike], trust: bool = False) -> Plan:
         raise InvalidArgument(f"{where} has {cells} runs, but at most {_MOST_CELLS} are possible: leave some out.")
     for what, options in {"options": plan.options, **plan.settings}.items():
         for name in options:
-            lookup(fields(), name, "option", f"in {what}")
+            _check_name(plan, name, what)
             if name in OWN:
                 raise InvalidArgument(f"{name} of {what} is the benchmark's own: leave it out.")
+    for key, one in methods.items():
+        for name in () if _code_of(plan) else (*one.options, *(x for x in one.space if "." not in x)):
+            lookup(fields(), name, "option", f"in the method {key!r}")
     _check_code(plan, where, trust)
     for setting in plan.settings:
         for method in plan.methods:
             _check_runs(plan, setting, method)
     return plan
+
+
+def _check_name(plan: Plan, name: str, what: str) -> None:
+    """Check that there is an option for the runs of all methods."""
+    step, dot, rest = name.partition(".")
+    if dot and step in AFTERWARDS:
+        lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
+        if not any(method.then == step for method in plan.methods.values()):
+            raise InvalidArgument(f"{name} of {what} reaches no method: give one 'then: {step}', or leave it out.")
+    elif name == "ood":
+        raise InvalidArgument(f"ood of {what} belongs to settings with images: name it in each of these.")
+    elif not _code_of(plan):  # Else a parameter of the code, of which the runs are checked.
+        lookup(fields(), name, "option", f"in {what}")
 
 
 def _named(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -195,6 +217,10 @@ def _method(key: str, value: Any, where: str) -> Method:
         for name, text in _mapping(options.pop("tuned", None), f"tuned of the method {key!r}").items()
     }
     then, then_options = options.pop("then", None), dict[str, Any]()
+    left_out = options.pop("without", ())
+    without = tuple(x.strip() for x in left_out.split(",")) if isinstance(left_out, str) else left_out
+    if not isinstance(without, (list, tuple)) or not all(isinstance(x, str) for x in without):
+        raise InvalidArgument(f"without of the method {key!r} is {shown(left_out)}, but must be a list of options.")
     if isinstance(then, dict):
         if len(then) != 1:
             raise InvalidArgument(f"then of the method {key!r} is {shown(then)}, but must name one step.")
@@ -206,15 +232,24 @@ def _method(key: str, value: Any, where: str) -> Method:
             lookup(dict.fromkeys(AFTERWARDS[then]), name, f"option of {then}")
     for name in [*options, *space]:
         step, dot, rest = name.partition(".")
-        if dot and name in space and step == then:
+        if dot and step == then:
             lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
+            if name in options:
+                if rest in then_options or name in space:
+                    raise InvalidArgument(f"{name} of the method {key!r} has two values: leave one of both out.")
+                then_options[rest] = options.pop(name)
             continue
-        lookup(fields(), name, "option", f"in the method {key!r}")
+        if dot and step in AFTERWARDS:
+            raise InvalidArgument(f"{name} of the method {key!r} requires 'then: {step}': add it, or leave {name} out.")
+        if name == "ood":
+            raise InvalidArgument(
+                f"ood of the method {key!r} belongs to settings with images: name it in each of these."
+            )
         if name in OWN or (name == "algorithm" and name in space):
             raise InvalidArgument(f"{name} of the method {key!r} is the benchmark's own: leave it out.")
         if name in OF_FEDERATION:
             raise InvalidArgument(f"{name} of the method {key!r} belongs to the settings: give each its own setting.")
-    return Method(options, space, then, then_options)
+    return Method(options, space, then, then_options, tuple(without))
 
 
 def _check_runs(plan: Plan, setting: str, method: str) -> None:
@@ -222,17 +257,34 @@ def _check_runs(plan: Plan, setting: str, method: str) -> None:
     then = plan.methods[method].then
     for chosen in (DEFAULTS, *plan.methods[method].edges):
         try:
+            _check_shared(plan, setting, method)
             config = plan.config(setting, method, plan.seeds[0], chosen)
             if then is not None:
-                _check_then(then, plan.then_options(method, chosen), config)
+                _check_then(then, plan.then_options(setting, method, chosen), config)
         except InvalidArgument as error:
             of_trial = f" with {_pairs(chosen)}" if chosen else ""
             raise InvalidArgument(f"The method {method!r} in the setting {setting!r}{of_trial}: {error}") from None
 
 
+def _check_shared(plan: Plan, setting: str, method: str) -> None:
+    """Check that a method has the options of all methods in a setting, but for those that it names under `without`."""
+    own, shared = plan.methods[method], plan.shared(setting)
+    for name in own.without:
+        if not any(name in plan.shared(each) for each in plan.settings) or name in own.options:
+            raise InvalidArgument(f"without names {name}, which is no option of settings: leave it out.")
+    algorithm = canonical(str({**shared, **own.options}.get("algorithm", "variational")))
+    for name in shared:
+        if name in own.options or name in own.without or name not in fields() or names_code(algorithm):
+            continue
+        if not serves(name, algorithm):
+            raise InvalidArgument(
+                f"{name} of the settings is no option of {algorithm}: add 'without: {name}' to the method."
+            )
+
+
 def _check_then(then: str, options: Values, config: RunConfig) -> None:
     """Check the options of what follows the training, and that it can follow it."""
-    if config.kind != "deterministic":
+    if config.kind not in (None, "deterministic"):
         raise InvalidArgument(f"{then} follows a training of point weights, and the kind is {config.kind!r}.")
     check_one_network(config, then)
     if algorithm_options(config.algorithm).adapts:
@@ -254,14 +306,19 @@ def _check_then(then: str, options: Values, config: RunConfig) -> None:
 
 def _check_code(plan: Plan, where: str, trust: bool) -> None:
     """Check that code in the file was named on the command line, as a file can come from somebody else."""
-    given = [*plan.settings.values(), *(method.options for method in plan.methods.values()), plan.options]
-    coded = [str(x[name]) for x in given for name in CODE if names_code(x.get(name))]
-    spaces = [method.space[name] for method in plan.methods.values() for name in CODE if name in method.space]
-    coded += [str(value) for space in spaces for value in space.values if names_code(value)]
+    coded = _code_of(plan)
     if coded and not trust:
         raise InvalidArgument(
             f"{where} runs the code {', '.join(dict.fromkeys(coded))}: read it, and add --trust-code."
         )
+
+
+def _code_of(plan: Plan) -> list[str]:
+    """Return each FILE.py:FUNCTION of a plan."""
+    given = [*plan.settings.values(), *(method.options for method in plan.methods.values()), plan.options]
+    coded = [str(x[name]) for x in given for name in CODE if names_code(x.get(name))]
+    spaces = [method.space[name] for method in plan.methods.values() for name in CODE if name in method.space]
+    return coded + [str(value) for space in spaces for value in space.values if names_code(value)]
 
 
 def _pairs(chosen: Values) -> str:

@@ -171,7 +171,7 @@ def options_of(plan: Plan, cell: Cell) -> dict[str, Any]:
         "hold_out": plan.hold_out,
         "tuned": {name: str(space) for name, space in method.space.items()},
         "then": method.then,
-        "then_options": dict(method.then_options),
+        "then_options": plan.then_options(cell.setting, cell.method),
         **({"trials": plan.trials, "trial_seed": plan.trial_seed, "score": plan.score} if method.space else {}),
         "evaluations": plan.evaluations,
     }
@@ -228,7 +228,7 @@ def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) ->
     return cell_module().Task(
         config=plan.config(setting, method, seed, values),
         then=plan.methods[method].then,
-        then_options=plan.then_options(method, values),
+        then_options=plan.then_options(setting, method, values),
         hold_out=plan.hold_out,
         ood=plan.oods.get(setting),
         evaluations=plan.evaluations,

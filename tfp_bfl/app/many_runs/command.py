@@ -68,7 +68,7 @@ def sweep_runs(
     given = {name: value for name, value in given.items() if value is not None}
     if "output" not in given:
         raise InvalidArgument("A sweep needs a folder: give --output one, and the same one again to go on.")
-    combinations = parse_varied(varied)
+    combinations = parse_varied(varied, given)
     number = whole_number(jobs, "jobs", MOST_JOBS)
     run_many(config_file, given, combinations, seeds, jobs=number, progress=progress, listed=listed)
 

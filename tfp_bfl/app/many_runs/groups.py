@@ -92,7 +92,7 @@ def _is_default(name: str, record: tuple[RunConfig, Mapping[str, Any]]) -> bool:
     except InvalidArgument:  # Other options need it.
         return False
     without = resolved(without, "rmse" in summary, weights_in(summary))
-    return name not in config.recorded() or text(getattr(without, name)) == text(value)
+    return name not in config.recorded() or text(without.recorded().get(name)) == text(value)
 
 
 def numbers_in(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from tfp_bfl.app.many_runs.score_tables import Style
 from tfp_bfl.app.many_runs.sweep import expand
 from tfp_bfl.app.one_run.program import Run
 from tfp_bfl.app.options.given_data import GivenData
+from tfp_bfl.app.options.own_model import names_code, trust
 from tfp_bfl.errors import InvalidArgument, shown
 
 Path = Union[str, "os.PathLike[str]"]
@@ -39,6 +40,7 @@ def report(
       runs: a result of `run`, the folder of a run or of many runs, or a sequence of these.
       output: a new file: .html for a page; .md, .tex or .csv for a table of scores.
       dataset: data in memory of runs that are named by their folders, as `run` got them; a result of `run` has them.
+        Or FILE.py:FUNCTION of these runs, which is executed.
       test_data: the test set in memory of these runs.
       ood: a dataset of out-of-distribution images for the page.
       columns: of a table, such as ["accuracy", "nll"]; None for every score.
@@ -55,7 +57,8 @@ def report(
     every: list[Any] = list(cast(Iterable[Any], runs)) if is_several else [runs]
     if not every:
         raise InvalidArgument("runs is empty, but must be a result of bfl.run, a folder, or several of these.")
-    named = None if dataset is None else GivenData(dataset, test_data)
+    trust({"dataset": dataset})
+    named = None if dataset is None or names_code(dataset) else GivenData(dataset, test_data)
     folders: list[pathlib.Path] = []
     given: list[Optional[GivenData]] = []
     for one in every:

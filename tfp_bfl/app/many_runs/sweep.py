@@ -9,7 +9,7 @@ import math
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from rich.console import Console
@@ -58,18 +58,25 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def parse_varied(items: Sequence[str]) -> list[Varied]:
+def parse_varied(items: Sequence[str], given: Mapping[str, Any] = {}) -> list[Varied]:
     """Return option -> values for each combination of alternatives, of texts such as "rule=linear_pool,conflation".
 
     A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
     them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas.
 
+    Args:
+      items: these texts.
+      given: options of all runs; where these or a text name code, a name may be a parameter of it (`make_cells`).
+
     Raises:
       InvalidArgument: a text has another form, or an option cannot be varied.
     """
     combinations: list[Varied] = [{}]
+    coded = any(".py:" in str(x) for x in (*items, *given.values()))
     for item in items:
         alternatives = [_parse_one(part) for part in _OR.split(item)]
+        for name in () if coded else (name for varied in alternatives for name in varied):
+            lookup(fields(), name, "option")
         combinations = [_joined(before, alternative) for before in combinations for alternative in alternatives]
     return combinations
 
@@ -85,7 +92,6 @@ def _parse_one(text: str) -> Varied:
             raise InvalidArgument(f"--vary is {shown(item)}, but must be such as rule=linear_pool,conflation.")
         if name in _NOT_VARIED:
             raise InvalidArgument(f"--vary is of {name}, which is not varied: give {_NOT_VARIED[name]}.")
-        lookup(fields(), name, "option")
         if len(set(values)) < len(values):
             raise InvalidArgument(f"--vary names a value of {name} twice: name each value once.")
         varied = _joined(varied, {name: values})
@@ -165,7 +171,7 @@ def sweep(
         )
     every = {name: _given(config.recorded()) for name, config in cells.items()}
     digests = check(cells)
-    check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
+    check_cells({name: settled_options(config) for name, config in cells.items()}, output, _held(cells))
     for name in filter(lambda name: is_done(output / name), cells):
         check_data_of(output / name, read_summary(output / name).get("data"), digests.get(name), output / name)
     check_models((f"{name}: ", config) for name, config in cells.items())
@@ -215,6 +221,16 @@ def options_of_run(folder: pathlib.Path) -> Optional[dict[str, Any]]:
     if not (folder / "config.yaml").is_file() or not (folder / "config.yaml").stat().st_size:
         return None
     return settled_options(make_config(folder / "config.yaml", {}, runs_code=False))
+
+
+def _held(cells: Mapping[str, RunConfig]) -> Callable[[pathlib.Path], Optional[dict[str, Any]]]:
+    """Return `options_of_run` with the kinds of models that were not given, as the models had them."""
+
+    def held(folder: pathlib.Path) -> Optional[dict[str, Any]]:
+        there = options_of_run(folder)
+        return there and {**there, **({"kind": None} if cells[folder.name].kind is None else {})}
+
+    return held
 
 
 def settled_options(config: RunConfig) -> dict[str, Any]:

@@ -15,13 +15,19 @@ from tfp_bfl.app.options.algorithms import OwnAlgorithm, Variational
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.fields import LIKELIHOOD, Options, argument_names
 from tfp_bfl.app.options.own_model import NO_CODE, Code
-from tfp_bfl.app.options.resolve import resolved, stated, weights_of
+from tfp_bfl.app.options.parameters import check_names, taken_by
+from tfp_bfl.app.options.resolve import check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 BATCH_NORM_EXAMPLES = 500
+# Options of a user's algorithm that are part of an argument.
+_PARTS = {
+    **dict.fromkeys(("schedule", "learning_rate_decay", "silent_rounds"), "learning_rate"),
+    "class_weight": "likelihood",
+}
 _PATHS = ("data_dir", "test_data")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
 _OF_A_MODEL = (
@@ -36,7 +42,7 @@ def model_fn(
     """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
     if code.model is not None or own_model.names_code(config.model):
-        return own_model.model_fn(code.model or own_model.load(config.model), source, common)
+        return _user_model_fn(config, source, code.model or own_model.load(config.model), common)
     options = {name: x for name in ("normalization", "width") if (x := getattr(config, name)) is not None}
     if config.variational_initializer != "he_normal":
         options["variational_initializer"] = config.variational_initializer
@@ -53,6 +59,23 @@ def model_fn(
             **common,
             **options,
         )
+    )
+
+
+def _user_model_fn(
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: Any, common: dict[str, Any]
+) -> Callable[[], tf.keras.Model]:
+    """Build the model of a user's function, which must take the options of models that were given."""
+    options = config.own_options()
+    of_model = [name for name in _OF_A_MODEL if name not in ("model", "kind", "seed", *options.of_recipe)]
+    given = config.given(of_model)
+    default = type(options).defaults.get("kind", "flipout")
+    return own_model.model_fn(
+        function,
+        source,
+        {**common, "kind": config.kind or default},
+        {**given, **taken_by(function, config.parameters)},
+        config.kind,
     )
 
 
@@ -175,8 +198,21 @@ def settle(
       source: one example or more of the training data, or what they look like.
       code: in the place of what the configuration names.
     """
-    weights = weights_of(model_fn(config, source, code)())
-    return resolved(config, source.target is not None, weights), weights
+    model = model_fn(config, source, code)()
+    weights = weights_of(model)
+    check_effect(config, weights)
+    _check_parameters(config, code)
+    kind = bfl.models.kind_of(model) if own_model.names_code(config.model) else None
+    return resolved(config, source.target is not None, weights, kind), weights
+
+
+def _check_parameters(config: RunConfig, code: Code) -> None:
+    """Check that options of the run that were given are no parameters of functions that do not receive them."""
+    functions = own_model.functions_of(config.recorded(), code)
+    if functions:
+        received = {"model": set(_OF_A_MODEL), "algorithm": set(argument_names(OwnAlgorithm).values())}
+        given = config.given(type(config).model_fields)
+        check_names(functions, given, lambda role, name: name in received.get(role, ()))
 
 
 def process(
@@ -228,7 +264,7 @@ def _recipe(
     arguments = options.arguments(config, unlabelled)
     rule = arguments.get("rule")
     if code.rule is not None or own_model.names_code(rule):
-        arguments["rule"] = own_model.rule_of(code.rule, rule)
+        arguments["rule"] = own_model.rule_of(code.rule, rule, config.parameters)
     if source.target is not None:
         _check_regression(options, config, source)
         arguments["likelihood"] = LIKELIHOOD
@@ -238,7 +274,8 @@ def _recipe(
         return getattr(bfl.algorithms, options.recipe)(built, **arguments)
     function = code.algorithm or own_model.load(config.algorithm, "algorithm")
     # A record holds all options: those with another value than the default were chosen.
-    own, places = OwnAlgorithm.model_fields, argument_names(OwnAlgorithm)
-    asked = {place for name, place in places.items() if getattr(config, name) != own[name].default}
+    places = {**argument_names(OwnAlgorithm), **_PARTS}
+    asked = {places[name] for name in config.given(places)}
     chosen = {name: x for name, x in arguments.items() if name in asked or name in shared}
+    chosen |= taken_by(function, config.parameters)
     return own_model.process_of(function, built, chosen, {k: x for k, x in arguments.items() if k not in chosen})

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Optional
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.algorithms import serves
 from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.app.options.given_data import GivenData, read_given, recorded
+from tfp_bfl.app.options.given_data import GivenData, named, read_given, recorded
+from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import OF_DATA
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
@@ -21,8 +22,8 @@ VALIDATION_SHARE = 0.2
 
 def is_own(config: RunConfig) -> bool:
     """Return whether a configuration is of data that may name their clients: in files, in memory, or embedded."""
-    named = bfl.data.is_own(config.dataset) or bfl.data.names_clients(config.dataset)
-    return named or recorded(config.dataset) is not None
+    by_name = bfl.data.is_own(config.dataset) or bfl.data.names_clients(config.dataset)
+    return by_name or recorded(config.dataset) is not None or names_code(config.dataset)
 
 
 def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnData:
@@ -37,6 +38,9 @@ def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnDa
     """
     if given is not None and not recorded(config.dataset):
         raise InvalidArgument(f"The data of this run are {config.dataset}, which it reads: leave dataset out.")
+    if names_code(config.dataset):
+        made = named(config.dataset, config.parameters)
+        return made.read(config.label, config.client_column, config.task)
     if recorded(config.dataset):
         return read_given(given, config.dataset, config.label, config.client_column, config.task)
     if bfl.data.is_own(config.dataset):
@@ -74,7 +78,8 @@ def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
 
 def key(config: RunConfig) -> tuple[Any, ...]:
     """Return all that says which data a run is of."""
-    return tuple(getattr(config, name) for name in ("dataset", "data_dir", *OF_DATA))
+    own = tuple(config.parameters.items()) if names_code(config.dataset) else ()
+    return (*(getattr(config, name) for name in ("dataset", "data_dir", *OF_DATA)), *own)
 
 
 def each(

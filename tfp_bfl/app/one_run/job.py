@@ -10,7 +10,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores, datasets, ensembles, records
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
-from tfp_bfl.app.options.resolve import POINT, resolved, title, without_effect
+from tfp_bfl.app.options.resolve import POINT, of_gaussians, resolved, title
 from tfp_bfl.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -73,7 +73,12 @@ class Job(NamedTuple):
 
     def settled(self, config: RunConfig) -> RunConfig:
         """Return a configuration of this run with all defaults filled in."""
-        return resolved(config, self.test.target is not None, self.weights)
+        return resolved(config, self.test.target is not None, self.weights, self.config.kind)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user may not expect of the run, in sentences."""
+        return of_gaussians(self.config, self.weights)
 
     def score(self, model: tf.keras.Model) -> Any:
         """Evaluate a model on the test set."""
@@ -137,7 +142,6 @@ def prepare(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, user_data, keep)
         shared: Any = {name: lambda name=name: getattr(read.result()[2], name) for name in ("unlabelled", "clients")}
-        given = config
         config, weights = build.settle(config, sample, code)
         process, trained = ensembles.processes(config, lambda x: build.process(x, sample, code=code, **shared))
         train, test, shares = read.result()
@@ -149,7 +153,7 @@ def prepare(
     everybody = client_scores.everybody(shares.clients, shares.unseen)
     shards = client_scores.shards(config, test, everybody)
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config, process), *without_effect(given, weights))
+    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config, process))
     return Job(
         config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards, notes
     )

@@ -13,7 +13,7 @@ from tfp_bfl.app.one_run.run import OnRound, execute
 from tfp_bfl.app.one_run.run import resume as go_on
 from tfp_bfl.app.options.config import make_config, read_yaml
 from tfp_bfl.app.options.given_data import GivenData
-from tfp_bfl.app.options.own_model import GIVEN, Code
+from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -83,18 +83,23 @@ def run(
     console = Console(stderr=True, quiet=progress == "none")
     shown: dict[str, Any] = {"console": console, "progress": progress, "code": code, "on_round": on_round}
     if resume is not None:
-        if options or config or output or (given is None and (dataset or test_data)):
+        if (
+            options
+            or config
+            or output
+            or (given is None and (test_data or not names_code(dataset)) and (dataset or test_data))
+        ):
             raise InvalidArgument(
                 "resume continues a run with its recorded options: give only its model, rule, algorithm and data in "
                 "memory."
             )
-        names: dict[str, Any] = {name: x for name, x in both if isinstance(x, str)}
+        names: dict[str, Any] = {name: x for name, x in (*both, ("dataset", dataset)) if isinstance(x, str)}
         folder = go_on(resume, **names, **shown)
     else:
         named = {name: x if isinstance(x, str) else GIVEN for name, x in both if x is not None}
         own = _options_of(given, config, options) if given else _as_text(dataset=dataset, test_data=test_data)
         every = {name: x for name, x in {**options, **named, **own}.items() if x is not None}
-        folder = execute(make_config(config, every), output, **shown)
+        folder = execute(make_config(config, every, code=code), output, **shown)
     result = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     result.data = given
     return result

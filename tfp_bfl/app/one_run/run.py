@@ -85,6 +85,7 @@ def resume(
     model: Optional[str] = None,
     rule: Optional[str] = None,
     algorithm: Optional[str] = None,
+    dataset: Optional[str] = None,
     code: Code = NO_CODE,
     on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
@@ -96,8 +97,8 @@ def resume(
       folder: of the run.
       console: as in `execute`.
       progress: as in `execute`.
-      model, rule, algorithm: FILE.py:FUNCTION of the run, named again, as its code is run; None for names of the
-        library.
+      model, rule, algorithm, dataset: FILE.py:FUNCTION of the run, named again, as its code is run; None for names
+        of the library.
       code: for a run with a model, rule or data from Python.
       on_round: as in `execute`.
 
@@ -110,9 +111,9 @@ def resume(
         raise InvalidArgument(f"{folder} is not the folder of a run: it has no config.yaml.")
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
-    own = (("model", model), ("rule", rule), ("algorithm", algorithm))
+    own = (("model", model), ("rule", rule), ("algorithm", algorithm), ("dataset", dataset))
     named = {name: value for name, value in own if value}
-    config = make_config(folder / "config.yaml", named)
+    config = make_config(folder / "config.yaml", named, code=code)
     with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as status:
         return _run(config, folder, status, code, on_round)
 
@@ -134,6 +135,8 @@ def _run(
         status.announce(job.in_words())
         for note in job.notes:
             status.note(note)
+        for warning in job.warnings:
+            logger.warning(warning)
         start = _pretrained(job, folder, status, runtime)
         status.phase("tracing, and the first round", lazily=True)
         with recorder(folder, job.config, status, hook) as on_round:
@@ -154,7 +157,10 @@ def _run(
             "baselines": {each.name: each.metrics for each in simple},
             **baselines.of_classes_in(final, job.test),
             **of_clients,
-            "method": method(stated(job.config, job.test.target is not None, job.weights)),
+            "method": {
+                **job.config.parameters,
+                **method(stated(job.config, job.test.target is not None, job.weights)),
+            },
             **({"class_weights": class_weights.by_class(weight, job.clients)} if weight else {}),
             **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
@@ -167,6 +173,7 @@ def _run(
             **({"data": bfl.data.digest(user_data)} if user_data else {}),
             **({"notes": list(job.notes)} if job.notes else {}),
             "warnings": [
+                *job.warnings,
                 *result.warnings,
                 *_compared(job, final, simple),
                 *warnings,

@@ -94,7 +94,7 @@ def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pa
         is_code = names_code(config.model)  # Which kind of weights it has is not known yet.
         gaussian = not is_code and config.kind in choices.VARIATIONAL.forms()
         method = resolved(config, regression=False, weights=GAUSSIAN if gaussian else POINT).method
-        name = "-".join([config.data_name, config.model_name, *([] if is_code else [config.kind]), method, now])
+        name = "-".join([config.data_name, config.model_name, *([] if is_code else [str(config.kind)]), method, now])
         output = pathlib.Path("runs") / name.replace("/", "-")
     folder = pathlib.Path(output)
     if os.path.lexists(folder):

@@ -122,7 +122,7 @@ class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, 
             raise InvalidArgument(
                 "pretrained makes the start a prior for update_prior, which is not given: give that too."
             )
-        if self.update_prior and config.kind not in choices.VARIATIONAL.forms():
+        if self.update_prior and config.kind not in (None, *choices.VARIATIONAL.forms()):
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )
@@ -151,7 +151,7 @@ class _Sites(_Inferred, AnyKind):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if config.kind != "flipout":
+        if config.kind not in (None, "flipout"):
             raise InvalidArgument(
                 f"{self.recipe} finds a posterior over weights with a fixed prior, kind {config.kind!r} has none: use "
                 "kind 'flipout'."

@@ -60,6 +60,8 @@ class _Chain(Prior, Draws):
         **{"evaluate_every": 250, "checkpoint_every": 250, "keep_every": 25, "max_samples": 40},
     }
 
+    of_recipe: ClassVar[tuple[str, ...]] = ("prior_stddev",)
+
     keep_every: Count = option(1, "Number of rounds between collected samples.", argument=None)
 
     def check(self, config: Any) -> None:

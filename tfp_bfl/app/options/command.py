@@ -7,18 +7,24 @@ by algorithm; its YAML reader takes aliases and files of any size; and version 2
 from __future__ import annotations
 
 import functools
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 import click
 
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.own_model import load
+from tfp_bfl.app.options.parameters import kind_of_value, parameters_of
 from tfp_bfl.errors import InvalidArgument
 
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
-_ALGORITHM = "--algorithm"
+_ALGORITHM, _PARAMETERS = "--algorithm", "parameters of functions"
+_OF_CODE = "user-supplied functions"
+# What --vary and --space name.
+_ROLE = re.compile(rf"(?:^|\s)({'|'.join(CODE)})=(\S+)")
 # The largest number of processes at once.
 MOST_JOBS = 1024
 
@@ -47,7 +53,12 @@ class Grouped(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ALGORITHM] = _algorithm_in(args)
+        if not ctx.resilient_parsing:
+            ctx.meta[_PARAMETERS] = _parameters_in(args, {flag for x in self.params for flag in x.opts})
         return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *ctx.meta.get(_PARAMETERS, ())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from tfp_bfl.app.options.algorithms import in_words, serves, takers
@@ -59,6 +70,9 @@ class Grouped(click.Command):
             name, record = str(parameter.name), parameter.get_help_record(ctx)
             if algorithm is not None and not serves(name, algorithm):
                 continue
+            if parameter in ctx.meta.get(_PARAMETERS, ()):
+                groups.setdefault((_OF_CODE,), []).append(record)
+                continue
             if name in first:
                 first[name] = record
             else:
@@ -69,8 +83,42 @@ class Grouped(click.Command):
         # Of all algorithms, of most, of one.
         for algorithms, records in sorted(groups.items(), key=lambda group: (bool(group[0]), -len(group[0]))):
             title = f"Options of {in_words(algorithms)}" if algorithms else "More options"
+            title = f"Options of {_OF_CODE}" if algorithms == (_OF_CODE,) else title
             with formatter.section(f"\n{' ' * formatter.current_indent}".join(textwrap.wrap(title, 76))):
                 formatter.write_dl(records)
+
+
+def _parameters_in(args: Sequence[str], known: set[str]) -> list[click.Option]:
+    """Return the options that are parameters of the functions that arguments name as FILE.py:FUNCTION.
+
+    The code is run where arguments hold an option that is not known, or ask for help.
+    """
+    given = {arg.partition("=")[0] for arg in args if arg.startswith("--")}
+    if not given - known or not any(".py:" in arg for arg in args):
+        return []
+    options: dict[str, click.Option] = {}
+    for role, value in _code_in(args):
+        function = load(value, role)
+        for name, parameter in parameters_of(function).items():
+            flag, kind = f"--{name.replace('_', '-')}", kind_of_value(role, function, name)
+            if flag in known or kind is None:
+                continue
+            default = parameter.default if parameter.default not in (parameter.empty, None) else ""
+            words = f"Parameter of the {role} function.{f'  [default: {default}]' if default != '' else ''}"
+            metavar = {int: "INTEGER", float: "NUMBER", bool: "BOOLEAN"}.get(kind, "TEXT")
+            options[flag] = click.Option([flag, name], metavar=metavar, help=words)
+    return list(options.values())
+
+
+def _code_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Return (role, FILE.py:FUNCTION) of code that arguments name, in options and in values that are varied."""
+    for before, arg in zip(("", *args), args):
+        flag, equals, value = arg.partition("=")
+        role = (flag if equals and arg.startswith("--") else before).lstrip("-")
+        if role in CODE and ".py:" in arg:
+            yield role, value if equals and arg.startswith("--") else arg
+        for named, values in _ROLE.findall(arg):
+            yield from ((named, x) for x in re.split("[,;]", values) if ".py:" in x)
 
 
 def _algorithm_in(args: Sequence[str]) -> Optional[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import pathlib
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
 
 import pydantic
@@ -26,11 +27,12 @@ from tfp_bfl.app.options.fields import (
     extra,
     option,
 )
+from tfp_bfl.app.options.own_model import NO_CODE, Code, check_trust, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
-from tfp_bfl.app.options.own_model import check_trust, names_code
-from tfp_bfl.app.options.refusals import OF_DATA, NoTruthAsNumber, check_no_file, must_be
+from tfp_bfl.app.options.parameters import Value
+from tfp_bfl.app.options.refusals import OF_DATA, NoTruthAsNumber, check_folder, check_no_file, must_be
 from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
-from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.tables import to_csv
 
 MOST_LETTERS = 4096
@@ -86,7 +88,12 @@ class RunConfig(NoTruthAsNumber):
     model: str = option(
         "lenet", "Model, or FILE.py:FUNCTION, which is executed; mlp by default for tables.", names=choices.MODELS
     )
-    kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
+    kind: Optional[str] = option(
+        "flipout",
+        "deterministic, mc_dropout, flipout or variational_dropout; a user-supplied model has its own kind, "
+        "and the first two convert it.",
+        names=choices.KINDS,
+    )
     partition: str = option(
         "dirichlet:0.5",
         'Partition of the data over clients (see `tfp-bfl list`); "given" where user-supplied data name clients.',
@@ -178,8 +185,16 @@ class RunConfig(NoTruthAsNumber):
     data_dir: Optional[str] = option(None, "Folder of TFDS' datasets; TFDS' default folder by default.")
     tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
     output: Optional[str] = option(None, "New run folder; runs/NAME-TIME by default.")
+    _parameters: Mapping[str, Value] = pydantic.PrivateAttr({})
+
+    @property
+    def parameters(self) -> Mapping[str, Value]:
+        """The options that are parameters of user-supplied functions, as they were given."""
+        return self._parameters
 
     def __getattr__(self, name: str) -> Any:
+        if name[:1] != "_" and name in (self.__pydantic_private__ or {}).get("_parameters", ()):
+            return self.parameters[name]
         field = algorithms.fields().get(name)
         return super().__getattr__(name) if field is None else field.default  # type: ignore[misc]
 
@@ -190,6 +205,10 @@ class RunConfig(NoTruthAsNumber):
             values = {**values, "partition": "given"}
         if "model" not in values and is_table(values.get("dataset")):
             values = {**values, "model": "mlp"}
+        if names_code(values.get("model")):
+            values = {"kind": None, **values}
+        elif values.get("kind") is None:
+            values = {name: x for name, x in values.items() if name != "kind"}
         return values
 
     @pydantic.field_validator("drop", "only", "categorical", mode="before")
@@ -217,7 +236,7 @@ class RunConfig(NoTruthAsNumber):
             )
         if self.ensemble is not None:
             self._check_ensemble(self.ensemble)
-        if self.width is not None and self.model != "conv_net":
+        if self.width is not None and self.model != "conv_net" and not names_code(self.model):
             raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
         if self.initial_stddev is not None and self.min_stddev > self.initial_stddev:
             raise InvalidArgument(
@@ -230,8 +249,9 @@ class RunConfig(NoTruthAsNumber):
         from tfp_bfl.data.partitions import check_alpha
 
         data.parse_partition(self.partition, self.clients)
+        check_folder(self)
         if not data.is_own(self.dataset):
-            check_no_file(self, in_memory=recorded_data(self.dataset) is not None)
+            check_no_file(self, in_memory=recorded_data(self.dataset) is not None or names_code(self.dataset))
         if self.partition != "given":  # Else the data say how many clients there are.
             check_cohort_size(self.clients, self.cohort_size)
         if self.popularity is not None:
@@ -263,7 +283,8 @@ class RunConfig(NoTruthAsNumber):
         given = recorded_data(self.dataset)
         if given:
             return given.name
-        return pathlib.Path(self.dataset).stem if data.is_own(self.dataset) else self.dataset
+        is_file = names_code(self.dataset) or data.is_own(self.dataset)
+        return pathlib.Path(self.dataset).stem if is_file else self.dataset
 
     @property
     def model_name(self) -> str:
@@ -283,7 +304,14 @@ class RunConfig(NoTruthAsNumber):
 
     def recorded(self) -> dict[str, Any]:
         """Return all that decides the result: without the folder."""
-        return {name: value for name, value in self if name != "output"}
+        return {**{name: value for name, value in self if name != "output"}, **self.parameters}
+
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return those of the named options with another value than their default under this algorithm."""
+        defaults = algorithm_options(self.algorithm).defaults
+        own = type(self).model_fields
+        default = lambda name: defaults.get(name, own[name].default)
+        return {name: x for name in names if name in own and (x := getattr(self, name)) != default(name)}
 
     def record(self) -> str:
         """Return the configuration as YAML, from which the run can be repeated."""
@@ -318,22 +346,28 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
         return class_of("variational"), values
     algorithm = canonical(algorithm)
     options_class, values = class_of(algorithm), {**values, "algorithm": algorithm}
+    defaults = algorithm_options(algorithm).defaults
+    if names_code(values.get("model")):
+        defaults = {name: x for name, x in defaults.items() if name != "kind"}
     for name in [name for name in values if not serves(name, algorithm)]:
         value, default = values.pop(name), fields()[name].default
         if value not in (default, str(default)):
             raise InvalidArgument(
                 f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
             )
-    return options_class, {**algorithm_options(algorithm).defaults, **values}
+    return options_class, {**defaults, **{name: x for name, x in values.items() if (name, x) != ("kind", None)}}
 
 
-def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:
+def make_config(
+    file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE
+) -> RunConfig:
     """Return a configuration from a YAML file, if one is given, and options, which win.
 
     Args:
       file: of the configuration.
       options: by name.
       runs_code: whether the run's code may be run for it; False for whoever only reads what a run was.
+      code: functions that a program gives, whose parameters are options too.
 
     Raises:
       InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
@@ -341,13 +375,21 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
     file_values = read_yaml(file) if file is not None else {}
     if runs_code:
         check_trust(file_values, options, file)
+        trust(options)
     values = {**file_values, **options}
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
-    for name in values:
-        lookup(fields(), name, "option")
+    algorithm = canonical(x) if isinstance(x := values.get("algorithm"), str) else "variational"
+    is_option = lambda name: name in fields() and serves(name, algorithm)
+    values, parameters = split(values, fields(), is_option, runs_code, code)
+    if runs_code and names_code(values.get("dataset")):
+        from tfp_bfl.app.options.given_data import with_defaults  # Late, as it requires NumPy.
+
+        values = with_defaults(values, parameters)
     options_class, values = _of_algorithm(values)
     try:
-        return options_class(**values)
+        config = options_class(**values)
+        config._parameters = parameters
+        return config
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")

@@ -59,6 +59,7 @@ class Options(NoTruthAsNumber):
       personal: whether each client has a personal model.
       adapts: whether clients are scored by models of their own, before and after a step of adaptation.
       regression: labels may be numbers.
+      of_recipe: options of models that the recipe uses itself.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -69,6 +70,7 @@ class Options(NoTruthAsNumber):
     personal: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
     regression: ClassVar[bool] = True
+    of_recipe: ClassVar[tuple[str, ...]] = ()
 
     batch_size: Count = option(32, "Batch size of training.")
 
@@ -323,7 +325,7 @@ class Weighted(Options):
                 f"Weighting by {self.weighting} compares posteriors, which {self.recipe} does not: use 'equal' or "
                 "'train_size'."
             )
-        if config.kind not in choices.VARIATIONAL.forms():
+        if config.kind not in (None, *choices.VARIATIONAL.forms()):
             raise InvalidArgument(
                 f"Weighting by {self.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
             )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from tfp_bfl import data
+from tfp_bfl.app.options.own_model import is_trusted, load
+from tfp_bfl.app.options.parameters import name_of, taken_by
 from tfp_bfl.data.own import NAME
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.data.partition_names import GIVEN as GIVEN_PARTITION
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files.code import failure
 
 _GIVEN = "given: "
+# The data of a function last called.
+_NAMED = dict[Any, "GivenData"]()
 _RECORD = re.compile(
     _GIVEN
     + r"(?P<kind>[^ ]+)( (?P<name>.*))? \[(?P<shape>[0-9, ]+)\](, (?P<clients>\d+) clients)?, "
@@ -82,6 +90,55 @@ class GivenData:
         clients = f", {parts.clients.num_clients} clients" if parts.clients else ""
         shape = [number, *parts.train.element_shape]
         return f"{_GIVEN}{kind}{name} {shape}{clients}, sha256 {data.digest(parts)}"
+
+
+def named(value: str, parameters: Mapping[str, Any]) -> GivenData:
+    """Return the data of FILE.py:FUNCTION, whose code is run once for each state of the file.
+
+    The function returns data in memory (`data.read_own`), or a dictionary with these as "train" and "test".
+
+    Args:
+      value: FILE.py:FUNCTION.
+      parameters: of the run, of which the function gets those that it has.
+
+    Raises:
+      InvalidArgument: the command does not name the code, or it fails.
+    """
+    if not is_trusted(value):
+        raise InvalidArgument(
+            f"The data of this run are code, {shown(value)}, which is run only where the command names it: add "
+            f"--dataset {value}."
+        )
+    function = load(value, "dataset")
+    own = taken_by(function, parameters)
+    file = pathlib.Path(value.rpartition(":")[0]).stat()
+    key = value, file.st_mtime_ns, file.st_size, tuple(sorted(own.items()))
+    if key not in _NAMED:
+        try:
+            made = function(**own)
+        except InvalidArgument:
+            raise
+        except Exception as error:
+            raise InvalidArgument(f"{name_of('dataset', function)} fails: {failure(error)}.") from error
+        is_pair = isinstance(made, dict) and set(made) == {"train", "test"}
+        _NAMED.clear()
+        _NAMED[key] = GivenData(made["train"], made["test"]) if is_pair else GivenData(made)
+    return _NAMED[key]
+
+
+def with_defaults(values: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the task, partition and model that follow from the data of FILE.py:FUNCTION."""
+    if values.get("test_data") is not None:
+        raise InvalidArgument(
+            'test_data belongs to files: let the dataset function return {"train": ..., "test": ...}, and leave '
+            "test_data out."
+        )
+    given = named(values["dataset"], parameters)
+    task = values.get("task") or given.task or "classification"
+    parts = given.read(values.get("label") or "label", values.get("client_column"), task)
+    of_clients = {"partition": GIVEN_PARTITION} if parts.clients is not None else {}
+    of_tables = {"model": "mlp"} if len(parts.train.element_shape) == 1 else {}
+    return {"task": task, **of_clients, **of_tables, **values}
 
 
 def read_given(given: Optional[GivenData], dataset: str, label: str, client: Optional[str], task: str) -> data.OwnData:

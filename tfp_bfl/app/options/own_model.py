@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from tfp_bfl import data
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.app.options.parameters import (
+    Functions,
+    is_model,
+    name_of,
+    names_of,
+    parameters_of,
+    taken_by,
+    takes_all,
+    values_of,
+)
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import failure, function_of, made_by
 
 # What stands for a function that was given in Python, of which a record can say no more.
 GIVEN = "given"
 # Options that take FILE.py:FUNCTION.
-OPTIONS = ("model", "rule", "algorithm")
+OPTIONS = ("model", "rule", "algorithm", "dataset")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+_TRUSTED = set[str]()
 
 
 class Code(NamedTuple):
@@ -61,27 +73,42 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
 
 
 def model_fn(
-    function: Callable[..., Any], source: Union[data.Source, data.Schema], options: dict[str, Any]
+    function: Any,
+    source: Union[data.Source, data.Schema],
+    options: Mapping[str, Any],
+    given: Mapping[str, Any] = NOTHING,
+    kind: Optional[str] = None,
 ) -> Callable[[], Any]:
     """Build a model by a user's function, which gets those of the options that it takes.
 
     Args:
-      function: returns a Keras model that gives logits.
+      function: returns a Keras model that gives logits; or such a model.
       source: of the training data; its shape and number of classes are options besides.
-      options: others, such as kind; among them seed, from which the weights of initializers without a seed follow.
+      options: with their values or defaults, such as kind; among them seed, from which the weights of initializers
+        without a seed follow.
+      given: options that the user gave and that the function must take, and its parameters.
+      kind: that the user gave: a model of another kind is converted to point weights or Monte Carlo dropout. None for
+        that of the function.
 
     Raises:
-      InvalidArgument: it fails, or its model does not fit these examples or these classes.
+      InvalidArgument: it fails or does not take an option that was given, or its model does not fit these examples or
+        classes or is of another kind and cannot be converted.
     """
     import tensorflow as tf
 
     from tfp_bfl import models
 
+    what, taken = name_of("model", function), parameters_of(function)
+    # Where the model is converted, its dropout has the rate.
+    rate = given.get("dropout_rate") if kind == "mc_dropout" and "dropout_rate" not in taken else None
+    for name in given:
+        if name not in taken and (name, rate) != ("dropout_rate", given[name]) and not takes_all(function):
+            raise InvalidArgument(f"{what} takes no {name}, which is given: leave it out, or let it take {name}.")
     offered = {"input_shape": source.element_shape, "num_classes": source.num_outputs, **options}
-    taken = inspect.signature(function).parameters
-    given = {name: x for name, x in offered.items() if name in taken}
-    build_keras_2 = models.as_model_fn(functools.partial(function, **given))
-    what = f"The model function {getattr(function, '__name__', shown(function))!r}"
+    arguments = {**{name: x for name, x in offered.items() if name in taken}, **given}
+    if rate is not None and not takes_all(function):
+        del arguments["dropout_rate"]
+    build_keras_2 = models.as_model_fn(function if is_model(function) else functools.partial(function, **arguments))
     try:
         model = build_keras_2()
     except InvalidArgument:
@@ -98,20 +125,43 @@ def model_fn(
             f"of shape {list(source.element_shape)} and wants {source.num_outputs} outputs: let it take input_shape "
             "and num_classes."
         )
+    convert = _conversion(what, models.kind_of(model), kind, rate, options.get("dropout_rate"))
 
     def build() -> Any:
         with models.seeded(options["seed"]):
-            return build_keras_2()
+            built = build_keras_2()
+            return convert(built) if convert else built
 
+    if convert:
+        convert(model)  # Here, where a layer that cannot be converted is an error of the options.
     return build
 
 
-def rule_of(given: Any, value: Optional[str]) -> Any:
+def _conversion(
+    what: str, found: str, wanted: Optional[str], rate: Optional[float], default: Any
+) -> Optional[Callable[[Any], Any]]:
+    """Return the function that converts a model of a kind to the kind that was given; None where it is of that kind."""
+    from tfp_bfl import models
+
+    if wanted is None or (found == wanted and rate is None):
+        return None
+    if wanted == "deterministic":
+        return models.deterministic
+    if wanted == "mc_dropout":
+        return functools.partial(models.mc_dropout, rate=default if rate is None else rate)
+    raise InvalidArgument(
+        f"{what} returns a model of kind {found}, and kind {wanted} is given: leave kind out, or build the model from "
+        "the layers of tfp_bfl.layers of that kind."
+    )
+
+
+def rule_of(given: Any, value: Optional[str], parameters: Mapping[str, Any] = NOTHING) -> Any:
     """Return the rule that a program gives, or that FILE.py:FUNCTION names.
 
     Args:
-      given: a rule, or a function without arguments that returns one; None for that of `value`.
+      given: a rule, or a function that returns one; None for that of `value`.
       value: FILE.py:FUNCTION; the code is run.
+      parameters: of the run, of which the function gets those that it has.
 
     Raises:
       InvalidArgument: the function fails, needs arguments, or returns no rule.
@@ -122,7 +172,9 @@ def rule_of(given: Any, value: Optional[str]) -> Any:
     if isinstance(given, known):
         return given
     function = given if given is not None else load(str(value), "rule")
-    return made_by(function, "rule", known, "a rules.Rule or a rules.GatherRule")
+    own = functools.partial(function, **taken_by(function, parameters))
+    functools.update_wrapper(own, function)
+    return made_by(own, "rule", known, "a rules.Rule or a rules.GatherRule")
 
 
 def process_of(function: Callable[..., Any], model_fn: Any, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
@@ -139,13 +191,11 @@ def process_of(function: Callable[..., Any], model_fn: Any, chosen: dict[str, An
     """
     from tfp_bfl.federated.process import BayesianProcess
 
-    what = f"The algorithm function {getattr(function, '__name__', shown(function))!r}"
-    parameters = inspect.signature(function).parameters
-    takes_all = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+    what, parameters = name_of("algorithm", function), parameters_of(function)
     for name in chosen:
-        if not (takes_all or name in parameters):
+        if not (takes_all(function) or name in parameters):
             raise InvalidArgument(f"{what} takes no {name}, which is given: leave it out, or let it take {name}.")
-    taken = {name: x for name, x in others.items() if x is not None and (takes_all or name in parameters)}
+    taken = {name: x for name, x in others.items() if x is not None and (takes_all(function) or name in parameters)}
     given = {**taken, **chosen}
     try:
         process = function(model_fn, **given)
@@ -158,6 +208,72 @@ def process_of(function: Callable[..., Any], model_fn: Any, chosen: dict[str, An
             f"{what} returns {shown(process)}, but must return a process, such as algorithms.compose(...) gives."
         )
     return process
+
+
+def functions_of(values: Mapping[str, Any], code: Code = NO_CODE) -> Functions:
+    """Return the functions of a run by their roles; the code of files is run.
+
+    Args:
+      values: options, some of which may be FILE.py:FUNCTION.
+      code: that a program gives.
+    """
+    given = {name: getattr(code, name) for name in ("model", "rule", "algorithm") if callable(getattr(code, name))}
+    named = {name: str(x) for name in OPTIONS if names_code(x := values.get(name)) and x != GIVEN}
+    return {**{name: load(x, name) for name, x in named.items()}, **given}
+
+
+def split(
+    values: Mapping[str, Any], known: Mapping[str, Any], is_option: Callable[[str], bool], runs_code: bool, code: Code
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of a run, and those that are parameters of its functions.
+
+    Args:
+      values: options of both.
+      known: options of all runs, by name.
+      is_option: whether a name is an option of this run.
+      runs_code, code: as of `config.make_config`.
+
+    Raises:
+      InvalidArgument: there is no such option or parameter, or a value does not fit the parameter's type.
+    """
+    others, found = {name: x for name, x in values.items() if not is_option(name)}, dict[str, Any]()
+    if not any(names_code(values.get(role)) for role in OPTIONS):
+        for name in others:
+            lookup(known, name, "option")
+    elif others and runs_code:
+        functions = functions_of(values, code)
+        found = values_of(others, functions)
+        for name in [name for name in others if name not in found]:
+            lookup({**known, **names_of(functions)}, name, "option")
+    else:  # A record, of parameters that were found before.
+        default = lambda name: known[name].default if name in known else None
+        found = {name: x for name, x in others.items() if name not in known or x not in (default(name), None)}
+    return {name: x for name, x in values.items() if name not in found}, found
+
+
+def trust(named: Mapping[str, Any]) -> None:
+    """Let the code that a command names be run."""
+    _TRUSTED.update(str(x) for name, x in named.items() if name in OPTIONS and names_code(x))
+
+
+def trust_dataset(named: Optional[str], datasets: Sequence[str]) -> None:
+    """Let the code of a dataset be run that a command names again.
+
+    Args:
+      named: FILE.py:FUNCTION; None for none.
+      datasets: of the runs of the command.
+
+    Raises:
+      InvalidArgument: none of the runs has that dataset.
+    """
+    if named is not None and named not in datasets:
+        raise InvalidArgument(f"dataset is {shown(named)}, which is that of none of these runs: leave it out.")
+    trust({"dataset": named})
+
+
+def is_trusted(value: str) -> bool:
+    """Return whether a command of this process named the code."""
+    return value in _TRUSTED
 
 
 def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: Any) -> None:

@@ -98,7 +98,7 @@ class PFedBayes(_Personal, Bounded, Pooled, Defended, Weighted):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if config.kind not in choices.VARIATIONAL.forms():
+        if config.kind not in (None, *choices.VARIATIONAL.forms()):
             raise InvalidArgument(
                 f"p_fed_bayes keeps a posterior over weights for each client, and kind {config.kind!r} has none: use "
                 "kind 'flipout'."
@@ -109,6 +109,7 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "meta_vd"
     summary: ClassVar[str] = "each client has personal dropout from a hypernetwork on the server"
     defaults: ClassVar[dict[str, Any]] = {"kind": "variational_dropout", "rule": "log_linear_pool"}
+    of_recipe: ClassVar[tuple[str, ...]] = ("initial_stddev", "parametrization")
     point_weights: ClassVar[bool] = False
     personal: ClassVar[bool] = True
     regression: ClassVar[bool] = False
@@ -158,7 +159,7 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if config.kind != "variational_dropout":
+        if config.kind not in (None, "variational_dropout"):
             raise InvalidArgument(
                 f"meta_vd gives each client dropout of its own, and kind {config.kind!r} learns none: use kind "
                 "'variational_dropout'."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from typing import Any
 
 import pydantic
@@ -63,6 +64,18 @@ def must_be(error: Any) -> str:
     """
     form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
     return form.format(**error.get("ctx", {}))
+
+
+def check_folder(config: Any) -> None:
+    """Raise InvalidArgument where data_dir is given for a dataset that TFDS does not read."""
+    from tfp_bfl import data
+    from tfp_bfl.data.loading import EMBEDDED, FEDERATIONS
+
+    is_plain = re.fullmatch(r"[\w/.-]+", config.dataset) and not data.is_own(config.dataset)
+    if config.data_dir is not None and not (is_plain and config.dataset not in {*EMBEDDED, *FEDERATIONS}):
+        raise InvalidArgument(
+            f"data_dir belongs to datasets of TFDS, and {shown(config.dataset)} is none: leave it out."
+        )
 
 
 def check_no_file(config: Any, in_memory: bool) -> None:

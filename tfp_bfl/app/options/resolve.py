@@ -14,6 +14,7 @@ from tfp_bfl.app.options.algorithms import OwnAlgorithm
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.fields import LIKELIHOOD
 from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _OF_POSTERIOR = ("rule", "inference", "noise", "kl", "temperature", "update_prio
 _OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_layers")
 # Algorithms that train by `clients.variational` without its options of a posterior: its defaults hold.
 _BY_DEFAULTS = ("fed_opt", "fed_prox", "scaffold", "fed_dyn", "fed_nova", "fed_kp")
+_OF_MODEL = (*_OF_GAUSSIANS, "dropout_rate", "parametrization")
 # What a summary states of the method.
 _STATED = (
     *("weights", "algorithm", "rule", "inference", "noise", "optimizer", "learning_rate"),
@@ -37,7 +39,9 @@ _STATED = (
 )
 
 
-def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None) -> RunConfig:
+def resolved(
+    config: RunConfig, regression: bool, weights: Optional[str] = None, kind: Optional[str] = None
+) -> RunConfig:
     """Return the configuration with the values that its algorithm takes for options that are None.
 
     The result gives the same run as `config`, and is its own result.
@@ -47,7 +51,10 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
       regression: the labels are numbers, so that the default temperature is 1.
       weights: of the model, as `weights_of` returns them. Without Gaussian weights the options of a posterior stay as
         they are, since the run does not use them. None for Gaussian weights.
+      kind: of a user-supplied model, of which none was given.
     """
+    if kind is not None and config.kind is None:
+        config = config.model_copy(update={"kind": kind})
     options: Any = config.own_options()
     if isinstance(options, OwnAlgorithm):  # What it takes for options that are None only its code says.
         return config
@@ -106,8 +113,8 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
         return recorded
     options = config.own_options()
     unused = set(_unused(config, weights))
-    if names_code(config.model):  # The kind is a wish that a function need not fulfil.
-        unused.add("kind")
+    if names_code(config.model):  # Which defaults the function took, only its code says.
+        unused |= {*_OF_MODEL} - {*config.given(_OF_MODEL)}
     extra: dict[str, Any] = {}
     if weights == GAUSSIAN and config.algorithm in _BY_DEFAULTS:
         settings = settings_of(options, regression)
@@ -118,30 +125,48 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
 def _unused(config: RunConfig, weights: str) -> list[str]:
     """Return the options that a model with such weights does not use."""
     unused = [] if weights == GAUSSIAN else [*_OF_POSTERIOR, *_OF_GAUSSIANS]
-    if config.own_options().point_weights:  # Of a posterior over point weights the prior is used.
-        unused = [name for name in unused if name != "prior_stddev"]
     if weights != DROPOUT:
         unused.append("dropout_rate")  # output_dropout is refused.
-    return unused if config.kind == "variational_dropout" else [*unused, "parametrization"]
+    unused += ["prior_stddev", "min_stddev"] if config.kind == "variational_dropout" else ["parametrization"]
+    return [name for name in unused if name not in config.own_options().of_recipe]
 
 
-def without_effect(config: RunConfig, weights: str) -> tuple[str, ...]:
-    """Return a sentence on the options that were given and have no effect on such weights; () if there are none.
+def check_effect(config: RunConfig, weights: str) -> None:
+    """Check that options that were given have an effect on such weights.
 
     Args:
       config: of the run, as it was given.
       weights: of the model, as `weights_of` returns them.
+
+    Raises:
+      InvalidArgument: an option has none.
     """
     names = _unused(config, weights)
-    if names_code(config.model):  # Its function may use those of the model.
+    if names_code(config.model):  # Its function takes those of the model.
         names = [name for name in names if name in _OF_POSTERIOR]
-    fields = type(config).model_fields
-    given = [name for name in names if name in fields and getattr(config, name) != fields[name].default]
-    given = [name for name in given if (name, getattr(config, name)) != ("rule", "naive_weighted_average")]
-    if not given:
+    given = config.given(dict.fromkeys(names))
+    if weights != GAUSSIAN and given.get("rule") == "naive_weighted_average":
+        del given["rule"]
+    if given:
+        *most, last = given
+        options = f"{', '.join(most)} and {last} have" if most else f"{last} has"
+        where = f"a model of kind {config.kind} with {weights}" if config.kind else f"a model with {weights}"
+        raise InvalidArgument(f"{options} no effect on {where}: leave {'them' if most else 'it'} out.")
+
+
+def of_gaussians(config: RunConfig, weights: str) -> tuple[str, ...]:
+    """Return a warning where an algorithm of point weights trains Gaussian ones; () elsewhere.
+
+    Args:
+      config: of the run.
+      weights: of the model, as `weights_of` returns them.
+    """
+    if weights != GAUSSIAN or config.own_options().defaults.get("kind") != "deterministic":
         return ()
-    options = f"{', '.join(given[:-1])} and {given[-1]} have" if len(given) > 1 else f"{given[0]} has"
-    return (f"{options} no effect: the model has {weights}.",)
+    return (
+        f"{config.algorithm} trains Gaussian weights here, and sends a mean and a standard deviation of each: for "
+        "point weights, as published, give --kind deterministic.",
+    )
 
 
 def method(settings: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +182,7 @@ def title(config: RunConfig, weights: Optional[str] = None) -> str:
       weights: of the model, as `weights_of` returns them; None if they are not known.
     """
     model = f"{config.model_name} with {weights}"
-    if weights is None or (weights == GAUSSIAN and not names_code(config.model)):
+    if config.kind and (weights is None or (weights == GAUSSIAN and not names_code(config.model))):
         model = f"{config.kind} {config.model_name}"
     name = method_name(config, weights)
     members = f"{config.ensemble} members of {name}" if config.ensemble else name

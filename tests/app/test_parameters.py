@@ -1,0 +1,186 @@
+"""Parameters of a user's functions as options: given, swept, tuned, recorded; and what is refused."""
+
+import json
+
+import pytest
+import yaml
+
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.many_runs.sweep import make_cells, parse_varied
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.errors import InvalidArgument
+
+pytestmark = pytest.mark.cpu_seconds(60)
+
+CODE = """
+from __future__ import annotations
+from typing import Literal, Optional
+import numpy as np
+import tensorflow as tf
+import tfp_bfl as bfl
+
+def net(input_shape, num_classes, hidden: int = 4, activation: Literal["relu", "tanh"] = "relu", wide=False):
+    inside = bfl.layers.DenseFlipout(hidden, activation=activation)
+    return tf.keras.Sequential([tf.keras.Input(input_shape), inside, bfl.layers.DenseFlipout(num_classes)])
+
+def plain(input_shape, num_classes, rounds=3):
+    return tf.keras.Sequential([tf.keras.Input(input_shape), tf.keras.layers.Dense(num_classes)])
+
+def listed(input_shape, num_classes, units: list[int] = (), other=None):
+    return plain(input_shape, num_classes)
+
+def prox(model_fn, element_spec, local_epochs, strength: float = 0.5, momentum: Optional[float] = None):
+    return bfl.algorithms.fed_prox(model_fn, element_spec=element_spec, local_epochs=local_epochs, proximal=strength)
+
+def wide(strength: float = 2.0):
+    rule = bfl.rules.naive_weighted_average()
+    def pool(total, anchor):
+        (mean, variance), metrics = rule.pool(total, anchor)
+        return bfl.rules.Pooled(bfl.posterior.MeanField(mean, tuple(strength * v for v in variance)), metrics)
+    return rule._replace(pool=pool, name="wide", units=None, linear=False)
+
+def waves(noise: float = 0.1, number: int = 120):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, number)
+    features = labels[:, None] + noise * rng.normal(size=(number, 3))
+    return features.astype("float32"), labels, np.arange(number) % 3
+
+def split():
+    features, labels, clients = waves()
+    return {"train": (features, labels), "test": (features[:30], labels[:30])}
+
+def nothing():
+    return 3
+"""
+COMMON = {
+    "dataset": "breast_cancer", "partition": "iid", "clients": 3, "rounds": 1, "local_epochs": 1, "num_samples": 3,
+    "engine": "local",
+}  # fmt: skip
+FLAGS = [part for name, value in COMMON.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("code") / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def run(folder, *options, code=0):
+    assert run_command_line(["run", *options, "--output", str(folder)]) == code
+    return code or json.loads((folder / "summary.json").read_text())
+
+
+def test_a_parameter_decides_the_run_and_is_recorded_and_stated(file, tmp_path):
+    """Also of functions for the dataset and the algorithm, by a name that is an option of other algorithms."""
+    own = ["--dataset", f"{file}:waves", "--model", f"{file}:net", "--algorithm", f"{file}:prox"]
+    rest = ["--rounds", "1", "--local-epochs", "1", "--num-samples", "3", "--engine", "local"]
+    given = ["--noise", "0.5", "--hidden", "7", "--momentum=0.4", "--activation", "tanh"]
+    summary = run(tmp_path / "run", *own, *rest, *given)
+    record = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert {name: record[name] for name in ("noise", "hidden", "momentum", "activation")} == {
+        **{"noise": 0.5, "hidden": 7, "momentum": 0.4, "activation": "tanh"},
+    }
+    assert (record["partition"], record["clients"], record["kind"]) == ("given", 3, "flipout")
+    assert summary["method"].items() >= {"noise": 0.5, "hidden": 7, "momentum": 0.4}.items()
+    # The record alone runs no code; named again, it repeats the run.
+    assert run(tmp_path / "new", "--config", str(tmp_path / "run" / "config.yaml"), code=2) == 2
+    again = run(tmp_path / "again", "--config", str(tmp_path / "run" / "config.yaml"), *own)
+    assert again["test_nll"] == summary["test_nll"]
+    page = ["report", str(tmp_path / "run"), "--output", str(tmp_path / "a.html"), "--dataset"]
+    assert run_command_line([*page, f"{file}:split"]) == 2 and run_command_line([*page, own[1]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "net", "hiden": 3}, "There is no option 'hiden': did you mean 'hidden'"),
+        ({"model": "net", "hidden": "many"}, "hidden is 'many', but must be a whole number."),
+        ({"model": "net", "hidden": True}, "hidden is True, but must be a whole number."),
+        ({"model": "net", "wide": "3"}, "wide is '3', but must be true or false."),
+        ({"model": "net", "activation": "elu"}, "activation is 'elu', but must be 'relu' or 'tanh'."),
+        ({"model": "listed", "units": "3"}, "'listed' has the annotation 'list' for units, but an option must be"),
+        ({"model": "listed", "other": "3"}, "'listed' has no annotation for other, but an option must be a bool"),
+        ({"model": "net", "strength": 1}, "There is no option 'strength'"),
+        ({"algorithm": "prox", "rule": "wide", "strength": 1}, "strength is a parameter of the rule and of the algo"),
+        ({"algorithm": "prox", "proximal": 1}, "proximal is an option of fed_prox, and this is"),
+        ({"dataset": "waves", "test_data": "x.csv"}, "test_data belongs to files: let the dataset function return"),
+    ],
+)
+def test_what_is_no_parameter_is_one_sentence(file, options, message):
+    coded = {
+        name: f"{file}:{x}" if name in ("model", "rule", "algorithm", "dataset") else x for name, x in options.items()
+    }
+    with pytest.raises(InvalidArgument) as error:
+        make_config(None, coded)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "{}:plain", "--rounds", "2"], "rounds is an option of the run and a parameter of the model"),
+        (["--model", "{}:net", "--prior-stddev", "0.1"], "'net' takes no prior_stddev, which is given: leave it out"),
+        (["--model", "{}:net", "--initial-stddev", "0.1"], "takes no initial_stddev"),
+        (["--model", "{}:net", "--dropout-rate", "0.1"], "takes no dropout_rate"),
+        (["--model", "{}:net", "--normalization", "batch"], "takes no normalization"),
+        (["--model", "{}:net", "--variational-layers", "dense"], "takes no variational_layers"),
+        (["--model", "{}:plain", "--kind", "flipout"], "returns a model of kind deterministic, and kind flipout"),
+        (["--model", "{}:net", "--kind", "variational_dropout"], "returns a model of kind flipout"),
+        (["--model", "{}:net", "--kind", "deterministic", "--temperature", "0.5"], "temperature has no effect on"),
+        (["--dataset", "{}:nothing", "--model", "mlp"], "dataset has the type int, but must be a Source"),
+        (["--model", "{}:net", "--hiden", "3"], "There is no option '--hiden': did you mean '--hidden'?"),
+        (["--algorithm", "{}:prox", "--schedule", "cosine", "--model", "mlp"], "takes no learning_rate"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_reach_a_function_are_refused(file, tmp_path, capsys, options, message):
+    flags = [x for x in FLAGS if x] if "--dataset" not in options else []
+    if "--rounds" in options:
+        flags = [x for x in flags if x not in ("--rounds",)][: flags.index("--rounds")] + flags[
+            flags.index("--rounds") + 2 :
+        ]
+    assert run(tmp_path / "new", *flags, *(x.format(file) for x in options), code=2) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.strip().count("\n") == 0 and not (tmp_path / "new").exists()
+
+
+def test_a_sweep_varies_a_parameter(file):
+    varied = parse_varied([f"model={file}:net hidden=3,5"])
+    cells = make_cells(None, COMMON, varied, [0])
+    assert [config.parameters for config in cells.values()] == [{"hidden": 3}, {"hidden": 5}]
+    with pytest.raises(InvalidArgument, match="There is no option 'hiden'"):
+        make_cells(None, COMMON, parse_varied([f"model={file}:net hiden=3,5"]), [0])
+
+
+def test_help_names_the_parameters(file, capsys):
+    assert run_command_line(["run", "--model", f"{file}:net", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Options of user-supplied functions" in text and "--hidden INTEGER" in text
+
+
+def test_a_test_set_of_the_function(file):
+    config = make_config(None, {"dataset": f"{file}:split", "task": "classification"})
+    assert (config.model, config.partition) == ("mlp", "dirichlet:0.5")
+    from tfp_bfl.app.one_run import datasets
+
+    assert datasets.load(config).test.num_examples == 30
+
+
+@pytest.mark.deep(after="tests/app/test_parameters.py")
+def test_sweep_and_tune(file, tmp_path):
+    common = ["--dataset", f"{file}:waves", "--rounds", "1", "--local-epochs", "1", "--engine", "local"]
+    sweep = [
+        "sweep", *common, "--vary", f"model={file}:net hidden=3,5 or model={file}:net kind=deterministic",
+        "--output", str(tmp_path / "sweep"),
+    ]  # fmt: skip
+    assert run_command_line(sweep) == 0 and run_command_line(sweep) == 0  # The second resumes.
+    table = (tmp_path / "sweep" / "results.md").read_text()
+    assert "hidden=3" in table and "kind=deterministic" in table
+    tune = ["tune", *common, "--model", f"{file}:net", "--space", "hidden=3,9", "--trials", "2"]
+    assert run_command_line([*tune, "--output", str(tmp_path / "tuned")]) == 0
+    assert json.loads((tmp_path / "tuned" / "trials.jsonl").read_text().splitlines()[1])["values"]["hidden"] in (
+        3,
+        9,
+        "3",
+        "9",
+    )

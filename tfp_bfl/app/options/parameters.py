@@ -1,0 +1,160 @@
+"""Parameters of a user's functions as options: given, swept and tuned as those of the library."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Optional, Union
+
+import pydantic
+
+from tfp_bfl.app.options.refusals import must_be
+from tfp_bfl.errors import InvalidArgument, check_range, shown
+
+Value = Union[str, int, float, bool, None]
+# Role of a function (model, rule, algorithm, dataset) -> the function.
+Functions = Mapping[str, Callable[..., Any]]
+_PLAIN = (bool, int, float, str)
+
+
+def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function that can be given by name; a Keras model has none."""
+    if is_model(function):
+        return {}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: x for name, x in inspect.signature(function).parameters.items() if x.kind in by_name}
+
+
+def is_model(function: Any) -> bool:
+    """Return whether this is a Keras model in the place of a function that builds one."""
+    return hasattr(function, "get_config")
+
+
+def takes_all(function: Any) -> bool:
+    """Return whether a function has `**options`."""
+    return not is_model(function) and any(
+        x.kind is x.VAR_KEYWORD for x in inspect.signature(function).parameters.values()
+    )
+
+
+def name_of(role: str, function: Any) -> str:
+    """Return how an error names a user's function."""
+    return f"The {role} function {getattr(function, '__name__', shown(function))!r}"
+
+
+def type_of(role: str, function: Any, name: str) -> Any:
+    """Return the type of a parameter, by its annotation or its default.
+
+    Raises:
+      InvalidArgument: it has neither, or a type that no option has.
+    """
+    parameter = parameters_of(function)[name]
+    try:
+        annotation = typing.get_type_hints(function).get(name, parameter.annotation)
+    except Exception:  # A name in an annotation that is known to type checkers alone.
+        annotation = parameter.annotation
+    if annotation in (parameter.empty, Any):
+        annotation = type(parameter.default)
+    parts = [x for x in _alternatives(annotation) if x is not type(None)]
+    if not parts or not all(x in _PLAIN or typing.get_origin(x) is Literal for x in parts):
+        has = "no annotation" if annotation in (type, type(None)) else f"the annotation {_in_words(annotation)}"
+        raise InvalidArgument(
+            f"{name_of(role, function)} has {has} for {name}, but an option must be a bool, int, float, str or "
+            "Literal of these: annotate it so, or leave the option out."
+        )
+    return annotation
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _in_words(annotation: Any) -> str:
+    return shown(annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation)))
+
+
+def value_of(role: str, function: Any, name: str, value: Any) -> Value:
+    """Return the value of a parameter as its type has it, of the text or number that was given.
+
+    Raises:
+      InvalidArgument: it is no value of that type, or as `type_of`.
+    """
+    annotation = type_of(role, function, name)
+    # pydantic takes True for 1.
+    wrong = isinstance(value, bool) and not {bool, Literal} & {
+        typing.get_origin(x) or x for x in _alternatives(annotation)
+    }
+    try:
+        if wrong:
+            annotation = pydantic.StrictInt if int in _alternatives(annotation) else pydantic.StrictFloat
+        found: Value = pydantic.TypeAdapter(annotation).validate_python(value)
+    except pydantic.ValidationError as error:
+        forms = dict.fromkeys(must_be(one) for one in error.errors())
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be {' or '.join(forms)}.") from None
+    if isinstance(found, str) and not found.isprintable():
+        raise InvalidArgument(f"{name} is {shown(found)}, but must be printable characters.")
+    if isinstance(found, float):
+        check_range(found, name)
+    return found
+
+
+def values_of(given: Mapping[str, Any], functions: Functions) -> dict[str, Value]:
+    """Return the values of options that are parameters of the user's functions; others are left out.
+
+    Args:
+      given: option -> value as it was given.
+      functions: of the run.
+
+    Raises:
+      InvalidArgument: two functions have a parameter of one name, or as `value_of`.
+    """
+    found: dict[str, Value] = {}
+    for name, value in given.items():
+        roles = [role for role, function in functions.items() if name in parameters_of(function)]
+        if len(roles) > 1:
+            raise InvalidArgument(
+                f"{name} is a parameter of the {roles[0]} and of the {roles[1]}: rename one of these parameters."
+            )
+        for role in roles:
+            found[name] = value_of(role, functions[role], name, value)
+    return found
+
+
+def taken_by(function: Any, parameters: Mapping[str, Value]) -> dict[str, Value]:
+    """Return those of the given parameters that a function has."""
+    own = parameters_of(function)
+    return {name: value for name, value in parameters.items() if name in own}
+
+
+def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[str, str], bool]) -> None:
+    """Raise InvalidArgument where an option of the run is given that is a parameter of a function, too.
+
+    Args:
+      functions: of the run.
+      given: options of the run that were given.
+      reaches: (role, option) -> whether the function gets the option's value.
+    """
+    for role, function in functions.items():
+        for name in set(given) & set(parameters_of(function)):
+            if not reaches(role, name):
+                raise InvalidArgument(
+                    f"{name} is an option of the run and a parameter of the {role} function "
+                    f"{getattr(function, '__name__', shown(function))!r}, which does not receive it: rename the "
+                    "parameter."
+                )
+
+
+def names_of(functions: Functions) -> dict[str, None]:
+    """Return the names of all parameters, for suggestions."""
+    return {name: None for function in functions.values() for name in parameters_of(function)}
+
+
+def kind_of_value(role: str, function: Any, name: str) -> Optional[type]:
+    """Return the type of a parameter's values in the help of a command; None where it can be no option."""
+    try:
+        parts = [x for x in _alternatives(type_of(role, function, name)) if x is not type(None)]
+    except InvalidArgument:
+        return None
+    return parts[0] if parts[0] in _PLAIN else str

@@ -1,0 +1,194 @@
+"""Convert the layers of any model into those of another kind: point weights, with or without Monte Carlo dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.layers.dropout import MCDropout
+from tfp_bfl.layers.gaussian import Convolution, GaussianLayer
+from tfp_bfl.layers.variational_dropout import VariationalDropout
+from tfp_bfl.weights.keras_3 import check_keras_2
+
+_OF_KERAS = tf.keras.layers
+# Layers with a kernel, which Monte Carlo dropout follows.
+_KERNELS = (_OF_KERAS.Dense, _OF_KERAS.Conv1D, _OF_KERAS.Conv2D, _OF_KERAS.Conv3D)
+_NORMALIZATIONS = (_OF_KERAS.BatchNormalization, _OF_KERAS.LayerNormalization, _OF_KERAS.GroupNormalization)
+_ACTIVATIONS = (_OF_KERAS.Activation, _OF_KERAS.ReLU, _OF_KERAS.LeakyReLU, _OF_KERAS.ELU, _OF_KERAS.PReLU)
+
+
+def deterministic(model: tf.keras.Model) -> tf.keras.Model:
+    """Build the model of the same architecture with point weights, which start at the means.
+
+    The layers of `tfp_bfl.layers` with Gaussian weights become Keras' `Dense` and `Conv2D`; `MCDropout` becomes
+    dropout in training alone. Other layers are copied.
+
+    Args:
+      model: a functional or Sequential Keras 2 model. It is not changed.
+
+    Raises:
+      InvalidArgument: the model is neither, or a layer holds Gaussian layers inside or cannot be copied.
+
+    Example:
+      >>> model = bfl.models.deterministic(bfl.models.mlp("flipout", input_shape=(30,), num_classes=2))
+      >>> model.count_params()
+      4130
+    """
+    return _Twins(None).whole(model)
+
+
+def mc_dropout(model: tf.keras.Model, rate: float = 0.2) -> tf.keras.Model:
+    """Build the model of the same architecture with point weights and Monte Carlo dropout.
+
+    As `deterministic`, with `MCDropout` after each dense layer and convolution but the last one: after its activation
+    and normalization, where layers for these follow. Layers `MCDropout` of the model remain, with this rate.
+
+    Args:
+      model: as of `deterministic`.
+      rate: share of units that are dropped, at least 0 and below 1.
+
+    Raises:
+      InvalidArgument: as of `deterministic`, or the rate is outside that.
+
+    Example:
+      >>> model = bfl.models.mc_dropout(bfl.models.mlp("flipout", input_shape=(30,), num_classes=2), 0.5)
+      >>> [layer.rate for layer in model.layers if isinstance(layer, bfl.layers.MCDropout)]
+      [0.5, 0.5]
+    """
+    return _Twins(rate).whole(model)
+
+
+def kind_of(model: tf.keras.Model) -> str:
+    """Return which of `KINDS` a model is, by its layers."""
+    layers = list(model._flatten_layers(include_self=False))
+    if any(isinstance(layer, VariationalDropout) for layer in layers):
+        return "variational_dropout"
+    if any(getattr(layer, "variational_weights", ()) for layer in layers):
+        return "flipout"
+    dropped = any(isinstance(layer, MCDropout) and layer.at_prediction for layer in layers)
+    return "mc_dropout" if dropped else "deterministic"
+
+
+class _Twins:
+    """Builds a model anew with other layers.
+
+    Args:
+      rate: of Monte Carlo dropout; None for none.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._layers = dict[int, tuple[tf.keras.layers.Layer, tf.keras.layers.Layer]]()
+
+    def whole(self, model: Any) -> tf.keras.Model:
+        """Return the twin of a model, with its present weights."""
+        check_keras_2(model)
+        twin = self._model(model, is_inner=False)
+        if tf.executing_eagerly():  # In a graph what is built gets its weights from the server.
+            for layer, other in self._layers.values():
+                if not isinstance(layer, tf.keras.Model):
+                    other.set_weights(_values(layer))
+        return twin
+
+    def _model(self, model: Any, is_inner: bool) -> tf.keras.Model:
+        """Return the twin of a model; `is_inner` of one that is a layer of another, after which kernels follow."""
+        if not getattr(model, "_is_graph_network", False):
+            raise InvalidArgument(
+                f"The model {model.name!r} is neither functional nor a Sequential model with an input shape: its "
+                "layers cannot be converted."
+            )
+        nodes = [n for _, of_depth in sorted(model._nodes_by_depth.items(), reverse=True) for n in of_depth]
+        nodes = [node for node in nodes if not node.is_input]
+        ends = _ends(nodes, is_inner) if self._rate is not None else ()
+        inputs = [tf.keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in model.inputs]
+        uses, tensors = model._tensor_usage_count, dict[str, list[Any]]()
+        for name, value in zip(map(str, map(id, model.inputs)), inputs):
+            tensors[name] = [value] * uses[name]
+        for node in nodes:
+            arguments, options = node.map_arguments(tensors)
+            outputs = self._twin(node.layer)(*arguments, **options)
+            if self._rate is not None and id(node) in ends:
+                outputs = MCDropout(self._rate)(outputs)
+            for name, value in zip(node.flat_output_ids, tf.nest.flatten(outputs)):
+                tensors[name] = [value] * uses[name]
+        outputs = [tensors[str(id(x))][-1] for x in model.outputs]
+        is_plain = len(outputs) == 1 and len(inputs) == 1
+        return tf.keras.Model(*((inputs[0], outputs[0]) if is_plain else (inputs, outputs)), name=model.name)
+
+    def _twin(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+        if id(layer) not in self._layers:
+            self._layers[id(layer)] = layer, self._converted(layer)
+        return self._layers[id(layer)][1]
+
+    def _converted(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+        if isinstance(layer, tf.keras.Model):
+            return self._model(layer, is_inner=True)
+        if isinstance(layer, GaussianLayer):
+            return _point(layer)
+        if any(isinstance(x, (GaussianLayer, MCDropout)) for x in layer._flatten_layers(include_self=False)):
+            raise InvalidArgument(
+                f"The layer {layer.name!r} ({type(layer).__name__}) holds layers of tfp_bfl.layers inside, which "
+                "cannot be converted: use these directly in a functional or Sequential model."
+            )
+        try:
+            config = layer.get_config()
+            if isinstance(layer, MCDropout):
+                remains = layer.at_prediction and self._rate is not None
+                config |= {"at_prediction": remains, **({"rate": self._rate} if remains else {})}
+            return type(layer).from_config(config)
+        except Exception as error:
+            raise InvalidArgument(
+                f"The layer {layer.name!r} ({type(layer).__name__}) cannot be built again from its configuration "
+                f"({type(error).__name__}): define get_config, or build the model of the wanted kind."
+            ) from error
+
+
+def _point(layer: Any) -> tf.keras.layers.Layer:
+    """Return Keras' layer in the place of one with Gaussian weights."""
+    taken = ("name", "trainable", "dtype", "activation", "use_bias", "kernel_initializer")
+    config = {name: x for name, x in layer.get_config().items() if name in taken}
+    if isinstance(layer, Convolution):
+        shape = {"kernel_size": layer.kernel_size, "strides": layer.strides, "padding": layer.padding}
+        return tf.keras.layers.Conv2D.from_config({**config, "filters": layer.filters, **shape})
+    return tf.keras.layers.Dense.from_config({**config, "units": layer.units})
+
+
+def _values(layer: Any) -> list[np.ndarray]:
+    """Return the weights of a layer's twin: of Gaussian ones the means."""
+    if isinstance(layer, GaussianLayer):
+        return [x.numpy() for x in (layer.kernel_mean, *([layer.bias] if layer.use_bias else []))]
+    return list(layer.get_weights())
+
+
+def _ends(nodes: Sequence[Any], is_inner: bool) -> set[int]:
+    """Return the nodes after which dropout stands: after kernels, their normalization and activation.
+
+    Args:
+      nodes: the calls of a model's layers.
+      is_inner: other layers follow the model, so that its last kernel is not that of the output.
+    """
+    readers: dict[str, list[Any]] = {}
+    for node in nodes:
+        for name in node.flat_input_ids:
+            readers.setdefault(name, []).append(node)
+    after = lambda node: [reader for name in node.flat_output_ids for reader in readers.get(name, [])]
+    leads: dict[int, bool] = {}  # To another kernel.
+    for node in reversed(nodes):
+        leads[id(node)] = any(_has_kernel(x.layer) or leads[id(x)] for x in after(node))
+    ends = set()
+    for node in nodes:
+        if not (isinstance(node.layer, (GaussianLayer, *_KERNELS)) and (is_inner or leads[id(node)])):
+            continue
+        while len(after(node)) == 1 and isinstance(after(node)[0].layer, (*_NORMALIZATIONS, *_ACTIVATIONS)):
+            (node,) = after(node)
+        if not any(isinstance(x.layer, MCDropout) for x in after(node)):
+            ends.add(id(node))
+    return ends
+
+
+def _has_kernel(layer: Any) -> bool:
+    return bool(layer.trainable_weights) and not isinstance(layer, (*_NORMALIZATIONS, *_ACTIVATIONS))
