@@ -86,7 +86,7 @@ def test_parts(job: Job) -> Parts:
     """Return the test rows of each client: its own where the data name the clients, else by its share of each class."""
     named = job.train.client_names if job.config.partition == "given" else ()
     if named and job.test.owners is not None:
-        return Parts(job.test, [np.flatnonzero(job.test.owners == name) for name in named])
+        return Parts(job.test, job.test.rows_of(named))
     if job.test.target is not None:
         return Parts(job.test, [np.arange(job.test.num_examples)])
     return Parts(job.test, job.test.partition(bfl.data.like(job.clients), seed=job.config.seed).indices)
