@@ -157,7 +157,8 @@ def _run(
             **scores,
             "baselines": {each.name: each.metrics for each in simple},
             **baselines.of_classes_in(final, job.test),
-            "method": method(stated(job.config, job.test.target is not None, job.weights)),
+            "method": method(stated(job.config, job.weights, job.process.settings)),
+            "trained": job.process.settings,
             **({"class_weights": class_weights.by_class(weight, job.clients)} if weight else {}),
             **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
@@ -174,7 +175,7 @@ def _run(
                 *_compared(job, final, simple),
             ],
         }
-        info = build.export_info(job.config, job.train, scores, job.weights)
+        info = build.export_info(job.config, job.train, scores, job.weights, job.process.settings)
         status.phase("SavedModel, figures and report")
         if not is_private:
             drift.record(folder, job.clients, job.train)
