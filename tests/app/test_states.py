@@ -12,6 +12,7 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
+from tests.units import in_units
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs.sweep import options_of_run, settled_options
@@ -224,13 +225,11 @@ def test_a_user_supplied_algorithm_states_what_its_process_trained_with(tmp_path
     assert "0.05" in (tmp_path / "run" / "report.html").read_text() and result
     # The built-in table has its names: a file of its columns, in any order and in their units, is predicted.
     test = bfl.data.load("breast_cancer", split="test")
-    rows = test.features[:5] * [x.scale for x in test.columns] + [x.mean for x in test.columns]
+    rows = in_units(test)[:5]
     order = list(reversed(range(30)))
     lines = [[test.columns[i].name for i in order], *([repr(float(row[i])) for i in order] for row in rows)]
     (tmp_path / "rows.csv").write_text("".join(",".join(line) + "\n" for line in lines))
-    answer = bfl.export.load(tmp_path / "run" / "saved_model").predict(
-        tf.constant(test.features[:5]), num_samples=20, seed=0
-    )
+    answer = bfl.export.load(tmp_path / "run" / "saved_model").predict(tf.constant(rows), num_samples=20, seed=0)
     found = predict(tmp_path / "run", tmp_path / "rows.csv", num_samples=20).rows
     np.testing.assert_allclose([x.confidence for x in found], answer["probabilities"].numpy().max(1), atol=1e-4)
 
