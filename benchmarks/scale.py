@@ -14,7 +14,9 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from typing import Any
 
 import click
 import numpy as np
@@ -26,20 +28,26 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "scale.json"
 # Number of clients, cohort size and variational weights; a client has one example, or a batch of 32.
 CASES = {
     "clients": [(100, 100, 1e4), (1_000, 1_000, 1e4), (10_000, 10_000, 1e4), (1_000_000, 1_000, 1e4)],
+    # Rows of a source, clients that the data name, and files; a user's own list of rows is the first.
+    "populations": [(n, 1_000, 1e4, kind) for n in (100_000, 1_000_000) for kind in ("rows", "named", "files")],
     "weights": [(2, 2, 1e6), (2, 2, 1e7), (2, 2, 3e7), (2, 2, 1e8)],
 }
 ROUNDS = 3
 SIDE = SIDES["curvature-adam-local"]
 
 
-def measure(everyone: int, cohort: int, weights: float) -> dict[str, float]:
+def measure(everyone: int, cohort: int, weights: float, kind: str = "rows") -> dict[str, Any]:
     """Return seconds of a round, the first left out, of what came before it, and the process's peak memory."""
     started, examples = time.perf_counter(), 32 if everyone == cohort else 1
     size, hidden = everyone * examples, round(weights / 794)
     # One image for all examples: what is in them costs nothing more.
     image = np.broadcast_to(np.float32(0.5), (size, 784))
-    source = bfl.data.Source("same", "train", image, np.arange(size, dtype=np.int32) % 10)
-    clients = bfl.data.Clients(source, list(np.arange(size).reshape(everyone, examples)))
+    owners = np.repeat([f"client {k}" for k in range(everyone)], examples) if kind == "named" else None
+    source = bfl.data.Source("same", "train", image, np.arange(size, dtype=np.int32) % 10, owners=owners)
+    rows = list(np.arange(size).reshape(everyone, examples))
+    clients: Any = source.clients if kind == "named" else bfl.data.Clients(source, rows)
+    if kind == "files":
+        clients = bfl.data.write_clients(clients, tempfile.mkdtemp())
     process = bfl.algorithms.variational(
         lambda: bfl.models.mlp(SIDE.kind, (784,), 10, hidden=(hidden,), seed=0),
         SIDE.rule,
@@ -51,23 +59,23 @@ def measure(everyone: int, cohort: int, weights: float) -> dict[str, float]:
     result = bfl.simulate(process, clients, ROUNDS, cohort_size=cohort, engine=SIDE.engine)
     seconds = [row["train_seconds"] for row in result.rounds]
     return {
-        **{"clients": everyone, "cohort": cohort, "weights": hidden * 794, "made_seconds": made},
+        **{"clients": everyone, "kind": kind, "cohort": cohort, "weights": hidden * 794, "made_seconds": made},
         **{"seconds": statistics.median(seconds[1:]), "first_seconds": seconds[0]},
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
     }
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--case", nargs=3, type=float, help="Measure this case alone, and print it.")
-def main(case: tuple[float, float, float] | None) -> None:
+@click.option("--case", nargs=4, type=(int, int, float, str), help="Measure this case alone, and print it.")
+def main(case: tuple[int, int, float, str] | None) -> None:
     if case:
-        click.echo(json.dumps(measure(int(case[0]), int(case[1]), case[2])))
+        click.echo(json.dumps(measure(*case)))
         return
     results = {}
     for name, cases in CASES.items():
         results[name] = []
         for one in cases:
-            command = [sys.executable, __file__, "--case", *map(str, one)]
+            command = [sys.executable, __file__, "--case", *map(str, one), *["rows"][: 4 - len(one)]]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             results[name].append(json.loads(done.stdout.splitlines()[-1]))
             click.echo(results[name][-1])

@@ -111,7 +111,15 @@ def check_counts(least: int = 1, **values: object) -> None:
 # The range of numbers that are arguments: their squares, and products of two, are finite float32 numbers above 0.
 SMALLEST, LARGEST = 1e-15, 1e15
 # The range of standard deviations that can be pooled.
-_RANGES = dict.fromkeys(("prior_stddev", "initial_stddev", "min_stddev"), (1e-12, 1e6))
+_RANGES = {
+    **dict.fromkeys(("prior_stddev", "min_stddev"), (1e-12, 1e6)),
+    "initial_stddev": (1e-12, 10.0),
+    "temperature": (1e-6, 1e6),
+}
+_REASONS = {
+    "initial_stddev": "from larger noise of the weights training diverges",
+    "temperature": "with more than a million counts of each example a posterior is a point",
+}
 
 
 def check_number(value: object, name: str, zero: bool = False, within: Optional[tuple[float, float]] = None) -> float:
@@ -140,7 +148,8 @@ def check_range(number: float, name: str, within: Optional[tuple[float, float]] 
     """
     least, most = within or _RANGES.get(name, (SMALLEST, LARGEST))
     if number and not least <= number <= most:
-        raise InvalidArgument(f"{name} is {number}, but must lie between {least:g} and {most:g}.")
+        reason = f": {_REASONS[name]}" if name in _REASONS else ""
+        raise InvalidArgument(f"{name} is {number}, but must lie between {least:g} and {most:g}{reason}.")
     return number
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 import tfp_bfl as bfl
+from tests.units import in_units
 from tfp_bfl.app.cli import run_command_line
 
 from .test_resume import assert_same_run
@@ -28,4 +29,4 @@ def exported(folder, num_samples):
     """Probabilities of the SavedModel in a run's folder on the test set of breast_cancer."""
     test = bfl.data.load("breast_cancer", split="test")
     loaded = bfl.export.load(folder / "saved_model")
-    return loaded.predict(test.features, num_samples=num_samples, seed=0)["probabilities"]
+    return loaded.predict(in_units(test), num_samples=num_samples, seed=0)["probabilities"]

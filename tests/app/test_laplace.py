@@ -7,6 +7,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_revise import run, summary
+from tests.units import in_units
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import laplace
 from tfp_bfl.app.options.config import make_config
@@ -38,7 +39,7 @@ def with_posterior(averaged):
 
 def probabilities(folder):
     loaded = bfl.export.load(bfl.export.find(folder))
-    return loaded.predict(TEST.features, num_samples=4, seed=0)["probabilities"].numpy()
+    return loaded.predict(in_units(TEST), num_samples=4, seed=0)["probabilities"].numpy()
 
 
 def test_the_folder_is_complete_and_predicts(averaged, with_posterior):

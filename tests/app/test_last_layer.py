@@ -6,6 +6,7 @@ import pytest
 import tfp_bfl as bfl
 from tests.app.test_laplace import call, refused
 from tests.app.test_revise import run, summary
+from tests.units import in_units
 from tfp_bfl.servers import curvatures
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -27,7 +28,7 @@ def exact(averaged):
 
 
 def means(folder):
-    return bfl.export.load(bfl.export.find(folder)).predict(TEST.features, num_samples=4, seed=0)["mean"].numpy()
+    return bfl.export.load(bfl.export.find(folder)).predict(in_units(TEST), num_samples=4, seed=0)["mean"].numpy()
 
 
 def test_the_folder_is_complete_and_predicts(averaged, exact, capsys):

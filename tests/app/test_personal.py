@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.units import in_units
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import build, client_scores
 from tfp_bfl.app.options.config import make_config
@@ -51,13 +52,14 @@ def program():
 @pytest.fixture
 def answer(tmp_path):
     """What a Keras model, or an exported one, predicts of a few examples."""
-    features = bfl.data.load("breast_cancer", split="test").features[:20]
+    test = bfl.data.load("breast_cancer", split="test").select(np.arange(20))
 
     def predict(model):
-        folder = model
+        folder, features = model, in_units(test)
         if isinstance(model, tf.keras.Model):
             folder = tmp_path / f"keras_{id(model)}"
             bfl.export.save(model, folder)
+            features = test.features
         loaded = bfl.export.load(folder)  # Whose variables live as long as it does.
         return loaded.predict(features, num_samples=10, seed=1)["probabilities"].numpy()
 

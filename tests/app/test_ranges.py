@@ -32,7 +32,20 @@ def test_absurd_numbers_are_refused(option):
 
 @pytest.mark.parametrize("value", [SMALLEST, LARGEST])
 def test_the_ends_of_the_range_are_accepted(value):
-    assert make_config(None, {"learning_rate": value, "temperature": value}).temperature == value
+    assert make_config(None, {"learning_rate": value}).learning_rate == value
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("temperature", 1e-9, "between 1e-06 and 1e.06: with more than a million counts .* is a point"),
+        ("initial_stddev", 50.0, "between 1e-12 and 10: from larger noise of the weights training diverges"),
+    ],
+)
+def test_values_that_can_not_train_are_refused_with_the_reason(option, value, reason):
+    with pytest.raises(InvalidArgument, match=f"^{option} is {value}, but must lie {reason}"):
+        make_config(None, {option: value})
+    make_config(None, {"temperature": 1e-6, "initial_stddev": 10.0})
 
 
 @pytest.mark.parametrize("option", HIDDEN)

@@ -10,6 +10,7 @@ import yaml
 
 import tfp_bfl as bfl
 from tests.servers.cases import state_of
+from tests.units import in_units
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.plots import sections
@@ -63,7 +64,7 @@ def state(folder):
 def exported(folder):
     """What the run's SavedModel says of the test set."""
     loaded = bfl.export.load(folder / "saved_model")
-    return loaded.predict(TEST.features, num_samples=3, seed=0)["probabilities"].numpy()
+    return loaded.predict(in_units(TEST), num_samples=3, seed=0)["probabilities"].numpy()
 
 
 def assert_export_is_what_was_evaluated(folder):

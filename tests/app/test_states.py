@@ -6,14 +6,17 @@ import inspect
 import json
 import shutil
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
+from tests.units import in_units
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs.sweep import options_of_run, settled_options
+from tfp_bfl.app.one_run.predict import predict
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import fields as all_fields
@@ -199,9 +202,36 @@ def test_resolved_by_what_is_given(options, wanted):
 
 def test_gaussian_weights_of_algorithms_without_options_of_a_posterior_state_the_defaults():
     config = resolve.resolved(make_config(None, {"algorithm": "fed_prox", "kind": "flipout"}), regression=False)
-    found = resolve.stated(config, False, resolve.GAUSSIAN)
+    build = functools.partial(bfl.models.mlp, "flipout", input_shape=(3,), num_classes=2, hidden=(2,))
+    trained = bfl.algorithms.fed_prox(build).settings
+    found = resolve.stated(config, resolve.GAUSSIAN, trained)
     assert {name: found[name] for name in ("inference", "temperature", "kl")} == settings_for()._asdict()
-    assert "temperature" not in resolve.stated(config, False, resolve.POINT)
+    assert "temperature" not in resolve.stated(config, resolve.POINT, trained)
+
+
+def test_a_user_supplied_algorithm_states_what_its_process_trained_with(tmp_path):
+    code = "import tfp_bfl as bfl\n"
+    code += "def mine(model_fn, **options):\n"
+    code += "    settings = {'temperature': 0.3, 'optimizer': 'sgd', 'learning_rate': 0.05}\n"
+    code += "    return bfl.algorithms.fed_nova(model_fn, **{**options, **settings})\n"
+    (tmp_path / "mine.py").write_text(code)
+    options = {"dataset": "breast_cancer", "model": "mlp", "kind": "flipout", "rounds": 1, "clients": 2}
+    result = bfl.run(tmp_path / "run", algorithm=f"{tmp_path / 'mine.py'}:mine", engine="local", **options)
+    wanted = {"temperature": 0.3, "inference": "curvature", "optimizer": "sgd", "learning_rate": 0.05}
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    info = bfl.export.read_info(bfl.export.find(tmp_path / "run"))
+    for found in (summary["method"], summary["trained"], info.configuration):
+        assert {name: found[name] for name in wanted} == wanted
+    assert "0.05" in (tmp_path / "run" / "report.html").read_text() and result
+    # The built-in table has its names: a file of its columns, in any order and in their units, is predicted.
+    test = bfl.data.load("breast_cancer", split="test")
+    rows = in_units(test)[:5]
+    order = list(reversed(range(30)))
+    lines = [[test.columns[i].name for i in order], *([repr(float(row[i])) for i in order] for row in rows)]
+    (tmp_path / "rows.csv").write_text("".join(",".join(line) + "\n" for line in lines))
+    answer = bfl.export.load(tmp_path / "run" / "saved_model").predict(tf.constant(rows), num_samples=20, seed=0)
+    found = predict(tmp_path / "run", tmp_path / "rows.csv", num_samples=20).rows
+    np.testing.assert_allclose([x.confidence for x in found], answer["probabilities"].numpy().max(1), atol=1e-4)
 
 
 def test_what_weights_a_model_has_is_read_from_the_model():

@@ -1,15 +1,20 @@
 """What a checkpoint says of the run that it is of, and what another run is refused for."""
 
+import dataclasses
 import functools
 import logging
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl import federated
+from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.description import settings_of
+from tfp_bfl.federated.values import digest
 
 from . import toys
 
@@ -22,27 +27,112 @@ def process(**options):
     return bfl.algorithms.variational(model_fn, "log_linear_pool", **{"local_epochs": 2, "batch_size": 4, **options})
 
 
-def test_settings_are_what_functions_hold():
-    class Unknown:
-        pass
+class Plain:
+    def __init__(self, rate):
+        self.rate = rate
 
-    def outer(rate, decay, things, model_fn):
-        inner = functools.partial(lambda x, scale: rate * x * scale, scale=0.25)
-        return lambda x: inner(x) * decay(x) + len(things) + 0.125 + len(model_fn())
 
-    made = outer(0.1, lambda r: 0.9**r, {"a": 3, "b": Unknown()}, lambda: 17)
-    found = settings_of(work=made)
-    assert found["rate"] == "0.1" and found["scale"] == "0.25" and found["a"] == "3" and "b" not in found
-    assert {"0.125", "0.9"} <= set(found["constant"].split(", ")) and "17" not in str(found)
-    assert settings_of(work=outer(0.1, lambda r: 0.9**r, {"a": 3, "b": Unknown()}, lambda: 18)) == found
+@dataclasses.dataclass
+class Data:
+    rate: Any
+
+
+class Named(NamedTuple):
+    rate: Any
+
+
+class Slots:
+    __slots__ = ("rate",)
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+HOLDERS = {
+    "closure": lambda rate: rate,
+    "attribute": Plain,
+    "dataclass": Data,
+    "named tuple": Named,
+    "slots": Slots,
+    "NumPy scalar": np.float32,
+    "NumPy array": lambda rate: np.array([rate, 1.0]),
+    "tensor": tf.constant,
+    "list": lambda rate: [0.5, rate],
+    "dictionary": lambda rate: {"a": Plain(rate)},
+    "partial": lambda rate: functools.partial(lambda x, scale: x * scale, scale=rate),
+    "function": lambda rate: lambda: rate,
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_user_supplied_functions_are_compared_by_the_values_that_they_hold(kind):
+    def made(rate):
+        held = HOLDERS[kind](rate)
+        return lambda message, examples, seed: (held, examples)
+
+    describe = lambda rate: settings_of(work=ClientWork(made(rate)))
+    assert describe(0.1) == describe(0.1) != describe(0.9)
+
+
+def test_names_of_variables_change_nothing():
+    def first(rate, zone):
+        def work(message):
+            total = rate * message
+            inner = lambda other: total + zone + other
+            return inner(rate)
+
+        return work
+
+    def second(zeta, a):
+        def work(b):
+            y = zeta * b
+            step = lambda c: y + a + c
+            return step(zeta)
+
+        return work
+
+    def other(zeta, a):
+        def work(b):
+            y = zeta * b
+            step = lambda c: y - a + c
+            return step(zeta)
+
+        return work
+
+    assert digest(first(0.1, 2)) == digest(second(0.1, 2))
+    assert len({digest(second(0.1, 2)), digest(second(0.2, 2)), digest(second(0.1, 3)), digest(other(0.1, 2))}) == 4
+    assert digest(lambda x: tf.sin(x)) != digest(lambda x: tf.cos(x))
+    assert digest(lambda x: x * RATE) == digest(lambda x: x * SAME) != digest(lambda x: x * OTHER)
+
+
+RATE, SAME, OTHER = 0.25, 0.25, 0.5
+
+
+def test_functions_that_hold_themselves_have_a_digest():
+    def made(rate):
+        def again(x):
+            return again(x - rate) if x > 0 else x
+
+        return again
+
+    assert digest(made(0.1)) == digest(made(0.1)) != digest(made(0.2))
+
+
+def test_parts_state_their_settings():
+    work = bfl.clients.variational(model_fn, temperature=0.5, learning_rate=bfl.clients.cosine_decay(0.2, 10))
+    found = dict(work.settings)
+    wanted = {"temperature": 0.5, "inference": "curvature", "optimizer": "momentum", "noise": "shared", "kl": "total"}
+    assert {name: found[name] for name in wanted} == wanted
+    assert (found["learning_rate"], found["schedule"]) == (0.2, "cosine")
+    custom = ClientWork(lambda: None, settings={"strength": 0.3})
+    assert settings_of(work=custom)["strength"] == "0.3"
+    made = bfl.algorithms.fed_nova(model_fn).settings
+    assert (made["temperature"], made["inference"], made["local_epochs"]) == (0.01, "curvature", 5)
 
 
 def test_of_a_list_each_value_counts_in_its_place():
-    def made(shares):
-        return lambda client: shares[client]
-
-    found = [settings_of(work=made(shares))["shares"] for shares in ([0.5, 1.0, 1.0], [0.5, 0.5, 1.0], [1.0, 1.0])]
-    assert found == ["0.5, 1.0, 1.0", "0.5, 0.5, 1.0", "1.0"]
+    found = [settings_of(work={"shares": shares})["shares"] for shares in ([0.5, 1.0, 1.0], [0.5, 0.5, 1.0])]
+    assert found == ["0.5, 1.0, 1.0", "0.5, 0.5, 1.0"]
 
 
 @pytest.mark.parametrize(
@@ -123,3 +213,16 @@ def test_weights_are_set_before_the_clients_keep_what_follows_from_them():
     np.testing.assert_array_equal(state.weights.posterior.mean[0], mean[0])
     with pytest.raises(InvalidArgument, match="set the weights before with_clients"):
         process.set_model_weights(process.with_clients(first, range(3), [2, 3, 4]), other)
+
+
+def test_all_options_of_training_are_stated_as_they_are_used():
+    given = {"learning_rate": lambda number: 0.1 / (1.0 + number), "proximal": 0.5, "inference": "natural"}
+    found = dict(bfl.clients.variational(model_fn, **given).settings)
+    assert {name: found[name] for name in ("proximal", "inference", "noise")} == {
+        **{"proximal": 0.5, "inference": "natural", "noise": "shared"}
+    }
+    assert found["schedule"] == "<lambda>" and "learning_rate" not in found
+    assert bfl.clients.sites(model_fn).settings["learning_rate"] == 0.005
+    assert bfl.clients.swag(model_fn, momentum=0.9).settings["momentum"] == 0.9
+    meta = bfl.clients.meta_learning(model_fn, learner="maml").settings
+    assert meta["learner"] == "maml" and meta["schedule"] == "constant"

@@ -14,6 +14,7 @@ from tfp_bfl.federated.notices import (
     absurd_loss_warning,
     chance_warning,
     constant_warning,
+    faulty_warning,
     saturated_noise_warning,
     saturation_warning,
     spread_warning,
@@ -138,3 +139,10 @@ def test_a_run_reports_regression_that_is_no_better_than_the_mean():
     constant = test.target.stddev * float(np.sqrt(np.mean(np.square(test.labels, dtype=np.float64))))
     warn = lambda rmse: run._no_better_than_chance({"rmse": rmse}, test, RunConfig())
     assert warn(0.9 * constant) == [] and f"{constant:.4g}" in warn(constant)[0]
+
+
+def test_rounds_without_half_of_the_clients_are_warned_of():
+    round = lambda faulty, of: {"num_faulty": faulty, "num_clients": of, "faulty_clients": {"1": "it was late"}}
+    assert faulty_warning([round(1, 4), round(0, 4)]) is None
+    found = faulty_warning([round(1, 4), round(2, 4), round(3, 4)])
+    assert "in 2 of 3 rounds, most often because it was late" in found

@@ -80,6 +80,103 @@ def test_layers_that_draw_noise_are_refused(build):
         bfl.algorithms.fed_opt(build)
 
 
+class Drawing(layers.Layer):
+    """A layer that adds what a function draws."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self._draw = draw
+
+    def call(self, x):
+        return x + self._draw(x)
+
+
+class FromGenerator(layers.Layer):
+    """A layer with a `tf.random.Generator` of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self._generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x):
+        return x + self._generator.normal(tf.shape(x))
+
+
+def inside_loop(x):
+    step = lambda i, y: (i + 1, y + tf.random.normal(tf.shape(y)))
+    return tf.while_loop(lambda i, y: i < 2, step, (0, x))[1]
+
+
+def inside_branch(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: x + tf.random.uniform(tf.shape(x)), lambda: x)
+
+
+@tf.function
+def inner(x):
+    return x + tf.random.normal(tf.shape(x))
+
+
+@tf.function
+def inside_functions(x):
+    return 2.0 * inner(x)
+
+
+NOISY = {
+    "a layer": lambda: Drawing(lambda x: tf.random.normal(tf.shape(x))),
+    "lambda": lambda: layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x), seed=3)),
+    "dropout in a lambda": lambda: layers.Lambda(lambda x: tf.nn.dropout(x, 0.3)),
+    "loop": lambda: layers.Lambda(inside_loop),
+    "branch": lambda: layers.Lambda(inside_branch),
+    "nested functions": lambda: layers.Lambda(inside_functions),
+    "generator": FromGenerator,
+    "shuffle": lambda: layers.Lambda(tf.random.shuffle),
+    "only in prediction": lambda: OnlyInPrediction(),
+}
+
+
+class OnlyInPrediction(layers.Layer):
+    def call(self, x, training=None):
+        return x if training else x + tf.random.normal(tf.shape(x))
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_random_operations_without_the_seed_are_refused_by_the_name_of_their_layer(kind):
+    layer = NOISY[kind]()
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4), layer, layers.Dense(3)])
+    named = f"The layer '{layer.name}' .{type(layer).__name__}. draws noise that the run's seed does not reach"
+    with pytest.raises(InvalidArgument, match=named) as caught:
+        bfl.models.check_layers(model)
+    assert str(caught.value).count(". ") == 0
+    with pytest.raises(InvalidArgument, match="draws noise"):
+        bfl.models.check_layers(keras.Sequential([keras.Input((4,)), model]))
+
+
+def stateless(x):
+    return 0.1 * tf.random.stateless_normal(tf.shape(x), [1, 2])
+
+
+QUIET = {
+    "stateless": lambda: layers.Lambda(lambda x: x + stateless(x)),
+    "stateless in a loop": lambda: layers.Lambda(
+        lambda x: tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y + stateless(y)), (0, x))[1]
+    ),
+    "dropout of the library": lambda: bfl.layers.MCDropout(0.3),
+    "random initial weights": lambda: layers.Dense(4, kernel_initializer="random_normal"),
+    "noise times 0": lambda: layers.GaussianNoise(0.0),
+}
+
+
+@pytest.mark.parametrize("kind", QUIET)
+def test_models_whose_noise_follows_from_the_seed_pass_and_give_equal_bits(kind):
+    build = lambda: keras.Sequential([keras.Input((4,)), layers.Dense(4), QUIET[kind](), layers.Dense(3)])
+    features = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    data = bfl.data.Source("made", "train", features, np.arange(12) % 3).partition(bfl.data.iid(2), seed=0)
+    process = bfl.algorithms.fed_opt(build, local_epochs=1)
+    runs = [bfl.simulate(process, data, rounds=2, engine="local", seed=0) for _ in range(2)]
+    for a, b in zip(*(tf.nest.flatten(run.state.weights) for run in runs)):
+        np.testing.assert_array_equal(a, b)
+
+
 def ending(*ends):
     return lambda: keras.Sequential([keras.Input((4,)), layers.Dense(8, "relu"), *ends])
 

@@ -16,6 +16,7 @@ from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten
 from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.batches import over_batches
+from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
 from tfp_bfl.training.potential import check_independent
@@ -29,6 +30,7 @@ from tfp_bfl.weights.flat import Prior
 _CURVATURE_SEED = 2**29 + 2
 
 
+@stating
 def laplace_sites(
     model_fn: Callable[[], tf.keras.Model],
     *,

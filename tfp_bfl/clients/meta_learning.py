@@ -15,6 +15,7 @@ from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers, lookup
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.inference import stated_training, stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, Pruned, ServerMessage, TrainingMetrics, layout
@@ -31,6 +32,7 @@ class _Sums(NamedTuple):
     steps: tf.Tensor
 
 
+@stating
 def meta_learning(
     model_fn: Callable[[], tf.keras.Model],
     *,
@@ -127,7 +129,7 @@ def meta_learning(
 
         return work
 
-    return ClientWork(build)
+    return ClientWork(build, settings=stated_training(learning_rate, "sgd"))
 
 
 def _check(learner: str, kl_reduction: str, model: tf.keras.Model, logit_rate: Optional[Schedule]) -> None:

@@ -97,7 +97,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
         shared, rows, _ = tf.nest.map_structure(np.zeros_like, variances.initialize(number, 0))
         return LogitGradient(shared, rows, np.zeros(variances.num_clients, np.float32), np.float32(0))
 
-    return ClientWork(build, extra=extra, is_private=work.is_private)
+    return ClientWork(build, extra=extra, is_private=work.is_private, settings=work.settings)
 
 
 def _bits(weights: ModelWeights, mask: tf.Tensor, threshold: Optional[float], of_each: float) -> tf.Tensor:

@@ -16,6 +16,7 @@ from tfp_bfl.posterior import MeanField, gaussian_kl
 from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.adam import Moments, adam_step
 from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout
@@ -42,6 +43,7 @@ class _Carried(NamedTuple):
     of_shared: Moments
 
 
+@stating
 def personal_posterior(
     model_fn: Callable[[], tf.keras.Model],
     *,

@@ -15,6 +15,7 @@ from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.batches import steps_per_epoch
+from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer, optimizer_of
 from tfp_bfl.training.trainer import Trainer
@@ -69,6 +70,7 @@ class _Averages(NamedTuple):
     samples: tf.Tensor  # [l, P]
 
 
+@stating
 def posterior_averaging(
     model_fn: Callable[[], tf.keras.Model],
     *,

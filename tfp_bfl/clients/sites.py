@@ -14,7 +14,7 @@ from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.training.inference import settings_for, update_of
+from tfp_bfl.training.inference import settings_for, stating, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.natural import ByCurvature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer
@@ -49,6 +49,7 @@ class MovingSite(NamedTuple):
     steps: Any
 
 
+@stating
 def sites(
     model_fn: Callable[[], tf.keras.Model],
     *,

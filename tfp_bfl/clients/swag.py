@@ -17,6 +17,7 @@ from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.batches import steps_per_epoch, without_initial_values
 from tfp_bfl.training.curvature import curvature as curvature_of
 from tfp_bfl.training.curvature import with_curvature
+from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import ByOptimizer
@@ -38,6 +39,7 @@ NORMALIZED_AT_ONCE = 1000
 FEATURES_AT_ONCE = 256
 
 
+@stating
 def swag(
     model_fn: Callable[[], tf.keras.Model],
     *,

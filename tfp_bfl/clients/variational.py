@@ -13,7 +13,7 @@ from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import check_counts, check_number, lookup
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
-from tfp_bfl.training.inference import default_optimizer, settings_for, update_of
+from tfp_bfl.training.inference import default_optimizer, settings_for, stating, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer
 from tfp_bfl.training.target import KLS, Target, target_of
@@ -23,6 +23,7 @@ from tfp_bfl.weights import ClientResult, FlatWeights, ServerMessage
 from tfp_bfl.weights.flat import Prior
 
 
+@stating
 def variational(
     model_fn: Callable[[], tf.keras.Model],
     *,

@@ -50,6 +50,17 @@ def _slices(*spec: tf.TensorSpec) -> Any:
     return rows.get_concrete_function(bound, bound, *spec)
 
 
+def rows_by_client(numbers: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    """Group rows by the number of their client: for each client its rows in ascending order, int64 [n_k].
+
+    Args:
+      numbers: of each row's client [N]; rows with a negative number belong to nobody.
+      num_clients: K.
+    """
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.searchsorted(numbers[order], np.arange(num_clients + 1)))[1 : num_clients + 1]
+
+
 class ClientRows(NamedTuple):
     """Hold the examples of several clients in memory.
 
@@ -89,7 +100,7 @@ class ClientData(abc.ABC):
           InvalidArgument: there is no client k.
         """
 
-    @property
+    @functools.cached_property  # Once, as `sizes` may cost time in proportion to K.
     def num_clients(self) -> int:
         """K."""
         return len(self.sizes)
@@ -209,10 +220,12 @@ class Clients(ClientData):
             f" {sizes.max()} examples>"
         )
 
-    @property
-    def sizes(self) -> np.ndarray:
-        """Examples of each client, int64 [K]."""
-        return np.array([len(part) for part in self.indices], np.int64)
+    @functools.cached_property  # Once: each access of a client checks its number against them.
+    def sizes(self) -> np.ndarray:  # type: ignore[override]
+        """Examples of each client, int64 [K], read-only."""
+        sizes = np.array([len(part) for part in self.indices], np.int64)
+        sizes.flags.writeable = False
+        return sizes
 
     @property
     def description(self) -> str:
@@ -270,7 +283,9 @@ class Clients(ClientData):
         taken = generator(seed, "set_aside").permutation(held)[: round(share * len(held))]
         if not len(taken):
             raise InvalidArgument(f"A share of {share} of {len(held)} examples is none: set more aside.")
-        rest = [part[~np.isin(part, taken)] for part in self.indices]
+        is_taken = np.zeros(self.source.num_examples, bool)
+        is_taken[taken] = True
+        rest = [part[~is_taken[part]] for part in self.indices]
         empty = [k for k, part in enumerate(rest) if not len(part)]
         if empty:
             raise InvalidArgument(

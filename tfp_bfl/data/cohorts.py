@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from tfp_bfl.data._random import generator
@@ -53,10 +55,16 @@ def cohort(
     rng = generator(seed, "cohort", round_number, *_again(attempt))
     shares = None
     if popularity is not None:
-        # No share is zero, so that there are always enough to draw.
-        shares = generator(seed, "popularity").dirichlet(np.full(num_clients, popularity)) + 1e-12
-        shares /= shares.sum()
+        shares = _popularity(num_clients, float(popularity), seed)
     return np.sort(rng.choice(num_clients, size=cohort_size, replace=False, p=shares)).astype(np.int64)
+
+
+@functools.lru_cache(maxsize=2)
+def _popularity(num_clients: int, popularity: float, seed: int) -> np.ndarray:
+    """Draw the probabilities of the clients, float64 [K], the same in every round."""
+    # No share is zero, so that there are always enough to draw.
+    shares = generator(seed, "popularity").dirichlet(np.full(num_clients, popularity)) + 1e-12
+    return shares / shares.sum()
 
 
 def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from tfp_bfl.data import _tfds
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.own import OwnData, folders_name_clients, is_own, read_own
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
+from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, missing_package
 
 # The names that the tests and studies of this library use; any other image classification of TFDS loads as
@@ -25,6 +26,14 @@ class _Table(NamedTuple):
     features: np.ndarray
     labels: np.ndarray
     class_names: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+
+
+# Ten measurements of cell nuclei, and as scikit-learn names what was computed of each.
+_NUCLEI = (
+    *("radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points"),
+    *("symmetry", "fractal dimension"),
+)
 
 
 def _file(name: str) -> pathlib.Path:
@@ -46,13 +55,15 @@ def _breast_cancer() -> _Table:
     with open(path, encoding="utf-8") as file:
         _, _, *class_names = file.readline().strip().split(",")
     rows = np.loadtxt(path, delimiter=",", skiprows=1)
-    return _Table(rows[:, :-1], rows[:, -1].astype(np.int32), tuple(class_names))
+    columns = [*(f"mean {x}" for x in _NUCLEI), *(f"{x} error" for x in _NUCLEI), *(f"worst {x}" for x in _NUCLEI)]
+    return _Table(rows[:, :-1], rows[:, -1].astype(np.int32), tuple(class_names), tuple(columns))
 
 
 def _diabetes() -> _Table:
     """Return ten baseline measurements and the disease progression a year after them (Efron et al. 2004)."""
     rows = np.loadtxt(_file("diabetes_data_raw.csv.gz"))
-    return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), ())
+    columns = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6")
+    return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), (), columns)
 
 
 EMBEDDED: dict[str, Callable[[], _Table]] = {
@@ -87,15 +98,18 @@ def _load_embedded(name: str, split: str) -> Source:
     for label in np.unique(strata):
         members = rng.permutation(np.flatnonzero(strata == label))
         is_test[members[: round(TEST_SHARE * len(members))]] = True
-    features = table.features
+    features, columns = table.features, tuple[Column, ...]()
     if features.dtype != np.uint8:
         train = features[~is_test]
-        features = ((features - train.mean(0)) / train.std(0)).astype(np.float32)
+        mean, stddev = train.mean(0), train.std(0)
+        features = ((features - mean) / stddev).astype(np.float32)
+        columns = tuple(map(Column, table.columns, mean.tolist(), stddev.tolist()))
     keep = is_test if split == "test" else ~is_test
     if table.class_names:
-        return Source(name, split, features[keep], table.labels[keep].astype(np.int32), table.class_names)
-    target, labels = standardised_target("target", table.labels[~is_test], table.labels)
-    return Source(name, split, features[keep], labels[keep], target=target)
+        labels = table.labels[keep].astype(np.int32)
+        return Source(name, split, features[keep], labels, table.class_names, columns)
+    target, numbers = standardised_target("target", table.labels[~is_test], table.labels)
+    return Source(name, split, features[keep], numbers[keep], columns=columns, target=target)
 
 
 def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:

@@ -15,7 +15,7 @@ import numpy as np
 from tfp_bfl import files
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_labels, checked_targets
-from tfp_bfl.data.clients import Clients
+from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
 from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of, of_arrays
 from tfp_bfl.data.folders import image_files, read_folder, splits
@@ -263,8 +263,7 @@ def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, 
     rest, test = train.select(~held, "train"), train.select(held, "test")
     if owners is None or clients is None:
         return OwnData(rest, test)
-    places = [np.flatnonzero(owners[~held] == k) for k in range(clients.num_clients)]
-    return OwnData(rest, test, Clients(rest, places), names)
+    return OwnData(rest, test, Clients(rest, rows_by_client(owners[~held], clients.num_clients)), names)
 
 
 def _read(data: Any, reading: Reading, where: str = "dataset") -> tuple[Examples, Optional[Examples]]:
@@ -354,9 +353,8 @@ def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
         # Every fifth, from a random one on: so much of the class, and of each client about as much.
         steps = np.floor(np.arange(len(members) + 1) * TEST_SHARE + rng.random())
         held[members[np.diff(steps) > 0]] = True
-    for k in np.unique(places):
-        if held[places == k].all():
-            held[np.flatnonzero(places == k)[0]] = False
+    first, count = np.unique(places, return_index=True, return_counts=True)[1:]
+    held[first[np.bincount(places, held) == count]] = False
     if not held.any():
         raise InvalidArgument(f"There are too few examples, {len(labels)}, to hold a test set out: give one.")
     return held

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
-from tfp_bfl.data.clients import ClientExamples, Clients
+from tfp_bfl.data.clients import ClientExamples, Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.names import as_text, canonical, natural
 from tfp_bfl.data.partitions import Partition
@@ -155,7 +156,13 @@ class Source(Learnt):
         """The clients that the data name, in the order of `client_names`; None where they name none."""
         if self.owners is None:
             return None
-        return Clients(self, [np.flatnonzero(self.owners == name) for name in self.client_names])
+        return Clients(self, self.rows_of(self.client_names))
+
+    def rows_of(self, names: Sequence[str]) -> list[np.ndarray]:
+        """Return the rows of each client that data with `owners` name, int64 [n_k] each."""
+        numbers = {name: k for k, name in enumerate(names)}
+        owners = [] if self.owners is None else self.owners.tolist()
+        return rows_by_client(np.array([numbers.get(name, -1) for name in owners], np.int64), len(names))
 
     def partition(self, partition: Partition, seed: int) -> Clients:
         """Split the examples over clients.

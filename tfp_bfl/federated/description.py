@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Rule, ServerStep
+from tfp_bfl.federated.values import digest, is_custom, is_foreign, is_simple
 
 
 def describe(model: tf.keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
@@ -36,29 +37,32 @@ def describe(model: tf.keras.Model, rule: str, memory: Sequence[tf.TensorSpec] =
 
 
 def settings_of(**parts: Any) -> dict[str, str]:
-    """Return the numbers and names that functions were made with, name -> value: learning rates, epochs, batch sizes.
+    """Describe the parts of a process, name -> value: learning rates, epochs, batch sizes.
 
-    They are what the functions' closures hold, and the closures of functions in them, of a `ClientWork`, a rule or a
-    server step, also of user-supplied ones; of a lambda its constants too. The model itself describes how it is built.
-    Different values of one name are all there, in the order in which they are met; of a list each value.
+    A part states its `settings` by name, and the functions of this library the numbers and names that they were made
+    with. Different values of one name are all there, in the order in which they are met; of a list each value.
+    User-supplied functions and objects count under "code" by value (`values.digest`), whatever their variables are
+    called. The model itself describes how it is built.
     """
     settings: dict[str, list[str]] = {}
     seen: set[int] = set()
 
     def meet(name: str, value: Any) -> None:
-        if _is_simple(value) or isinstance(value, type):
-            if name not in _NOT_TOLD:
-                settings.setdefault(name, []).append(repr(value) if _is_simple(value) else value.__qualname__)
-        elif type(value) in (list, tuple) and len({*map(repr, value)}) > 1 and all(map(_is_simple, value)):
-            if name not in _NOT_TOLD:  # Such as one value for each client, of which each counts, in order.
+        if is_simple(value) or isinstance(value, type):
+            if name not in _NOT_STATED:
+                settings.setdefault(name, []).append(repr(value) if is_simple(value) else value.__qualname__)
+        elif type(value) in (list, tuple) and len({*map(repr, value)}) > 1 and all(map(is_simple, value)):
+            if name not in _NOT_STATED:  # Such as one value for each client, of which each counts, in order.
                 settings.setdefault(name, []).append(", ".join(map(repr, value)))
+        elif is_custom(value):
+            settings.setdefault("code", []).append(digest(value))
         elif isinstance(value, (list, tuple)):
             for field, x in zip(getattr(value, "_fields", [name] * len(value)), value):
                 meet(field, x)
         elif isinstance(value, Mapping):
             for field, x in value.items():
                 meet(str(field), x)
-        elif id(value) not in seen and not getattr(value, "__module__", "").startswith(_OTHERS):
+        elif id(value) not in seen and not is_foreign(value):
             seen.add(id(value))
             for field, x in _held(value):
                 if field not in _NOT_MET:
@@ -72,16 +76,11 @@ def settings_of(**parts: Any) -> dict[str, str]:
 # What builds a model, and the model itself; noise is of the run's seed.
 _NOT_MET = ("model_fn", "model", "self", "seed")
 # What the parts promise each other follows from which they are.
-_NOT_TOLD = {*ClientWork._fields, *Rule._fields, *ServerStep._fields}
-_OTHERS = ("tensorflow", "keras", "tf_keras", "numpy")
-
-
-def _is_simple(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
+_NOT_STATED = {*ClientWork._fields, *Rule._fields, *ServerStep._fields}
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    """Return the values that a function was made with."""
+    """Yield the values that a function of this library was made with."""
     if isinstance(value, functools.partial):
         yield from (("argument", x) for x in (*value.args, value.func))
         yield from value.keywords.items()

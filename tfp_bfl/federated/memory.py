@@ -34,14 +34,24 @@ def with_clients(
     """
     if first is None:
         return state
-    there = np.asarray(state.memory.client)
-    share_of = dict(zip(map(int, clients), shares))
-    new = [client for client in sorted(share_of) if client not in there]
-    rows = [tf.nest.map_structure(np.asarray, first(state.weights, np.float32(share_of[client]))) for client in new]
-    joined = np.concatenate([there, np.asarray(new, np.int32)])
+    there, numbers, shares = np.asarray(state.memory.client), np.asarray(clients, np.int32), np.asarray(shares)
+    is_new = ~np.isin(numbers, there)
+    # Clients of one size begin alike: one computation for each size, not for each client.
+    sizes, which = np.unique(shares[is_new].astype(np.float32), return_inverse=True)
+    rows = [tf.nest.map_structure(np.asarray, first(state.weights, share)) for share in sizes]
+    joined = np.concatenate([there, numbers[is_new]])
     order = np.argsort(joined)
-    join = lambda old, *others: np.concatenate([np.asarray(old), *(x[np.newaxis] for x in others)])[order]
+    join = lambda old, *others: np.concatenate([np.asarray(old), np.stack(others)[which]] if others else [old])[order]
     return state._replace(memory=Memory(joined[order], tf.nest.map_structure(join, state.memory.rows, *rows)))
+
+
+def _places(memory: Any, client: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the places [K] of clients [K] among the rows, which are in the order of their numbers, and whether each
+    has a row.
+    """
+    given = {"sorted_inputs": memory.client[tf.newaxis], "values": client[tf.newaxis]}
+    place = tf.raw_ops.LowerBound(**given)[0]
+    return place, tf.raw_ops.UpperBound(**given)[0] > place
 
 
 def find_row(memory: Any, client: tf.Tensor) -> tuple[Any, Any]:
@@ -50,8 +60,7 @@ def find_row(memory: Any, client: tf.Tensor) -> tuple[Any, Any]:
     """
     if memory == ():
         return (), True
-    here = tf.equal(memory.client, client)
-    known, place = tf.reduce_any(here), tf.argmax(tf.cast(here, tf.int32), output_type=tf.int32)
+    (place,), (known,) = map(tf.unstack, _places(memory, tf.reshape(client, [1])))
     row = lambda rows: tf.cond(known, lambda: tf.gather(rows, place), lambda: tf.zeros(rows.shape[1:], rows.dtype))
     return tf.nest.map_structure(row, memory.rows), known
 
@@ -67,13 +76,15 @@ def replace_rows(memory: Any, client: tf.Tensor, rows: Any, sound: tf.Tensor) ->
     """
     if memory == ():
         return ()
-    # For each row the client that replaces it, if there is one: [M, K].
-    replaces = tf.equal(memory.client[:, tf.newaxis], client) & sound
-    changed, place = tf.reduce_any(replaces, 1), tf.argmax(tf.cast(replaces, tf.int32), 1, output_type=tf.int32)
+    place, known = _places(memory, client)
+    number = tf.where(known & sound, tf.range(tf.size(client)), -1)
+    # For each row the client that replaces it, or -1: [M]. Unknown clients may have the place after the last row.
+    nobody = tf.fill([tf.size(memory.client) + 1], -1)
+    by = tf.tensor_scatter_nd_max(nobody, place[:, tf.newaxis], number)[:-1]
 
     def chosen(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-        shape = tf.concat([tf.shape(changed), tf.ones([tf.rank(old) - 1], tf.int32)], 0)
-        return tf.where(tf.reshape(changed, shape), tf.gather(new, place), old)
+        shape = tf.concat([tf.shape(by), tf.ones([tf.rank(old) - 1], tf.int32)], 0)
+        return tf.where(tf.reshape(by >= 0, shape), tf.gather(new, tf.maximum(by, 0)), old)
 
     return memory._replace(rows=tf.nest.map_structure(chosen, memory.rows, rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,6 +92,19 @@ def left_out_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
     return (
         f"Faulty clients were left out, first {which}{more}: the samples of this chain are not of the posterior of all "
         "clients. Take a smaller step, or look at the clients' examples."
+    )
+
+
+def faulty_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+    """Return a warning if half of the clients or more were left out of a round as faulty; None if not."""
+    bad = [row for row in rows if row.get("num_faulty", 0) and 2 * row["num_faulty"] >= row["num_clients"]]
+    if not bad:
+        return None
+    reasons = collections.Counter(reason for row in bad for reason in row.get("faulty_clients", {}).values())
+    most = f", most often because {reasons.most_common(1)[0][0]}" if reasons else ""
+    return (
+        f"Half of the clients or more were left out as faulty in {len(bad)} of {len(rows)} rounds{most}: the result is "
+        "that of the other clients. Look at the options of training, and at the clients' examples."
     )
 
 

@@ -58,6 +58,7 @@ class BayesianProcess:
       privacy: what its rule's clipping and noise are, None without.
       notices: warnings that a run of several rounds logs and reports.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.
+      settings: what it trains with, by the names of options: the rule, the weighting and those of the client work.
       state_spec: the shapes and types of the state's tensors, leaf by leaf; None for an axis that may grow.
     """
 
@@ -102,6 +103,7 @@ class BayesianProcess:
         name = getattr(weigh, "__name__", "custom")
         if name not in self.description.get("weighting", ""):  # Client work may have another one.
             self.description["weighting"] = name
+        self.settings = {"rule": rule.name, "weighting": name, **client_work.settings}
 
     @functools.cached_property
     def local(self) -> LocalEngine:

@@ -28,6 +28,7 @@ from tfp_bfl.federated.notices import (
     absurd_loss_warning,
     collapse_warning,
     cores_warning,
+    faulty_warning,
     has_collapsed,
     left_out_warning,
     one_shot_warning,
@@ -301,7 +302,7 @@ class _Run:
         self._warn(saturated_noise_warning(record.rows[-1]))
         self._warn(absurd_loss_warning(record.rows[-1]))
         self._warn(saturation_warning(record.rows))
-        self._warn(left_out_warning(record.rows) if process.server_step.is_chain else None)
+        self._warn((left_out_warning if process.server_step.is_chain else faulty_warning)(record.rows))
         self._warn(process.privacy and everyone_clipped_warning(process.privacy, record.rows))
         self._warn(process.server_step.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights))))
         warnings = [*self._warnings, *self._attempts.warnings.values()]

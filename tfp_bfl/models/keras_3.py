@@ -12,8 +12,9 @@ from tfp_bfl.layers.base import check_keras_3
 from tfp_bfl.models.keras_3_layer import Keras3Layer
 from tfp_bfl.weights import weight_sampling
 from tfp_bfl.weights.keras_3 import is_keras_3
-from tfp_bfl.weights.model_checks import draws_noise
 
+# Of layers with noise: what is zero where they draw none.
+_AMOUNTS = ("rate", "dropout", "recurrent_dropout", "stddev")
 _VARIABLES = "_tfp_bfl_keras_3_variables"
 # The attributes in which layers of this library hold their variables.
 _OF_VARIATIONAL = ("kernel_mean", "kernel_log_stddev", "kernel_logits", "bias", "bias_log_stddev")
@@ -92,7 +93,7 @@ def copy_to_keras_3(model: tf.keras.Model, target: Any) -> None:
 
 def _check(layer: Any) -> None:
     kind = type(layer).__name__
-    if draws_noise(layer):
+    if _draws_noise(layer):
         raise InvalidArgument(
             f"The layer {layer.name!r} ({kind}) of Keras 3 draws noise that the run's seed does not reach: set its "
             "dropout to 0, or use tfp_bfl.layers.keras_3.MCDropout."
@@ -110,6 +111,18 @@ def _check(layer: Any) -> None:
     losses = [] if hasattr(layer, "keras_2") else layer.losses
     if losses or getattr(layer, "activity_regularizer", None) is not None:
         raise _losses(layer)
+
+
+def _draws_noise(layer: Any) -> bool:
+    """Return whether a layer draws from a seed generator of Keras 3, whose operations are stateless."""
+    if not getattr(layer, "_seed_generators", None):
+        return False
+    try:
+        config = layer.get_config()
+    except NotImplementedError:
+        return True
+    amounts = [config[name] for name in _AMOUNTS if name in config]
+    return not amounts or any(x != 0 for x in amounts)
 
 
 def _check_outermost(operation: Any) -> None:

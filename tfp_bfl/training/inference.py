@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional, Union
+import inspect
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union, cast
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.training.likelihoods import Likelihood
@@ -13,6 +15,7 @@ from tfp_bfl.training.schedules import inverse_decay
 from tfp_bfl.training.updates import ByOptimizer, Schedule, Update, check_schedules
 from tfp_bfl.weights import FlatWeights
 
+_Make = TypeVar("_Make", bound=Callable[..., Any])
 INFERENCES = {
     "curvature": "means by the optimizer, precisions by the likelihood's curvature",
     "natural": "means by natural gradients, precisions by the likelihood's curvature",
@@ -93,6 +96,61 @@ def default_rate(inference: str, optimizer: Optimizer = DEFAULT_OPTIMIZER) -> fl
 def default_noise(inference: str) -> str:
     """Return the default noise of an inference of Gaussian weights, one of `NOISES`."""
     return "flipout" if inference == "backprop" else "shared"
+
+
+def stated_training(
+    learning_rate: Optional[Schedule], optimizer: Optimizer, inference: str = "backprop"
+) -> dict[str, Any]:
+    """Return the name of the optimizer, and learning rate and schedule by name, as client work states them.
+
+    A user-supplied function has its own name, and an optimizer without one is left out.
+    """
+    name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "<lambda>")
+    named = {} if name == "<lambda>" else {"optimizer": name}
+    if learning_rate is None:
+        learning_rate = inverse_decay(default_rate(inference, optimizer))
+    if not callable(learning_rate):
+        return {**named, "learning_rate": float(learning_rate), "schedule": "constant"}
+    custom = {"schedule": getattr(learning_rate, "__name__", "custom")}
+    return {**named, **getattr(learning_rate, "settings", custom)}
+
+
+def stating(make: _Make) -> _Make:
+    """Decorate a function that makes client work, which then states its options by name (`ClientWork.settings`).
+
+    Stated are the optimizer, the learning rate with its schedule, inference, temperature, KL scaling, noise, epochs and
+    batch size, defaults filled in, and other options that are not at their defaults.
+    """
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def stated(*args: Any, **kwargs: Any) -> Any:
+        work, given = make(*args, **kwargs), signature.bind(*args, **kwargs)
+        chosen = {name: x for name, x in given.arguments.items() if isinstance(x, (bool, int, float, str))}
+        chosen = {name: x for name, x in chosen.items() if x != signature.parameters[name].default}
+        given.apply_defaults()
+        return work._replace(settings={**chosen, **_settled(given.arguments), **work.settings})
+
+    return cast(_Make, stated)
+
+
+def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a client's training as they are used, from the arguments of a function that makes its work."""
+    settled = {name: given[name] for name in ("local_epochs", "batch_size") if name in given}
+    update_prior, is_private = given.get("update_prior", False), bool(given.get("example_privacy"))
+    likelihood = {"likelihood": given.get("likelihood", "categorical")}
+    facts: Any = {**likelihood, "update_prior": update_prior, "example_privacy": is_private}
+    asked = (given.get(name) for name in Settings._fields)
+    found = {**settings_for(*asked, **facts)._asdict(), "noise": given.get("noise")}
+    if "inference" in given:
+        found["noise"] = found["noise"] or default_noise(found["inference"])
+    settled |= {name: x for name, x in found.items() if name in given}
+    if "learning_rate" in given:
+        inference = found["inference"] if "inference" in given else "backprop"
+        optimizer = given.get("optimizer_fn") or default_optimizer(update_prior)
+        training = stated_training(given["learning_rate"], optimizer, inference)
+        settled |= {name: x for name, x in training.items() if name != "optimizer" or "optimizer_fn" in given}
+    return settled
 
 
 def update_of(

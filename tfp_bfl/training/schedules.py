@@ -25,7 +25,16 @@ def exponential_decay(
     learning_rate = check_number(learning_rate, "learning_rate")
     decay = check_number(decay, "decay", zero=True)
     silent_rounds = check_count(silent_rounds, "silent_rounds", 0)
-    return lambda number: learning_rate * tf.exp(-decay * tf.maximum(0.0, tf.cast(number - silent_rounds, tf.float32)))
+    past = lambda number: tf.maximum(0.0, tf.cast(number - silent_rounds, tf.float32))
+    return _stated(lambda number: learning_rate * tf.exp(-decay * past(number)), "exponential", learning_rate)
+
+
+def _stated(
+    schedule: Callable[[tf.Tensor], tf.Tensor], name: str, learning_rate: float
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a schedule with the `settings` that client work states (`ClientWork.settings`)."""
+    schedule.settings = {"learning_rate": learning_rate, "schedule": name}  # type: ignore[attr-defined]
+    return schedule
 
 
 # Names for the command line, with the equation of each.
@@ -50,7 +59,9 @@ def inverse_decay(learning_rate: float, half_rounds: float = 100.0) -> Callable[
       InvalidArgument: a number that is not above zero.
     """
     learning_rate, half_rounds = check_number(learning_rate, "learning_rate"), check_number(half_rounds, "half_rounds")
-    return lambda number: learning_rate / (1.0 + tf.cast(number, tf.float32) / half_rounds)
+    return _stated(
+        lambda number: learning_rate / (1.0 + tf.cast(number, tf.float32) / half_rounds), "inverse", learning_rate
+    )
 
 
 def cosine_decay(learning_rate: float, rounds: int, last: float = 0.1) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -79,7 +90,7 @@ def cosine_decay(learning_rate: float, rounds: int, last: float = 0.1) -> Callab
         done = tf.minimum(tf.cast(number, tf.float32) / rounds, 1.0)
         return learning_rate * (last + (1 - last) * 0.5 * (1 + tf.cos(math.pi * done)))
 
-    return of_round
+    return _stated(of_round, "cosine", learning_rate)
 
 
 def sigmoid_warm_up(weight: float = 10.0, num_rounds: int = 20) -> Callable[[tf.Tensor], tf.Tensor]:

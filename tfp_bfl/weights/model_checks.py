@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import sampling
+from tfp_bfl.weights.random_operations import unseeded_operation
 
-# Of Keras' layers with noise: what is zero where they draw none.
-_AMOUNTS = ("rate", "dropout", "recurrent_dropout", "stddev")
 _PROBES = 8
 # Inputs of this standard deviation take what is not bounded beyond 1.
 _WIDE = 100.0
@@ -52,7 +51,8 @@ def check_form(model: Any) -> None:
 def check_layers(model: tf.keras.Model) -> None:
     """Check that local training takes account of all that the model's layers do.
 
-    Layers of Keras that draw noise pass where their rates are 0, as those of LSTM, GRU and attention are by default.
+    The model is traced once in training and in prediction: noise of `tfp_bfl.layers`, and of any stateless operation,
+    passes. Layers of Keras with noise pass where their rates are 0, as those of LSTM, GRU and attention are by default.
 
     Args:
       model: a Keras model.
@@ -61,13 +61,15 @@ def check_layers(model: tf.keras.Model) -> None:
       InvalidArgument: a layer adds losses that are not the KL of this library's layers, or draws noise that no seed
         reaches.
     """
+    drawn = unseeded_operation(model)
+    if drawn is not None:
+        what = f"layer {drawn.layer.name!r} ({type(drawn.layer).__name__})" if drawn.layer else f"model {model.name!r}"
+        raise InvalidArgument(
+            f"The {what} draws noise that the run's seed does not reach: set its dropout to 0, or use "
+            f"tfp_bfl.layers.MCDropout or tf.random.stateless operations in place of {drawn.operation}."
+        )
     for layer in model._flatten_layers(include_self=False):
         kind = type(layer)
-        if draws_noise(layer):
-            raise InvalidArgument(
-                f"The layer {layer.name!r} ({kind.__name__}) draws noise that the run's seed does not reach: set its "
-                "dropout to 0, or use tfp_bfl.layers.MCDropout."
-            )
         if "tensorflow_probability" in kind.__module__ or (layer.losses and not _holds_variational(layer)):
             raise InvalidArgument(
                 f"The layer {layer.name!r} ({kind.__name__}) has losses of its own, which local training would leave "
@@ -109,19 +111,6 @@ def check_logits(model: tf.keras.Model, of_classes: bool = True) -> None:
             f"The outputs of the model {model.name!r} all lie between 0 and 1, as those of a sigmoid do, but must be "
             "logits: leave the activation at its end out."
         )
-
-
-def draws_noise(layer: Any) -> bool:
-    """Return whether a layer of Keras 2 or Keras 3 draws noise from Keras' generators."""
-    of_keras_2 = any(base.__name__ == "BaseRandomLayer" for base in type(layer).__mro__)
-    if not of_keras_2 and not getattr(layer, "_seed_generators", None):
-        return False
-    try:
-        config = layer.get_config()
-    except NotImplementedError:
-        return True
-    amounts = [config[name] for name in _AMOUNTS if name in config]
-    return not amounts or any(x != 0 for x in amounts)
 
 
 def _outputs(model: tf.keras.Model, scale: float) -> Any:

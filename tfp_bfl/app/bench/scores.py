@@ -118,7 +118,9 @@ def heterogeneity(counts: np.ndarray) -> float:
 
 def _least(name: str, values: np.ndarray, owners: np.ndarray) -> dict[str, float]:
     """Return the least mean over clients with enough test rows; nothing with fewer than two such clients."""
-    means = [values[owners == k].mean() for k in np.unique(owners) if np.sum(owners == k) >= LEAST_EXAMPLES]
+    number = np.unique(owners, return_inverse=True)[1]
+    count = np.bincount(number)
+    means = (np.bincount(number, values) / count)[count >= LEAST_EXAMPLES]
     return {f"least_{name}": float(min(means))} if len(means) > 1 else {}
 
 

@@ -156,6 +156,7 @@ def export_info(
     train: bfl.data.Source,
     metrics: dict[str, Any],
     weights: Optional[str] = None,
+    trained: Mapping[str, Any] = {},
     more: Mapping[str, Any] = {},
 ) -> bfl.export.Info:
     """Return what travels with the exported model of a run; paths of this machine stay here.
@@ -165,10 +166,11 @@ def export_info(
       train: the training data.
       metrics: of the model, by name.
       weights: of the model (`resolve.weights_of`); None if they are not known.
+      trained: settings of the process that trained (`resolve.stated`).
       more: settings that are stated besides, or in the place of others.
     """
     names = {"dataset": train.name, "model": config.model_name}
-    settings = {**stated(config, train.target is not None, weights), **more}
+    settings = {**stated(config, weights, trained), **more}
     own = {name: settings.get(name) for name in ("rule", "algorithm")}
     names.update({name: pathlib.Path(x).stem for name, x in own.items() if x and own_model.names_code(x)})
     return bfl.export.Info(

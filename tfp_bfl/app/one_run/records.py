@@ -160,7 +160,7 @@ def results(
     """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
     collapsed = summary.get("collapsed_in_round")
     warnings = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
-    settings = stated(config, test.target is not None, weights_in(summary))
+    settings = stated(config, weights_in(summary), summary.get("trained") or {})
     return bfl.plots.RunResults(
         name=name,
         config=settings,

@@ -12,7 +12,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets
-from tfp_bfl.app.one_run.records import config_with_code
+from tfp_bfl.app.one_run.records import MOST_SUMMARY_BYTES, config_with_code, read_json
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
@@ -122,10 +122,12 @@ def revise(
     state = change(read_state(run))
     config = config_with_code(run, code)
     data = datasets.load(config)
+    (summary,) = read_json(pathlib.Path(run) / "summary.json", "summary", MOST_SUMMARY_BYTES)
+    more = {"trained": summary["trained"]} if summary.get("trained") else {}
     if file == STATE:
         pooled = online.pool(state, config.diagonal_only, config.between_clients)
-        return write(folder, config, data, file, state, pooled, _batch_norm_examples(config, data))
-    return write(folder, config, data, file, state, _MODULES[file].pool(state))
+        return write(folder, config, data, file, state, pooled, _batch_norm_examples(config, data), **more)
+    return write(folder, config, data, file, state, _MODULES[file].pool(state), **more)
 
 
 def new_folder(output: Union[str, pathlib.Path]) -> pathlib.Path:
@@ -173,16 +175,16 @@ def write(
     scores = build.scorer(config, test)(model, test.features, test.labels).metrics
     names = list(state.product.names if isinstance(state, online.OnlineState) else _names(state))
     weights = resolve.weights_of(build.model_fn(config, test)())
-    laplace = {}
+    laplace, trained = {}, more.get("trained") or {}
     if isinstance(state, curvatures.Curvatures):
         head = state.settings.head
         exact = "with the exact posterior of the last layer"
         weights_are = exact if head and head.gaussian else "with Laplace's posterior"
         laplace = {"weights": f"point weights {weights_are}", "temperature": state.settings.temperature}
         laplace |= {"temperature_by": more["temperature_by"]} if "temperature_by" in more else {}
-    settings = {**resolve.stated(config, test.target is not None, weights), **laplace}
+    settings = {**resolve.stated(config, weights, trained), **laplace}
     summary = {**scores, **more, "method": resolve.method(settings), "clients": names}
-    info = build.export_info(config, train, scores, weights, laplace)
+    info = build.export_info(config, train, scores, weights, trained, laplace)
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -159,8 +159,9 @@ def _run(
             **of_clients,
             "method": {
                 **job.config.parameters,
-                **method(stated(job.config, job.test.target is not None, job.weights)),
+                **method(stated(job.config, job.weights, job.process.settings)),
             },
+            "trained": job.process.settings,
             **({"class_weights": class_weights.by_class(weight, job.clients)} if weight else {}),
             **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
@@ -179,7 +180,7 @@ def _run(
                 *warnings,
             ],
         }
-        info = build.export_info(job.config, job.train, scores, job.weights)
+        info = build.export_info(job.config, job.train, scores, job.weights, job.process.settings)
         status.phase("SavedModel, figures and report")
         if not is_private:
             drift.record(folder, job.clients, job.train)

@@ -7,6 +7,7 @@ values, from the same functions, so that the record of a run says what it comput
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
@@ -29,8 +30,6 @@ GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point wei
 # Options of a posterior over weights, which a model without Gaussian weights does not use.
 _OF_POSTERIOR = ("rule", "inference", "noise", "kl", "temperature", "update_prior", "pretrained")
 _OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_layers")
-# Algorithms that train by `clients.variational` without its options of a posterior: its defaults hold.
-_BY_DEFAULTS = ("fed_opt", "fed_prox", "scaffold", "fed_dyn", "fed_nova", "fed_kp")
 _OF_MODEL = (*_OF_GAUSSIANS, "dropout_rate", "parametrization")
 # What a summary states of the method.
 _STATED = (
@@ -100,26 +99,26 @@ def weights_of(model: tf.keras.Model) -> str:
     return DROPOUT if bfl.evaluation.is_stochastic(model) else POINT
 
 
-def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[str, Any]:
+def stated(config: RunConfig, weights: Optional[str], trained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide a run's result and that the run uses, as reports and exports state them.
 
     Args:
       config: of the run, `resolved`.
-      regression: the labels are numbers.
       weights: of the model; None for a run that recorded none: its options are stated as they were given.
+      trained: `BayesianProcess.settings` of the process that trained. They are stated where the algorithm has no such
+        option, and in the place of what was asked of a user-supplied algorithm.
     """
     recorded = config.recorded()
     if weights is None:
         return recorded
-    options = config.own_options()
     unused = set(_unused(config, weights))
     if names_code(config.model):  # Which defaults the function took, only its code says.
         unused |= {*_OF_MODEL} - {*config.given(_OF_MODEL)}
-    extra: dict[str, Any] = {}
-    if weights == GAUSSIAN and config.algorithm in _BY_DEFAULTS:
-        settings = settings_of(options, regression)
-        extra = {**settings._asdict(), "noise": inference.default_noise(settings.inference)}
-    return {"weights": weights, **{name: x for name, x in recorded.items() if name not in unused}, **extra}
+    if isinstance(config.own_options(), OwnAlgorithm):
+        recorded |= {name: x for name, x in trained.items() if not names_code(recorded.get(name))}
+    else:
+        recorded |= {name: x for name, x in trained.items() if recorded.get(name) is None}
+    return {"weights": weights, **{name: x for name, x in recorded.items() if name not in unused}}
 
 
 def _unused(config: RunConfig, weights: str) -> list[str]:

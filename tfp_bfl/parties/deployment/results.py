@@ -34,6 +34,7 @@ def write_results(
     warnings: Sequence[str],
     tables: Mapping[str, Any],
     traffic: Mapping[str, Mapping[str, Any]],
+    trained: Mapping[str, Any],
 ) -> None:
     """Write the files of a complete run, summary.json last.
 
@@ -48,6 +49,7 @@ def write_results(
       warnings: sentences for the summary.
       tables: the options of tables that are given.
       traffic: of each site (`traffic.Counted`).
+      trained: `BayesianProcess.settings`.
     """
     last = result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
@@ -59,7 +61,7 @@ def write_results(
     data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
     data.update({"encoding": [feature._asdict() for feature in schema.encoding]} if schema.encoding else {})
     data.update({"target": list(schema.target)} if schema.target else {})
-    settings = resolve.stated(config, schema.target is not None, weights)
+    settings = resolve.stated(config, weights, trained)
     options = {option: x for option, x in settings.items() if option not in (*OF_ONE_PLACE, *OF_TABLES)}
     options |= {option: to_csv([x]).rstrip("\n") if isinstance(x, list) else x for option, x in tables.items()}
     info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)

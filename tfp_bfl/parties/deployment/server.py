@@ -185,7 +185,7 @@ def _serve(
         for line in channel.lines():
             progress.phase(line)
         last, of_sites = (result, scores.last, privacy, warnings), (_of_tables(tables), channel.traffic)
-        write_results(folder, config, weights, schema, parties, *last, *of_sites)
+        write_results(folder, config, weights, schema, parties, *last, *of_sites, process.settings)
     return folder
 
 
