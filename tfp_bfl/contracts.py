@@ -139,9 +139,6 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
     def __call__(self) -> Work[Sent]:
         return self.build()
 
-    def __hash__(self) -> int:
-        return hash(tuple(x for x in self if x is not self.settings))
-
     def checked(self, check: Callable[[ClientData], Optional[str]]) -> ClientWork[Sent, Kept]:
         """Return client work with another check of the clients after its own."""
         checks = [self.check, check] if self.check else [check]
