@@ -36,7 +36,8 @@ COMMON = {
     "only": "a", "categorical": "a", "date_unit": "days", "separator": ";", "task": "regression", "test_data": "a.csv",
     "model": "conv_net", "kind": "variational_dropout", "partition": "dirichlet:0.5", "clients": 5, "cohort_size": 2,
     "popularity": 0.5, "dropout": 0.2, "max_retries": 1, "rounds": 5, "average_rounds": 2, "ensemble": 2,
-    "pretrain_share": 0.2, "hold_out": 0.2, "examples_per_client": 9, "initial_stddev": 0.1, "min_stddev": 1e-4,
+    "pretrain_share": 0.2, "hold_out": 0.2, "examples_per_client": 9, "evaluate_clients": True, "unseen_clients": 1,
+    "initial_stddev": 0.1, "min_stddev": 1e-4,
     "dropout_rate": 0.4, "output_dropout": True, "parametrization": "log_alpha", "variational_layers": "dense",
     "width": 8, "normalization": "batch", "precision": "bfloat16", "num_samples": 7,
     "evaluation_precision": "bfloat16", "evaluate_every": 2, "evaluation_examples": 50, "checkpoint_every": 2,
@@ -126,7 +127,7 @@ def called(options, monkeypatch):
         arguments = {name: x for name, x in arguments.items() if name != "element_spec"}
         sizes = [
             shares.clients.sizes.tolist(),
-            None if scored is None else [scored.sizes.tolist(), config.client_noise],
+            None if scored is None else [[len(rows) for rows in scored.rows], config.client_noise],
         ]
         return plain([arguments, of_model, sizes, config.algorithm])
     except (InvalidArgument, MissingDependency):
@@ -191,6 +192,7 @@ def simulated(options, monkeypatch, tmp_path):
     rates = [x.rate for x in model.layers if isinstance(x, bfl.layers.MCDropout)]
     kinds = [(type(x).__name__, str(x.compute_dtype)) for x in model.layers]
     written = [config.output, config.tensorboard]
+    tested = [len(rows) for rows in job.shards.rows] if job.shards else None
     parts = [
         share.sizes.tolist() if share else None for share in (job.clients, job.shares.server, job.shares.calibration)
     ]
@@ -198,7 +200,7 @@ def simulated(options, monkeypatch, tmp_path):
     return plain(
         [
             *(given, monitor.every, checkpoints.every, checkpoints.keep, outputs, stddevs, floors, rates, kinds),
-            *(written, parts, digests, job.config.algorithm),
+            *(written, parts, tested, digests, job.config.algorithm),
         ]
     )
 

@@ -93,16 +93,8 @@ def test_a_record_alone_runs_no_code(run, file, tmp_path, capsys):
 
 @pytest.mark.deep(after="tests/app/test_own_model.py")
 def test_a_record_and_the_model_named_again_repeat_the_run(run, file, tmp_path):
-    command = [
-        "run",
-        "--config",
-        str(run / "config.yaml"),
-        "--model",
-        f"{file}:build",
-        "--output",
-        str(tmp_path / "new"),
-    ]
-    assert run_command_line(command) == 0
+    command = ["run", "--config", str(run / "config.yaml"), "--model", f"{file}:build"]
+    assert run_command_line([*command, "--output", str(tmp_path / "new")]) == 0
     scores = [json.loads((folder / "summary.json").read_text())["test_nll"] for folder in (run, tmp_path / "new")]
     assert scores[0] == scores[1]
 
@@ -193,9 +185,8 @@ def test_a_run_from_python_goes_on(tmp_path):
 @pytest.fixture(scope="module")
 def run_of_rule(file):
     folder = file.parent / "of_rule"
-    assert (
-        run_command_line(["run", *FLAGS, "--model", "mlp", "--rule", f"{file}:precise", "--output", str(folder)]) == 0
-    )
+    own = ["--model", "mlp", "--rule", f"{file}:precise"]
+    assert run_command_line(["run", *FLAGS, *own, "--output", str(folder)]) == 0
     return folder
 
 
@@ -232,9 +223,8 @@ def test_a_record_alone_runs_no_rule_of_a_file(run_of_rule, file, tmp_path, caps
 )
 def test_a_rule_that_is_none_is_one_sentence(file, tmp_path, capsys, name, message):
     folder = tmp_path / "new"
-    assert (
-        run_command_line(["run", *FLAGS, "--model", "mlp", "--rule", name.format(file), "--output", str(folder)]) == 2
-    )
+    own = ["--model", "mlp", "--rule", name.format(file)]
+    assert run_command_line(["run", *FLAGS, *own, "--output", str(folder)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and not folder.exists()
     with pytest.raises(AssertionError, match=message):

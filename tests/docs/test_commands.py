@@ -26,6 +26,9 @@ def commands_of(text):
 PAGES = {
     path.name: commands_of(path.read_text()) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 }
+# A function with parameters, which are options of the commands that name it.
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
+FILE = "from typing import Literal\n\n" + re.search(r"^def build\(.*hidden: int.*:\n    \.\.\.$", EXTENDING, re.M)[0]
 COMMANDS = [(page, command) for page, commands in PAGES.items() for command in commands]
 
 
@@ -33,6 +36,7 @@ COMMANDS = [(page, command) for page, commands in PAGES.items() for command in c
 def test_the_program_takes_each_command(page, command, tmp_path, monkeypatch):
     """Options and their values; files that the reader has are not looked for."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(FILE)
     command = [word for word in command if not word.startswith(">")]
     command = command[: command.index("predictions.csv")] if "predictions.csv" in command else command
     if "--help" in command:

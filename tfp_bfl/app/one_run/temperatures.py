@@ -51,9 +51,7 @@ def choose(given: Optional[float], finished: FinishedRun, state: curvatures.Curv
     if finished.data.train.target is not None:
         return Chosen(1.0, "the default for regression")
     if finished.held_out is None:
-        from tfp_bfl.training.inference import TEMPERATURES  # with TensorFlow
-
-        return Chosen(TEMPERATURES["categorical"], "the default: the run has no held-out rows (--hold-out)")
+        return Chosen(bfl.clients.TEMPERATURES["categorical"], "the default: the run has no held-out rows (--hold-out)")
     _, features, labels = finished.held_out.examples(0)
     score = build.scorer(finished.config, finished.data.test)
     nll = {T: score(model_at(T, finished, state), features, labels).metrics["test_nll"] for T in GRID}

@@ -24,7 +24,6 @@ from tfp_bfl.app.options.fields import (
     CountOrZero,
     Defended,
     Hidden,
-    HiddenExamples,
     Optimized,
     Options,
     Pooled,
@@ -49,7 +48,7 @@ from tfp_bfl.app.options.point_weights import (
     FedSGLD,
     Scaffold,
 )
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.errors import InvalidArgument, check_noise, lookup
 
 
 class _Inferred(Optimized, Bounded):
@@ -90,7 +89,31 @@ class _Inferred(Optimized, Bounded):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, WithErrorMemory):
+class _HiddenExamples(Options):
+    """Clients with differential privacy of their examples."""
+
+    example_clip_norm: Optional[Positive] = option(
+        None,
+        "Example-level differential privacy: clipping norm of one example's gradient; requires inference backprop.",
+        argument=None,
+    )
+    example_noise: PositiveOrZero = option(
+        1.0, "Noise multiplier: standard deviation of the noise divided by example_clip_norm.", argument=None
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        self.require("example_clip_norm", "differential privacy", "example_noise")
+        check_noise(self.example_noise, "example_noise")
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        if self.example_clip_norm is None:
+            return given
+        return {**given, "example_privacy": bfl.clients.ExamplePrivacy(self.example_clip_norm, self.example_noise)}
+
+
+class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, _HiddenExamples, WithErrorMemory):
     """Options of `variational`, which pre-training uses too."""
 
     recipe: ClassVar[str] = "variational"

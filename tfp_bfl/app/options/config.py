@@ -30,20 +30,12 @@ from tfp_bfl.app.options.fields import (
 from tfp_bfl.app.options.own_model import NO_CODE, Code, check_trust, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.parameters import Value
-from tfp_bfl.app.options.refusals import OF_DATA, NoTruthAsNumber, check_folder, check_no_file, must_be
+from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, must_be
 from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.tables import to_csv
 
 MOST_LETTERS = 4096
-# Options of tables that hold at all sites of a federation alike.
-OF_TABLES = ("drop", "only", "categorical", "date_unit")
-# Options of runs with all data in one place: a site describes its data in its own file, and answers for itself.
-OF_ONE_PLACE = (
-    *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
-    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
-    *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
-)
 
 
 def names_in(value: Optional[str]) -> tuple[str, ...]:

@@ -376,27 +376,3 @@ def argument_names(options: type[Options]) -> dict[str, str]:
     """Return the options that are an argument of the recipe each, and its name."""
     places = {name: extra(field, "argument") for name, field in options.model_fields.items()}
     return {name: place or name for name, place in places.items() if place is not None}
-
-
-class HiddenExamples(Options):
-    """Clients with differential privacy of their examples."""
-
-    example_clip_norm: Optional[Positive] = option(
-        None,
-        "Example-level differential privacy: clipping norm of one example's gradient; requires inference backprop.",
-        argument=None,
-    )
-    example_noise: PositiveOrZero = option(
-        1.0, "Noise multiplier: standard deviation of the noise divided by example_clip_norm.", argument=None
-    )
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        self.require("example_clip_norm", "differential privacy", "example_noise")
-        check_noise(self.example_noise, "example_noise")
-
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        given = super().arguments(config, unlabelled)
-        if self.example_clip_norm is None:
-            return given
-        return {**given, "example_privacy": bfl.clients.ExamplePrivacy(self.example_clip_norm, self.example_noise)}

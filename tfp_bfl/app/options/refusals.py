@@ -29,6 +29,14 @@ _MUST_BE = {
 
 # Options of user-supplied data.
 OF_DATA = ("label", "client_column", "task", "test_data", "drop", "only", "categorical", "date_unit", "separator")
+# Options of tables that hold at all sites of a federation alike.
+OF_TABLES = ("drop", "only", "categorical", "date_unit")
+# Options of runs with all data in one place: a site describes its data in its own file, and answers for itself.
+OF_ONE_PLACE = (
+    *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
+    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
+    *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
+)
 # Options of files, and what serves in their place for data in memory.
 _LEAVE_OUT = "leave columns out of the data that you give"
 _OF_FILES = {

@@ -9,7 +9,8 @@ from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import own_model
-from tfp_bfl.app.options.config import OF_ONE_PLACE, OF_TABLES, RunConfig, make_config, names_in
+from tfp_bfl.app.options.config import RunConfig, make_config, names_in
+from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
 from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.parties.tables import TableOptions, parse_options

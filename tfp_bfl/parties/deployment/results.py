@@ -12,7 +12,8 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import resolve
-from tfp_bfl.app.options.config import OF_ONE_PLACE, OF_TABLES, RunConfig
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.tables import to_csv
