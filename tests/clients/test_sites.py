@@ -68,10 +68,10 @@ def first_site(work, share=1.0):
 
 def run(work, examples, site, weights=None, round_number=0):
     message = ServerMessage(weights or get_weights(model_fn()), tf.constant(round_number), memory=site)
-    return built(work)(message, tf.nest.map_structure(tf.constant, examples), tf.constant([3, round_number]))
+    return built(work.build)(message, tf.nest.map_structure(tf.constant, examples), tf.constant([3, round_number]))
 
 
-built = functools.cache(lambda work: work())
+built = functools.cache(lambda build: build())
 flat = lambda q: np.stack([np.float64(x) for x in natural(q)])
 prior_of = lambda: flat(models.prior(model_fn()))
 numbers_of = lambda site: np.stack([np.float64(x) for x in site])
@@ -282,7 +282,7 @@ def test_a_first_posterior_as_wide_as_the_prior_is_no_site():
 @pytest.mark.parametrize(("federation", "size"), [((0, 0), 4), ((3, 40), 40)])
 def test_the_reported_elbo_is_that_of_all_data(federation, size):
     """KL / N with the N of all clients, where somebody has said it."""
-    work = built(clients.sites(model_fn, local_epochs=1, **EXACT, temperature=0.5))
+    work = clients.sites(model_fn, local_epochs=1, **EXACT, temperature=0.5)()
     message = ServerMessage(get_weights(model_fn()), tf.constant(0), memory=first_site(clients.sites(model_fn)))
     message = message._replace(federation=models.Federation(*map(tf.constant, federation)))
     metrics = work(message, tf.nest.map_structure(tf.constant, exact_table()), tf.constant([3, 0])).metrics

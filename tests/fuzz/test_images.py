@@ -97,8 +97,6 @@ HOSTILE = {
     "16 bits.png": png(5, 6, b"\0" * 200, bits=16, color=0),
     "text.png": b"hello",
     "empty.png": b"",
-    "a JPEG.png": VALID[".jpg"][0],
-    "a PNG.jpg": VALID[".png"][0],
     "an EPS.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 6\n(made) (w) file\n",
     "claims 65,535 x 65,535.gif": b"GIF89a\xff\xff\xff\xff\0\0\0,\0\0\0\0\xff\xff\xff\xff\0\2\1\0\0;",
     "claims a negative size.bmp": encoded("BMP")[:18] + struct.pack("<ii", -5, -(2**31)) + encoded("BMP")[26:],
@@ -181,6 +179,15 @@ def test_hostile_files(tmp_path, name):
 
 def test_an_archive_of_many_members(tmp_path):
     assert "members" in str(read(tmp_path, "many.npz", many_members()))
+
+
+@pytest.mark.parametrize(("suffix", "other"), [(".png", ".jpg"), (".jpg", ".png"), (".bmp", ".gif"), (".gif", ".bmp")])
+def test_an_image_is_read_by_its_content(tmp_path, suffix, other):
+    """The name does not decide the format: the pixels are those of the file with its own suffix."""
+    for content in VALID[suffix]:
+        wanted, found = (read(tmp_path, f"image{name}", content) for name in (suffix, other))
+        assert_valid(found)
+        np.testing.assert_array_equal(found.pixels, wanted.pixels)
 
 
 @pytest.mark.parametrize("suffix", VALID)

@@ -156,6 +156,10 @@ def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algori
 
 @pytest.mark.parametrize("secure_sums", [False, True])
 def test_a_loss_that_sites_withhold_is_left_out(hospitals, secure_sums):
+    if secure_sums:
+        from tests.certificates import certify
+
+        certify(hospitals, HOSPITALS)
     options = {**OPTIONS, "example_clip_norm": 1.0, "example_noise": 2.0}
     done = run(hospitals, Channel(hospitals), options=options, secure_sums=secure_sums)
     rounds = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
@@ -300,10 +304,12 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     assert "folder" not in server["workflows"][0]["args"]
     client = json.loads((folder / "app/config/config_fed_client.json").read_text())
     assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.parties.deployment.flare.Site"]
+    code = [name for name in own_model.OPTIONS if name != "dataset"]
     for options, message in {
+        "dataset": ({"dataset": "m.py:f"}, "dataset is of runs with all data in one place"),
         "data": ({"partition": "iid"}, "partition is of runs with all data in one place"),
         "cohorts": ({"popularity": 0.5}, "popularity is of runs with all data in one place"),
-        **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in own_model.OPTIONS},
+        **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in code},
         "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
         "surrogates": ({"algorithm": "fsgld"}, "fsgld fits a Gaussian to the data of each client"),
         "curvature": ({"algorithm": "qlsd", "potential_curvature": 10}, "leave it out, and compare"),

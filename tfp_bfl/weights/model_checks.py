@@ -61,13 +61,6 @@ def check_layers(model: tf.keras.Model) -> None:
       InvalidArgument: a layer adds losses that are not the KL of this library's layers, or draws noise that no seed
         reaches.
     """
-    drawn = unseeded_operation(model)
-    if drawn is not None:
-        what = f"layer {drawn.layer.name!r} ({type(drawn.layer).__name__})" if drawn.layer else f"model {model.name!r}"
-        raise InvalidArgument(
-            f"The {what} draws noise that the run's seed does not reach: set its dropout to 0, or use "
-            f"tfp_bfl.layers.MCDropout or tf.random.stateless operations in place of {drawn.operation}."
-        )
     for layer in model._flatten_layers(include_self=False):
         kind = type(layer)
         if "tensorflow_probability" in kind.__module__ or (layer.losses and not _holds_variational(layer)):
@@ -75,6 +68,13 @@ def check_layers(model: tf.keras.Model) -> None:
                 f"The layer {layer.name!r} ({kind.__name__}) has losses of its own, which local training would leave "
                 "out: use the layers of tfp_bfl.layers, without regularizers."
             )
+    drawn = unseeded_operation(model)
+    if drawn is not None:
+        what = f"layer {drawn.layer.name!r} ({type(drawn.layer).__name__})" if drawn.layer else f"model {model.name!r}"
+        raise InvalidArgument(
+            f"The {what} draws noise that the run's seed does not reach: set its dropout to 0, or use "
+            f"tfp_bfl.layers.MCDropout or tf.random.stateless operations in place of {drawn.operation}."
+        )
 
 
 def check_logits(model: tf.keras.Model, of_classes: bool = True) -> None:
