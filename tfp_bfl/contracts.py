@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, Generic, Optional, Union, cast
 
 import tensorflow as tf
@@ -119,8 +118,8 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
       is_private: its noise hides examples (differential privacy), so that its seed must be secret.
       num_clients: the number of clients for which it has settings; None for any number.
       settings: the options that it trains with, all defaults filled in, by the names of options ("temperature",
-        "inference", "optimizer", "learning_rate"): what a run states in its summary, report and model card, and what a
-        checkpoint compares.
+        "inference", "optimizer", "learning_rate"), a mapping or pairs: what a run states in its summary, report and
+        model card, and what a checkpoint compares.
     """
 
     build: Callable[[], Work[Sent]]
@@ -135,7 +134,7 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
     check: Optional[Callable[[ClientData], Optional[str]]] = None
     is_private: bool = False
     num_clients: Optional[int] = None
-    settings: Mapping[str, Any] = MappingProxyType({})
+    settings: Union[Mapping[str, Any], tuple[tuple[str, Any], ...]] = ()
 
     def __call__(self) -> Work[Sent]:
         return self.build()

@@ -51,7 +51,7 @@ def as_shipped(options: Options) -> dict[str, Any]:
 def method_of(config: RunConfig) -> Options:
     """Return the options of a run that decide what it computes, data and seed apart."""
     names = ("model", "kind", "algorithm", "rounds", "average_rounds", "num_samples", "local_epochs", "batch_size")
-    return {**{name: getattr(config, name) for name in names}, **method(stated(config, False, GAUSSIAN))}
+    return {**{name: getattr(config, name) for name in names}, **method(stated(config, GAUSSIAN, {}))}
 
 
 def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess:

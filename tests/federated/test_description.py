@@ -222,7 +222,7 @@ def test_all_options_of_training_are_stated_as_they_are_used():
         **{"proximal": 0.5, "inference": "natural", "noise": "shared"}
     }
     assert found["schedule"] == "<lambda>" and "learning_rate" not in found
-    assert bfl.clients.sites(model_fn).settings["learning_rate"] == 0.005
-    assert bfl.clients.swag(model_fn, momentum=0.9).settings["momentum"] == 0.9
-    meta = bfl.clients.meta_learning(model_fn, learner="maml").settings
+    assert dict(bfl.clients.sites(model_fn).settings)["learning_rate"] == 0.005
+    assert dict(bfl.clients.swag(model_fn, momentum=0.9).settings)["momentum"] == 0.9
+    meta = dict(bfl.clients.meta_learning(model_fn, learner="maml").settings)
     assert meta["learner"] == "maml" and meta["schedule"] == "constant"

@@ -129,7 +129,7 @@ def meta_learning(
 
         return work
 
-    return ClientWork(build, settings=stated_training(learning_rate, "sgd"))
+    return ClientWork(build, settings=tuple(stated_training(learning_rate, "sgd").items()))
 
 
 def _check(learner: str, kl_reduction: str, model: tf.keras.Model, logit_rate: Optional[Schedule]) -> None:

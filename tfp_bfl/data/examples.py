@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from tfp_bfl.data.by_client import check_kinds, numbers_rows
 from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_as, read_columns
 from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
@@ -151,7 +152,9 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     elif not reading.regresses:
         notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
     if not strict:
-        features, columns, of_features = _features(features, reading)
+        if owners is not None and not (reading.columns or reading.is_part):
+            check_kinds(table, features.columns, owners, reading.categorical)
+        features, columns, of_features = _features(features, reading, owners)
         notes += of_features
         filled &= True if owners is None else owners != ""
         if not filled.all():
@@ -222,7 +225,9 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
     return list(found.values())
 
 
-def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
+def _features(
+    raw: Raw, reading: Reading, owners: Optional[np.ndarray]
+) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
     """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
     notes = [note for x in raw.columns for note in x.notes]
     if not reading.columns:
@@ -230,7 +235,7 @@ def _features(raw: Raw, reading: Reading) -> tuple[Union[np.ndarray, Raw], tuple
         raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
     if reading.is_part:
         return raw, tuple(x.name for x in raw.columns), notes
-    counting = [x.name for x in raw.columns if x.counts_rows and x.name not in reading.only]
+    counting = [x.name for x in raw.columns if x.name not in reading.only and numbers_rows(x, owners)]
     if reading.columns or len(counting) == len(raw.columns):
         counting = []
     raw = Raw([x for x in raw.columns if x.name not in counting], raw.unit)

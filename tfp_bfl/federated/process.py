@@ -103,7 +103,7 @@ class BayesianProcess:
         name = getattr(weigh, "__name__", "custom")
         if name not in self.description.get("weighting", ""):  # Client work may have another one.
             self.description["weighting"] = name
-        self.settings = {"rule": rule.name, "weighting": name, **client_work.settings}
+        self.settings = {"rule": rule.name, "weighting": name, **dict(client_work.settings)}
 
     @functools.cached_property
     def local(self) -> LocalEngine:

@@ -184,13 +184,15 @@ def agree_columns(
         for name in getattr(options, option):
             if name not in names:
                 lookup(dict.fromkeys(names), name, "column", f"at any site for --{option}")
+    if not names:
+        raise InvalidArgument("The tables of the sites have no columns besides the labels: there is nothing to learn.")
+    kinds = {name: {own[name]["kind"] for own in of_sites.values() if name in own} for name in names}
+    counting = {name for name, own in kinds.items() if ROWS in own and own <= {*COUNTERS, BLANK}}
     features: list[Feature] = []
     columns: list[Column] = []
-    for name in names:
+    # A column that is the only one is used, whatever it holds.
+    for name in [name for name in names if name not in counting] or names:
         found = {site: own[name] for site, own in of_sites.items() if name in own}
-        kinds = {x["kind"] for x in found.values()}
-        if ROWS in kinds and kinds <= {*COUNTERS, BLANK}:
-            continue
         kind, order = _kind(name, found)
         sign = _sign(name, found)
         messages = [_message(found.get(site), size) for site, size in zip(of_sites, sizes.values())]
@@ -203,8 +205,6 @@ def agree_columns(
         feature, own_columns = fit_column(Cells(name, kind, np.zeros(0), order, sign=sign), messages, options.date_unit)
         features.append(feature)
         columns += own_columns
-    if not features:
-        raise InvalidArgument("The tables of the sites have no columns besides the labels: there is nothing to learn.")
     is_plain = all(x.kind in _NUMBERS and not (x.has_missing or x.unit) for x in features)
     return () if is_plain else tuple(features), tuple(columns)
 

@@ -129,7 +129,8 @@ def stating(make: _Make) -> _Make:
         chosen = {name: x for name, x in given.arguments.items() if isinstance(x, (bool, int, float, str))}
         chosen = {name: x for name, x in chosen.items() if x != signature.parameters[name].default}
         given.apply_defaults()
-        return work._replace(settings={**chosen, **_settled(given.arguments), **work.settings})
+        settings = {**chosen, **_settled(given.arguments), **dict(work.settings)}
+        return work._replace(settings=tuple(settings.items()))  # Client work can be hashed.
 
     return cast(_Make, stated)
 

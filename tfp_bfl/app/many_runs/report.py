@@ -199,7 +199,7 @@ def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
             f"--ood {path} is a path, and {like.name} has neither images nor columns with names: name a dataset."
         )
     labels = np.zeros(len(features), np.int32)
-    return bfl.data.Source(path.stem, "test", features, labels, ("",), columns=like.columns)
+    return bfl.data.Source(path.stem, "test", features, labels, ("unknown",), columns=like.columns)
 
 
 def _form(source: bfl.data.Source) -> str:

@@ -106,7 +106,8 @@ def stated(config: RunConfig, weights: Optional[str], trained: Mapping[str, Any]
       config: of the run, `resolved`.
       weights: of the model; None for a run that recorded none: its options are stated as they were given.
       trained: `BayesianProcess.settings` of the process that trained. They are stated where the algorithm has no such
-        option, and in the place of what was asked of a user-supplied algorithm.
+        option, and in the place of what was asked of a user-supplied algorithm; never in that of a parameter of a
+        user's function.
     """
     recorded = config.recorded()
     if weights is None:
@@ -114,10 +115,9 @@ def stated(config: RunConfig, weights: Optional[str], trained: Mapping[str, Any]
     unused = set(_unused(config, weights))
     if names_code(config.model):  # Which defaults the function took, only its code says.
         unused |= {*_OF_MODEL} - {*config.given(_OF_MODEL)}
-    if isinstance(config.own_options(), OwnAlgorithm):
-        recorded |= {name: x for name, x in trained.items() if not names_code(recorded.get(name))}
-    else:
-        recorded |= {name: x for name, x in trained.items() if recorded.get(name) is None}
+    is_own = isinstance(config.own_options(), OwnAlgorithm)
+    kept = {name for name, x in recorded.items() if (names_code(x) if is_own else x is not None)}
+    recorded |= {name: x for name, x in trained.items() if name not in {*kept, *config.parameters}}
     return {"weights": weights, **{name: x for name, x in recorded.items() if name not in unused}}
 
 
