@@ -6,7 +6,8 @@ import re
 import pytest
 
 import tfp_bfl as bfl
-from tests.docs.test_language import ROOT, table_under
+from experiments.claims import table_under
+from tests.own_files import ROOT
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import make_config

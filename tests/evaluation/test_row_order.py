@@ -55,6 +55,13 @@ CALLS = {
         ).name
     ),
     "brier_score": lambda d: E.brier_score(d["p"], d["y"]),
+    "client_scores": lambda d: [
+        sorted(E.client_scores(predictions, labels, d["u"].astype(int), **more), key=lambda row: row["client"])
+        for predictions, labels, more in (
+            (d["p"], d["y"], {"covered": d["y"] == 0}),
+            (d["means"][0], d["numbers"], {"losses": d["numbers"] ** 2}),
+        )
+    ],
     "class_frequencies": lambda d: E.class_frequencies(np.array([3, 2, 1]), d["y"]).metrics,
     "class_scores": lambda d: E.class_scores(d["p"], d["y"]),
     "classwise_calibration_error": lambda d: [
@@ -104,19 +111,12 @@ CALLS = {
 # Functions that take no rows: sums, curves, counts, models with their noise (which belongs to a place in a batch).
 OTHERS = {
     *("add_histograms", "add_sums", "aps", "as_examples", "auroc_interval", "calibrate_clients", "check_num_samples"),
-    *(
-        "check_sums",
-        "different_proportions",
-        "draw_outputs",
-        "draw_probabilities",
-        "drifts",
-        "evaluate",
-        "evaluate_permuted",
-    ),
+    *("check_sums", "client_warnings", "different_proportions", "draw_outputs", "draw_probabilities", "drifts"),
+    *("evaluate", "evaluate_permuted"),
     *("evaluate_regression", "evaluator", "fit_unusual", "from_sums", "gaussians", "is_of_numbers", "is_stochastic"),
     *("least_p_value", "merge_feature_sums", "normality_summary", "number_sums", "permuted_stddevs", "predict"),
     *("proportion_interval", "raps", "reliability_of", "risk_coverage_of", "rounds_to", "running_mean"),
-    *("sample_probabilities", "sample_seeds", "score_sums"),
+    *("sample_probabilities", "sample_seeds", "score_sums", "scores_of_sums"),
 }
 
 

@@ -127,7 +127,7 @@ def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> 
 def score_doubts(sums: Mapping[str, Optional[Mapping[str, Any]]]) -> list[str]:
     """Return a warning for each site with an accuracy far from the accuracy at the other sites, below or above.
 
-    A site whose labels are swapped has the lower accuracy, or the higher one if the model has learnt its labels. Each
+    A site whose labels are swapped has the lower accuracy, or the higher one if the model has learned its labels. Each
     site is compared with all others together by Fisher's exact test, two-sided (`evaluation.different_proportions`).
     The site with the smallest p-value is named, and the comparison repeated without it. A warning also requires that
     one of both accuracies is below half of the other. If the sites do not differ, a warning about any of them has a

@@ -77,7 +77,7 @@ class Job(NamedTuple):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user may not expect of the run, in sentences."""
+        """Warnings about the run, one sentence each."""
         return of_gaussians(self.config, self.weights)
 
     def score(self, model: tf.keras.Model) -> Any:
