@@ -1,4 +1,4 @@
-"""What each client of a table in one place would say of its own part, as a site says it of its table."""
+"""Questions that each client of a table in one place answers for its own rows, as a site does for its table."""
 
 from __future__ import annotations
 
