@@ -1,4 +1,4 @@
-"""Two private runs that differ by one client: each number of their folders that differs is outside epsilon by the page."""
+"""Two private runs that differ by one client: by the page, epsilon covers no number of their folders that differs."""
 
 import json
 import pathlib

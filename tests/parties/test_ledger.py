@@ -169,7 +169,7 @@ def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):  # noqa: F
     site.begin(told[BEGIN].decode())
     message = stored_arrays(told[ROUND], "message", 2**30)
     site.answer(message)
-    other = {name: np.asarray(x + 1, x.dtype) if x.dtype == np.float32 else x for name, x in message.items()}
+    other = {name: np.asarray(x + 1e-3, x.dtype) if x.dtype == np.float32 else x for name, x in message.items()}
     with pytest.raises(InvalidArgument, match="It has answered another message of round 2"):
         site.answer(other)
     # Other columns or options with the same noise: the answers' difference would have none.
