@@ -67,7 +67,9 @@ def p_values(number, shift=0.0):
         answers = {**batch, "label": batch["probabilities"].argmax(1), "unusual": above}
         training = bfl.evaluation.feature_histograms(columns(TRAINING, 5 * 10**6 + k))
         compared = [
-            *compare_features(training, bfl.evaluation.feature_histograms(rows[k * number : (k + 1) * number])),
+            *compare_features(
+                training, bfl.evaluation.feature_histograms(rows[k * number : (k + 1) * number], (), training)
+            ),
             *compare_scores(held, answers, {"rate": fitted.rate, "number": fitted.number}),
         ]
         drifts, _ = rows_of(compared, number, LEVEL)

@@ -102,7 +102,7 @@ def test_one_bad_file_does_not_stop_the_others(call, model, images, tmp_path):
     assert status == 1
     assert [row["image"] for row in json.loads(out)] == [str(tmp_path / "a.png"), str(tmp_path / "f.png")]
     assert err.splitlines() == [
-        f"tfp-bfl: {tmp_path / 'b.png'} is not a readable PNG image.",
+        f"tfp-bfl: {tmp_path / 'b.png'} is not an image file: it must be BMP, GIF, JPEG or PNG, or .npz.",
         f"tfp-bfl: {tmp_path / 'c.png'} is 4 x 5 with 1 channel, but must be 4 x 4 with 1 channel.",
         f"tfp-bfl: {tmp_path / 'd.png'} is 4 x 4 with 3 channels, but must be 4 x 4 with 1 channel.",
         f"tfp-bfl: {tmp_path / 'e.png'} is not a readable PNG image.",
@@ -119,7 +119,7 @@ def test_bad_input_is_one_sentence_and_status_2(call, model, images, tmp_path):
     export.save(models.mlp("deterministic", input_shape=(5,), num_classes=3, hidden=()), table)
     for arguments, match in [
         ((model, tmp_path / "empty"), "has no image files"),
-        ((model, tmp_path / "text.png"), "is not a readable PNG image"),
+        ((model, tmp_path / "text.png"), "is not an image file: it must be"),
         ((model, tmp_path / "nowhere"), "No such file or directory"),
         ((model, images, "--num-samples", 0), "num_samples is 0, but must be an integer of at least 1"),
         ((model, images, "--num-samples", 10**11), "num_samples is 100000000000, but may be at most 10000"),
