@@ -105,7 +105,7 @@ def test_one_bad_file_does_not_stop_the_others(call, model, images, tmp_path):
         f"tfp-bfl: {tmp_path / 'b.png'} is not an image file: it must be BMP, GIF, JPEG or PNG, or .npz.",
         f"tfp-bfl: {tmp_path / 'c.png'} is 4 x 5 with 1 channel, but must be 4 x 4 with 1 channel.",
         f"tfp-bfl: {tmp_path / 'd.png'} is 4 x 4 with 3 channels, but must be 4 x 4 with 1 channel.",
-        f"tfp-bfl: {tmp_path / 'e.png'} is not a readable PNG image.",
+        f"tfp-bfl: {tmp_path / 'e.png'} is not an image file: it must be BMP, GIF, JPEG or PNG, or .npz.",
     ]
 
 

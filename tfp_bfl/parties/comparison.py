@@ -10,7 +10,6 @@ from tfp_bfl.data.cells import TEXT_KINDS
 from tfp_bfl.data.parts import Part
 from tfp_bfl.data.sources import Source
 from tfp_bfl.errors import shown
-from tfp_bfl.evaluation.classification import different_proportions
 
 # A mean is an outlier beyond this number of the other sites' standard deviations outside the range of their means.
 _FAR = 10.0
@@ -137,6 +136,8 @@ def score_doubts(sums: Mapping[str, Optional[Mapping[str, Any]]]) -> list[str]:
       sums: site -> the result of `evaluation.score_sums`, None for a site that shares no scores. For regression there
         are no warnings.
     """
+    from tfp_bfl.evaluation import different_proportions  # Not before a refusal: it imports TensorFlow.
+
     if any(x is not None and "correct" not in x for x in sums.values()):
         return []
     counts = {site: (round(float(x["correct"])), round(float(x["count"]))) for site, x in sums.items() if x is not None}
