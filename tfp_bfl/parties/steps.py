@@ -8,11 +8,15 @@ example, and read the example from its gradient. The bounds delay this by a roun
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.parties.arrays import Arrays, digest_of, to_arrays
-from tfp_bfl.parties.party import Versions
+
+if TYPE_CHECKING:  # It imports TensorFlow, which refusals do not wait for.
+    from tfp_bfl.parties.party import Versions
 
 # Different messages of one round that a site answers: a round that failed is repeated with other weights at most twice.
 MOST_MESSAGES = 3
