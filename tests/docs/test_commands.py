@@ -28,7 +28,7 @@ PAGES = {
 }
 # A function with parameters, which are options of the commands that name it.
 EXTENDING = (ROOT / "docs" / "extending.md").read_text()
-FILE = "from typing import Literal\n\n" + re.search(r"^def build\(.*hidden: int.*:\n    \.\.\.$", EXTENDING, re.M)[0]
+FILE = "from typing import Literal\n\n" + re.search(r"^def build\(.*hidden: int.*: \.\.\.$", EXTENDING, re.M)[0]
 COMMANDS = [(page, command) for page, commands in PAGES.items() for command in commands]
 
 
