@@ -212,7 +212,7 @@ def test_the_row_named_default_has_no_option():
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
 def test_the_default_without_options(seed):
-    """What a user gets who gives no option: means 1.18, 1.08, 1.44, 1.45 and 1.68 standard deviations off on problems 0
+    """Measure the default without options: means 1.18, 1.08, 1.44, 1.45 and 1.68 standard deviations off on problems 0
     to 4, and variances .73, .74, .78, 1.01 and .85 times the exact ones.
 
     The bounds state what is measured today, and no goal: a smaller error is a better default, which docs/validation.md

@@ -186,7 +186,7 @@ def test_the_row_named_default_has_no_option():
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", [SEED, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, 1))])
 def test_the_default_without_options(seed):
-    """What a user gets who gives no option: agreement .955, .989, .966, distance .040, .033, .044, rank .79, .80, .67
+    """Measure the default without options: agreement .955, .989, .966, distance .040, .033, .044, rank .79, .80, .67
     and ratio .09, .09, .07 on problems 2, 0 and 1.
 
     Its temperature is 0.01, and that of the exact posterior 1: the epistemic part is a tenth of the exact one. The

@@ -65,7 +65,7 @@ def trap(weights, number):
 
 
 def read(answers, weights, example):
-    """Whether the sum of the sites' changes of the neuron holds the example, each column within 0.1."""
+    """Return whether the sum of the sites' changes of the neuron holds the example, each column within 0.1."""
     sums = [sum(answer[f"weights/point/{k}"] - np.array(weights.point[k]) for answer in answers) for k in (0, 1)]
     change = sums[0][:, 0] / sums[1][0] if sums[1][0] else np.full(COLUMNS, np.inf)
     return bool(np.max(np.abs(change - example)) < 0.1)

@@ -118,8 +118,8 @@ def test_a_shift_of_five_rows_is_found():
 def test_one_typed_value_hides_no_drift(factor, number):
     """Values standardised by moments that a typed value determines, at training; 500 new rows, and 20.
 
-    Error rate: the p-values of 3 standard deviations are below 1e-8 for any seed, those of no drift below 0.001 for one
-    seed of a thousand each.
+    Error rate: over 50 other seeds the largest p-value of 3 standard deviations and 500 rows was 1e-134; that of no
+    drift is below 0.001 for one seed of a thousand each.
     """
     rng = np.random.default_rng(number)
     old = rng.normal(50, 10, number)
@@ -135,7 +135,7 @@ def test_one_typed_value_hides_no_drift(factor, number):
 
 
 def test_drift_of_a_column_with_a_long_tail_is_found():
-    """A log-normal column, doubled. Error rate: over 50 seeds the p-values are below 1e-4."""
+    """A log-normal column, doubled. Error rate: of 50 other seeds the largest p-value was 1.8e-4."""
     rng = np.random.default_rng(0)
     old, new = rng.lognormal(0, 2.5, 4000), rng.lognormal(np.log(2), 2.5, 1000)
     both = [evaluation.feature_histograms(((x - old.mean()) / old.std())[:, None]).counts[0] for x in (old, new)]

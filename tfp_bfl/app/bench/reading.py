@@ -100,7 +100,7 @@ class Record(NamedTuple):
 
     @property
     def is_finished(self) -> Optional[bool]:
-        """Whether the NLL no longer falls at the last evaluation; None without evaluations between rounds."""
+        """Return whether the NLL no longer falls at the last evaluation; None without evaluations between rounds."""
         values = [point["nll"] for point in self.trajectory if "nll" in point]
         return None if len(values) < 2 else values[-1] >= values[-2]
 
