@@ -50,6 +50,14 @@ COMMON = {
     "kl": "client",
 }
 
+# Kind -> options that its weights do not use.
+_OF_GAUSSIANS = ("inference", "noise", "temperature", "kl", "prior_stddev", "initial_stddev")
+UNUSED = {
+    "flipout": ("dropout_rate",),
+    "mc_dropout": _OF_GAUSSIANS,
+    "deterministic": (*_OF_GAUSSIANS, "dropout_rate"),
+}
+
 # The library's own: spreads that the data determine, and the prior counted once.
 LEARNT = {
     "inference": ("curvature",),

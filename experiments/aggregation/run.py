@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 import click
 
-from experiments.aggregation.config import CHOSEN, COMMON, FIGURES, RATES_OF, SIZES, TABLES, TRIED_ON
+from experiments.aggregation.config import CHOSEN, COMMON, FIGURES, RATES_OF, SIZES, TABLES, TRIED_ON, UNUSED
 from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import config_of, read_cell, run_of, write_tables
@@ -61,6 +61,11 @@ def chosen_rate(table: str, size: str, options: Options, records: Mapping[str, R
     tried = {cell_name(o): o for o in same if o["partition"] in places}
     best = best_trial(tried, lambda record: record.get(score), records)
     return best and best["learning_rate"]
+
+
+def used(options: Options) -> Options:
+    """Return the options that the weights of a cell's kind use; a run refuses the others."""
+    return {name: x for name, x in options.items() if name not in UNUSED[options.get("kind", COMMON["kind"])]}
 
 
 def cell_name(options: Options) -> str:
@@ -111,7 +116,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
                 "first."
             )
     todo = {
-        name: resolved(config_of(o), regression=False).recorded()
+        name: resolved(config_of(used(o)), regression=False).recorded()
         for table in tables or own
         for name, o in every[table].items()
     }
@@ -131,7 +136,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
 def run_cell(folder: pathlib.Path, options: Options) -> None:
     """Run a cell or resume it. A trial that fails has this as its result: its rate is not chosen."""
     try:
-        run_or_resume(folder, options)
+        run_or_resume(folder, used(options))
     except errors.Error as error:
         if not options.get("hold_out"):
             raise
