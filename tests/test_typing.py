@@ -104,7 +104,7 @@ bfl.servers.langevin(from_sketch, 0.1).next((), MeanField(1.0, 1.0), Sketch(1.0)
 """
 # Parameters annotated with `Any`, anywhere in the annotation, as a share of those with an annotation.
 MOST_ANY = dict.fromkeys(("rules", "servers", "clients", "training", "contracts"), 0.0)
-MOST_ANY_OF_ALL = 0.14
+MOST_ANY_OF_ALL = 0.1
 
 
 def any_shares():

@@ -61,5 +61,5 @@ def parse(table: Table, text: str, what: str) -> Callable[..., Any]:
     return functools.partial(entry.make, **{entry.argument: entry.check(number)})
 
 
-def _form(name: str, entry: Any) -> str:
+def _form(name: str, entry: object) -> str:
     return f"{name}:{entry.argument.upper()}" if isinstance(entry, WithArgument) else name

@@ -133,5 +133,5 @@ def _double(q: MeanField) -> MeanField:
     return tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), q)
 
 
-def _normalise(weights: Any) -> tf.Tensor:
+def _normalise(weights: object) -> tf.Tensor:
     return weights / tf.reduce_sum(weights)

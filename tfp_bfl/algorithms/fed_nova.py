@@ -61,7 +61,7 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
 
 
 def _step(
-    state: Any, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor
+    state: object, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor
 ) -> tuple[Any, ModelWeights]:
     del seed
     return state, _scaled(weights, pooled, 1 + extra)

@@ -391,6 +391,6 @@ def _of_the_system(error: OSError) -> str:
     return f"the system says{where}: {reason}. Files saved before remain; fix the cause, then try again."
 
 
-def _fail(problem: Any, status: int) -> int:
+def _fail(problem: object, status: int) -> int:
     click.echo(f"tfp-bfl: {problem}", err=True)
     return status

@@ -20,7 +20,7 @@ Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
 DECAY, STABILIZER = 0.99, 1e-5
 
 
-def sgld_step(weights: Any, gradient: Any, step_size: Any, seed: tf.Tensor) -> Any:
+def sgld_step(weights: object, gradient: object, step_size: object, seed: tf.Tensor) -> Any:
     """Compute one step of stochastic-gradient Langevin dynamics (SGLD).
 
     w' = w + (step_size / 2) gradient + sqrt(step_size) e,   e ~ N(0, I)
@@ -43,11 +43,11 @@ def sgld_step(weights: Any, gradient: Any, step_size: Any, seed: tf.Tensor) -> A
 
 
 def psgld_step(
-    weights: Any,
-    second_moment: Any,
-    gradient: Any,
-    mean_gradient: Any,
-    step_size: Any,
+    weights: object,
+    second_moment: object,
+    gradient: object,
+    mean_gradient: object,
+    step_size: object,
     seed: tf.Tensor,
     decay: float = DECAY,
     stabilizer: float = STABILIZER,
@@ -81,7 +81,7 @@ def psgld_step(
     return _step(weights, gradient, preconditioner, step_size, seed), second_moment
 
 
-def _step(weights: Any, gradient: Any, preconditioner: Any, step_size: Any, seed: tf.Tensor) -> Any:
+def _step(weights: object, gradient: object, preconditioner: object, step_size: object, seed: tf.Tensor) -> Any:
     """Return a draw from N(w + (step_size / 2) P gradient, step_size P)."""
     each = tf.nest.map_structure
     step = lambda like: tf.cast(step_size, like.dtype)
@@ -273,7 +273,7 @@ def _check_counts(num_steps: Any, burn_in: Any, thin: Any, batch_size: Any, seed
         )
 
 
-def _check_numbers(step_size: Any, prior_stddev: Any, decay: Any, stabilizer: Any) -> None:
+def _check_numbers(step_size: object, prior_stddev: object, decay: object, stabilizer: object) -> None:
     for name, value in (("step_size", step_size), ("prior_stddev", prior_stddev), ("stabilizer", stabilizer)):
         if (name == "step_size" and callable(value)) or (name == "prior_stddev" and value is None):
             continue

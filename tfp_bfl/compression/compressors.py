@@ -161,7 +161,7 @@ def _sparse(name: str, share: float, compress: Callable[..., Any], omega: Callab
         kept = tf.not_equal(message, 0)
         return 32 + 32 * tf.math.count_nonzero(kept) + num_bits(tf.cast(kept, tf.int32))
 
-    def encode(message: Any) -> bytes:
+    def encode(message: object) -> bytes:
         values = np.asarray(message, "<f4")
         kept = values != 0
         return struct.pack("<I", kept.sum()) + values[kept].tobytes() + golomb.encode(kept.astype(np.int32))

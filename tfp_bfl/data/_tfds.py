@@ -114,7 +114,7 @@ def _check_classes(folder: pathlib.Path) -> None:
             )
 
 
-def _class_names(node: Any) -> Iterator[Any]:
+def _class_names(node: object) -> Iterator[Any]:
     """Return all that a features.json names as a class, at any depth."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _class_names(child)

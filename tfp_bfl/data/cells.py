@@ -129,7 +129,7 @@ def read_columns(
     return [cells for cells in found.values() if cells is not None]
 
 
-def _looks_like_names(column: Any) -> bool:
+def _looks_like_names(column: object) -> bool:
     """Return whether a column holds text with repeated values, as a client column does."""
     cells = decoded(column)
     if not is_text(cells) or not MOST_LEVELS < len(cells.unique()) <= len(cells) / 2:
@@ -246,7 +246,7 @@ def _read_as(
     return _dates(plain, name, troubles, date_unit) or nothing
 
 
-def is_blank(column: Any) -> bool:
+def is_blank(column: object) -> bool:
     """Return whether no cell of a column of a pyarrow Table has a value."""
     import pyarrow.compute as compute
     import pyarrow.types as types
@@ -264,7 +264,7 @@ def blank(name: str, number: int) -> Cells:
     return Cells(name, BLANK, np.full(number, np.nan))
 
 
-def texts(column: Any) -> np.ndarray:
+def texts(column: object) -> np.ndarray:
     """Return a column as text, object [N]: "" for empty cells and for the words that stand for them.
 
     Args:
@@ -340,7 +340,7 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
     return column.slice(0, 0)
 
 
-def _without_words(column: Any) -> Any:
+def _without_words(column: object) -> Any:
     """Return `canonical` text, null for empty cells, for the words that stand for them."""
     import pyarrow
     import pyarrow.compute as compute

@@ -15,7 +15,7 @@ _IMAGE_DIMENSIONS = 4
 MOST_OFFSET = 1e5
 
 
-def checked_features(features: Any) -> np.ndarray:
+def checked_features(features: object) -> np.ndarray:
     """Return features as a `Source` holds them, [N, ...]; their values decide, not their type.
 
     Tables and sequences become float32, of whichever type. Images [N, height, width, channels] become bytes if they
@@ -34,7 +34,7 @@ def checked_features(features: Any) -> np.ndarray:
     return array
 
 
-def exact_features(features: Any) -> np.ndarray:
+def exact_features(features: object) -> np.ndarray:
     """Return features as `checked_features` does, but tables [N, columns] as they are.
 
     A table is standardised next, in float64, and rounded once.
@@ -107,7 +107,7 @@ def _checked(features: Any) -> np.ndarray:
     return _pixels(array) if array.ndim == _IMAGE_DIMENSIONS and array.size else array
 
 
-def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels int32 [N] from 0 to C - 1, and the C class names.
 
     Text and numbers that stand for classes are mapped, in their order, and named by themselves where `class_names` is
@@ -154,7 +154,7 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
     return array.astype(np.int32), names
 
 
-def checked_targets(targets: Any, num_examples: int) -> np.ndarray:
+def checked_targets(targets: object, num_examples: int) -> np.ndarray:
     """Return numbers to regress on: float64 [N], each of which has a finite float32.
 
     Raises:
@@ -190,7 +190,7 @@ def _check_finite(array: np.ndarray) -> None:
         )
 
 
-def _check_rounding(features: Any, rounded: np.ndarray) -> None:
+def _check_rounding(features: object, rounded: np.ndarray) -> None:
     """Raise InvalidArgument if float32 rounds the differences within a column [N, ..., columns] away."""
     if rounded is features or rounded.dtype != np.float32:
         return

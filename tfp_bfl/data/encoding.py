@@ -94,7 +94,7 @@ class Feature(NamedTuple):
         return np.concatenate([codes, np.full((1, codes.shape[1]), np.nan)])
 
 
-def parse_features(given: Any) -> tuple[Feature, ...]:
+def parse_features(given: object) -> tuple[Feature, ...]:
     """Return the features of a record.
 
     Args:

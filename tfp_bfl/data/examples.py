@@ -196,7 +196,7 @@ def _words_among(labels: np.ndarray, label: str) -> list[str]:
     ]
 
 
-def _raw(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
+def _raw(table: object, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
     """Return the cells of columns; what can't be used is recorded in `troubles`."""
     unit = reading.date_unit
     if reading.is_part:
@@ -276,7 +276,7 @@ def check_no_table(reading: Reading, where: str) -> None:
             raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
 
 
-def clients_of(array: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def clients_of(array: object, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return an array with the names of clients as text, object [N], and sentences on them.
 
     Args:
@@ -290,7 +290,7 @@ def clients_of(array: Any, name: str, where: str) -> tuple[np.ndarray, tuple[str
     return owners, tuple(notes)
 
 
-def names_of(array: Any, name: str, where: str) -> np.ndarray:
+def names_of(array: object, name: str, where: str) -> np.ndarray:
     """Return an array of names as of `names.as_text`, object [N].
 
     Args:

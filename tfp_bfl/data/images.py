@@ -108,14 +108,14 @@ def read_images(
     return Images(tuple(names), np.concatenate(parts), tuple(failures))
 
 
-def _check_shape(shape: Any) -> tuple[int, int, int]:
+def _check_shape(shape: object) -> tuple[int, int, int]:
     if not isinstance(shape, (tuple, list)) or len(shape) != 3:
         raise InvalidArgument(f"shape is {shown(shape)}, but must be (height, width, channels).")
     height, width, channels = (check_count(n, "each of shape's sizes") for n in shape)
     return height, width, channels
 
 
-def _expand(paths: Any) -> list[pathlib.Path]:
+def _expand(paths: object) -> list[pathlib.Path]:
     """Return the files that paths mean, folders opened up."""
     expanded = []
     if isinstance(paths, (str, os.PathLike)):
@@ -238,7 +238,7 @@ def _has_gray_palette(image: Any) -> bool:
     return bool((palette == palette[:, :1]).all())
 
 
-def _size(height: Any, width: Any, channels: Any) -> str:
+def _size(height: object, width: object, channels: object) -> str:
     return f"{height} x {width} with {channels} channel" + ("s" if channels != 1 else "")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -22,7 +22,7 @@ _FORMS = (
 _PARTS = ("features", "labels", "clients")
 
 
-def kind_of(value: Any) -> Optional[str]:
+def kind_of(value: object) -> Optional[str]:
     """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table, such as "DataFrame".
 
     Returns None for anything else, such as a path.
@@ -34,7 +34,7 @@ def kind_of(value: Any) -> Optional[str]:
     return ARRAYS if isinstance(value, (tuple, list, Mapping)) else None
 
 
-def examples_in(value: Any, where: str, reading: Reading) -> Examples:
+def examples_in(value: object, where: str, reading: Reading) -> Examples:
     """Return the examples of a table or of arrays in memory.
 
     Args:
@@ -104,7 +104,7 @@ def split_clients(clients: Clients) -> tuple[Source, np.ndarray]:
     return clients.source.select(rows[order]), owners[order]
 
 
-def check_alike(train: Source, test: Any) -> None:
+def check_alike(train: Source, test: object) -> None:
     """Raise InvalidArgument unless a test set is a source of the same form and the same classes as the training set."""
     if not isinstance(test, Source):
         raise InvalidArgument(

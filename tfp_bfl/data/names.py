@@ -141,7 +141,7 @@ def _written(values: Sequence[Any]) -> np.ndarray:
     return texts
 
 
-def _text(x: Any) -> str:
+def _text(x: object) -> str:
     if isinstance(x, bytes):
         try:
             return x.decode("utf-8")

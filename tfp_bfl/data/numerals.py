@@ -81,7 +81,7 @@ class Matches(NamedTuple):
     ambiguous: str = ""
 
 
-def match_numbers(column: Any, decimal_commas: bool = False) -> Matches:
+def match_numbers(column: object, decimal_commas: bool = False) -> Matches:
     """Return which cells of a column of text are numbers, in the notation that most of its cells have.
 
     Args:
@@ -178,13 +178,13 @@ def _are_thousandths(column: Any) -> bool:
     return bool(np.all(np.isfinite(values)) and np.all(near & ((np.abs(values) < 1000) | (values == np.round(values)))))
 
 
-def _has(column: Any, mark: str) -> bool:
+def _has(column: object, mark: str) -> bool:
     import pyarrow.compute as compute
 
     return bool(compute.any(compute.match_substring(column, mark)).as_py())
 
 
-def _matching(column: Any) -> tuple[Any, Callable[[Notation], np.ndarray], np.ndarray, Signs]:
+def _matching(column: object) -> tuple[Any, Callable[[Notation], np.ndarray], np.ndarray, Signs]:
     """Return `canonical` text without signs, the function from a notation to the mask of the cells in it or empty, the
     mask of the cells that are empty or hold a word that stands for that, and the signs.
     """

@@ -186,7 +186,7 @@ def read_part(
     return PartData(first, second, notes)
 
 
-def _split(path: Any, reading: Reading, test: Any) -> tuple[list[Examples], Optional[Column]]:
+def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples], Optional[Column]]:
     """Return the examples for training and test with checked labels, and the target of a regression."""
     label, is_part = reading.label, reading.is_part
     reading = reading._replace(plain_labels=is_part or test is not None)
@@ -266,7 +266,7 @@ def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, 
     return OwnData(rest, test, Clients(rest, rows_by_client(owners[~held], clients.num_clients)), names)
 
 
-def _read(data: Any, reading: Reading, where: str = "dataset") -> tuple[Examples, Optional[Examples]]:
+def _read(data: object, reading: Reading, where: str = "dataset") -> tuple[Examples, Optional[Examples]]:
     """Return the examples of a path or in memory, and the test set that lies beside them, if there is one."""
     if not isinstance(data, (str, os.PathLike)):
         return examples_in(data, where, reading), None
@@ -284,7 +284,7 @@ def _read(data: Any, reading: Reading, where: str = "dataset") -> tuple[Examples
     raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
 
 
-def _name_of(data: Any, label: str) -> str:
+def _name_of(data: object, label: str) -> str:
     """Return a dataset as errors name it, with the column of its labels."""
     if not isinstance(data, (str, os.PathLike)):
         return f"the column {shown(label)} of dataset" if is_table(data) else "dataset"

@@ -69,7 +69,7 @@ def _is_of_pandas(value: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "pandas" for kind in type(value).__mro__)
 
 
-def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Any:
+def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Any:
     """Return a table in memory as a pyarrow Table; the index of a DataFrame is left out.
 
     Args:
@@ -234,7 +234,7 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
     rows: list[Any] = []
     of_text = [name for name in _header(lines, between) if canonical(name) in text]
 
-    def keep(row: Any) -> str:
+    def keep(row: object) -> str:
         rows.append(row)
         return "error"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Baseline(NamedTuple):
     losses: np.ndarray
 
 
-def class_frequencies(counts: Any, labels: Any) -> Baseline:
+def class_frequencies(counts: object, labels: object) -> Baseline:
     """Score the class frequencies of the training data, predicted for every example.
 
         p_c = (n_c + 1) / (N + C)
@@ -54,7 +54,7 @@ def class_frequencies(counts: Any, labels: Any) -> Baseline:
     return of_classes("class frequencies", np.tile(probabilities, (len(true), 1)), true)
 
 
-def training_mean(mean: float, stddev: float, labels: Any) -> Baseline:
+def training_mean(mean: float, stddev: float, labels: object) -> Baseline:
     """Score the normal distribution with the mean and the standard deviation of the training labels.
 
     Args:

@@ -32,7 +32,7 @@ class Reliability(NamedTuple):
     edges: tf.Tensor
 
 
-def reliability(probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label") -> Reliability:
+def reliability(probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label") -> Reliability:
     """Return the mean confidence and accuracy of the predicted class, binned by confidence.
 
         confidence_m = mean of max_c p_bc         over the b with edges_m < max_c p_bc <= edges_m+1
@@ -105,7 +105,7 @@ def _gaps(bins: Reliability) -> tf.Tensor:
 
 
 def expected_calibration_error(
-    probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label"
+    probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
     """Return the mean gap between confidence and accuracy (ECE, bins of equal width) of the predicted class, or of all
     classes.
@@ -141,7 +141,7 @@ def expected_calibration_error(
 
 
 def maximum_calibration_error(
-    probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label"
+    probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
     """Return the largest gap between confidence and accuracy, of the predicted class or of all, in any bin that is not
     empty.

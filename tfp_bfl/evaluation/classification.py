@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 from scipy import stats
@@ -52,7 +52,7 @@ class ClassScores(NamedTuple):
     specificity: Optional[Proportion]
 
 
-def confusion_matrix(probabilities: Any, labels: Any) -> np.ndarray:
+def confusion_matrix(probabilities: object, labels: object) -> np.ndarray:
     """Count the examples of each label and each predicted class.
 
     Args:
@@ -76,7 +76,7 @@ def confusion_matrix(probabilities: Any, labels: Any) -> np.ndarray:
     return np.bincount(true * classes + tensor.numpy().argmax(-1), minlength=classes**2).reshape(classes, classes)
 
 
-def auroc(probabilities: Any, labels: Any) -> Optional[float]:
+def auroc(probabilities: object, labels: object) -> Optional[float]:
     """Compute the area under the ROC curve: of class 1 for two classes, else the mean over classes against the rest.
 
         auroc_c = P(p_c of an example of class c > p_c of another) + P(equal) / 2,    auroc = mean_c auroc_c
@@ -190,7 +190,9 @@ def different_proportions(
     return found
 
 
-def class_scores(probabilities: Any, labels: Any, confidence: float = 0.95, interval: str = "wilson") -> ClassScores:
+def class_scores(
+    probabilities: object, labels: object, confidence: float = 0.95, interval: str = "wilson"
+) -> ClassScores:
     """Compute the confusion matrix, recall and precision of each class, balanced accuracy and AUROC.
 
     For two classes also sensitivity and specificity with confidence intervals.

@@ -22,9 +22,9 @@ Row = dict[str, Any]
 
 
 def client_scores(
-    predictions: Any,
-    labels: Any,
-    clients: Any,
+    predictions: object,
+    labels: object,
+    clients: object,
     *,
     covered: Optional[Any] = None,
     losses: Optional[Any] = None,

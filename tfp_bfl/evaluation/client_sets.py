@@ -19,7 +19,7 @@ _NEGLIGIBLE, _ROUNDING = 1e-15, 1e-9
 
 
 def label_histogram(
-    probabilities: Any, labels: Any, bins: int = BINS, score: Union[str, Score] = "probability"
+    probabilities: object, labels: object, bins: int = BINS, score: Union[str, Score] = "probability"
 ) -> np.ndarray:
     """Return how often the score of the label lies in each of equal bins of [0, 1]: int64 [bins].
 
@@ -113,7 +113,7 @@ class ClientCalibration(NamedTuple):
 
 
 def calibrate_clients(
-    histograms: Any, coverage: float = 0.9, confidence: float = 0.9, together: bool = False
+    histograms: object, coverage: float = 0.9, confidence: float = 0.9, together: bool = False
 ) -> ClientCalibration:
     """Fit the distribution of clients, by which prediction sets of each client, known or new, are calibrated.
 
@@ -223,7 +223,7 @@ def _counts(histograms: Any, coverage: float, confidence: float) -> np.ndarray:
     return counts
 
 
-def _checked(histogram: Any) -> np.ndarray:
+def _checked(histogram: object) -> np.ndarray:
     counts = np.asarray(histogram)
     if counts.ndim != 1 or not counts.size or not np.all(np.isfinite(counts)) or np.any(counts < 0):
         raise InvalidArgument("A histogram must be counts of at least 0 for each bin [bins].")

@@ -123,7 +123,7 @@ def conformal_limit(
     return float(np.sort(true)[::-1][k - 1])
 
 
-def prediction_sets(probabilities: Any, limit: float, score: Union[str, Score] = "probability") -> np.ndarray:
+def prediction_sets(probabilities: object, limit: float, score: Union[str, Score] = "probability") -> np.ndarray:
     """Return each example's prediction set, bool [B, C]: classes of at least that score, and the likeliest.
 
     Args:

@@ -123,7 +123,7 @@ def summarise(probabilities: Any) -> Summary:
     return Summary(mean, _entropy(mean), aleatoric, epistemic)
 
 
-def decompose_entropy(probabilities: Any) -> EntropyParts:
+def decompose_entropy(probabilities: object) -> EntropyParts:
     """Split the entropy of S sampled predictions into expected entropy and mutual information (BALD).
 
         H(p)                 = -sum_c p_c log(p_c) / log C                              (0 log 0 = 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class Drift(NamedTuple):
     too_few: bool = False
 
 
-def feature_histograms(features: Any, names: Sequence[str] = (), bins: Optional[Histograms] = None) -> Histograms:
+def feature_histograms(features: object, names: Sequence[str] = (), bins: Optional[Histograms] = None) -> Histograms:
     """Count examples of a client: columns of a table, or brightness and contrast of each channel of images.
 
     Args:
@@ -168,7 +168,7 @@ def _starts(counts: np.ndarray, most: float, least: float = 1.0) -> np.ndarray:
     return np.array(starts)
 
 
-def count_between(reference: Any, new: Any, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
+def count_between(reference: object, new: object, bins: int = 10) -> tuple[np.ndarray, np.ndarray]:
     """Return counts of two samples of numbers [N], [M] between the quantiles of both together: [bins] each."""
     samples = np.asarray(reference, np.float64), np.asarray(new, np.float64)
     edges = np.unique(np.quantile(np.concatenate(samples), np.linspace(0, 1, bins + 1)[1:-1]))

@@ -71,7 +71,7 @@ class NoThreshold(InvalidArgument):
         self.promise = promise
 
 
-def risk_coverage(probabilities: Any, labels: Any, uncertainty: Any) -> RiskCoverage:
+def risk_coverage(probabilities: object, labels: object, uncertainty: object) -> RiskCoverage:
     """Return the risk-coverage curve of an uncertainty.
 
         coverage(t) = mean_b [u_b <= t],    risk(t) = sum_b [u_b <= t] [argmax_c p_bc != y_b] / sum_b [u_b <= t]
@@ -118,9 +118,9 @@ def area_under_risk_coverage(curve: RiskCoverage) -> float:
 
 
 def abstention_limit(
-    probabilities: Any,
-    labels: Any,
-    uncertainty: Any,
+    probabilities: object,
+    labels: object,
+    uncertainty: object,
     *,
     accuracy: Optional[float] = None,
     coverage: Optional[float] = None,
@@ -185,7 +185,7 @@ def abstention_limit(
     return _limit(curve, best)
 
 
-def fit_temperature(probabilities: Any, labels: Any) -> float:
+def fit_temperature(probabilities: object, labels: object) -> float:
     """Estimate the softmax temperature T by penalised likelihood, between e^-3 and e^3 (`at_temperature`).
 
         argmin_T  sum_b -log p_T(y_b) + |log T| / 0.1
@@ -228,7 +228,7 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
     return math.exp(found[1])
 
 
-def at_temperature(probabilities: Any, temperature: float) -> np.ndarray:
+def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
     """Return softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer.
 
     Raises:

@@ -14,7 +14,7 @@ from tfp_bfl.errors import InvalidArgument
 _SUM_TOLERANCE = 1e-3
 
 
-def check_probabilities(probabilities: Any, shape: str = "[B, C]") -> tf.Tensor:
+def check_probabilities(probabilities: object, shape: str = "[B, C]") -> tf.Tensor:
     """Return `probabilities` as a float32 or float64 tensor with a distribution along its last axis.
 
     The shape is checked as far as it is known; the values only if they are known, thus in eager mode.
@@ -68,7 +68,7 @@ def _check_values(values: np.ndarray) -> None:
         )
 
 
-def check_labels(labels: Any, probabilities: tf.Tensor) -> tf.Tensor:
+def check_labels(labels: object, probabilities: tf.Tensor) -> tf.Tensor:
     """Return `labels` as an int64 tensor [B] of class numbers that fits `probabilities` [B, C].
 
     Raises:
@@ -102,7 +102,7 @@ def check_batch(tensor: tf.Tensor, probabilities: tf.Tensor, what: str) -> None:
         )
 
 
-def to_tensor(value: Any, what: str) -> tf.Tensor:
+def to_tensor(value: object, what: str) -> tf.Tensor:
     """Return `value` as a tensor.
 
     Raises:
@@ -122,7 +122,7 @@ def correct(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.equal(tf.argmax(probabilities, axis=-1), labels), probabilities.dtype)
 
 
-def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
+def accuracy(probabilities: object, labels: object) -> tf.Tensor:
     """Return the share of the examples with the label as the most probable class.
 
         accuracy = mean_b [argmax_c p_bc = y_b]
@@ -150,7 +150,7 @@ def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
     return tf.reduce_mean(correct(probabilities, labels))
 
 
-def macro_recall(probabilities: Any, labels: Any) -> tf.Tensor:
+def macro_recall(probabilities: object, labels: object) -> tf.Tensor:
     """Return the mean over the classes of the share of a class's examples that are predicted as it.
 
         macro_recall = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: y_b = c}|
@@ -168,7 +168,7 @@ def macro_recall(probabilities: Any, labels: Any) -> tf.Tensor:
     return _macro(*_confusion(probabilities, labels), axis=1)
 
 
-def macro_precision(probabilities: Any, labels: Any) -> tf.Tensor:
+def macro_precision(probabilities: object, labels: object) -> tf.Tensor:
     """Return the mean over the classes of the share of right predictions among those of a class.
 
         macro_precision = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: argmax_j p_bj = c}|

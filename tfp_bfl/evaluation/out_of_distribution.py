@@ -1,6 +1,6 @@
 """Out-of-distribution detection by an uncertainty."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class OutOfDistribution(NamedTuple):
     fpr95: float
 
 
-def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
+def out_of_distribution(scores_in: object, scores_out: object) -> OutOfDistribution:
     """Return areas under the ROC and the precision-recall curve of a score that is to be large out of distribution.
 
         auroc = P(out > in) + P(out = in) / 2                over all N M pairs
@@ -116,7 +116,7 @@ def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 
     return float(low), float(high)
 
 
-def check_scores(scores: Any, name: str) -> np.ndarray:
+def check_scores(scores: object, name: str) -> np.ndarray:
     """Return scores [N] as a float64 array.
 
     Raises:

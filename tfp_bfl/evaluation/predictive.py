@@ -62,7 +62,7 @@ def is_stochastic(model: tf.keras.Model) -> bool:
     return any(layer.at_prediction if isinstance(layer, MCDropout) else samples(layer) for layer in layers)
 
 
-def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
+def sample_seeds(seed: object, num_samples: object) -> tf.Tensor:
     """Return seeds [S, 2] of S weight samples; the second number, s, selects the member of an ensemble."""
     key = tf.stack([tf.cast(seed, tf.int32), 0])
     # Folding s into a key draws the first number from the key alone, and puts s beside it.
@@ -71,7 +71,7 @@ def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
     return tf.stack([drawn + 0 * numbers, numbers], axis=1)
 
 
-def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
+def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Return p(y | x, w) = softmax(model(x; w)) for one weight sample w ~ q: [B, C].
 
     The sample is of the whole batch, so that a Flipout layer needs one convolution for it, not two. Each example's
@@ -85,13 +85,13 @@ def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) ->
     return tf.nn.softmax(draw_outputs(model, features, seed))
 
 
-def draw_outputs(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
+def draw_outputs(model: tf.keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Return the model's outputs for one weight sample, as `draw_probabilities` draws it: [B, ...]."""
     with sampling("shared", seed):
         return model(features, training=False)
 
 
-def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
+def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Compute `draw_probabilities` of the model linearised in its weights at the posterior's mean: [B, C].
 
     softmax(f(x; m) + J(x) (w - m)),   w ~ q   (`models.WeightSampling.linearised`)
@@ -176,8 +176,8 @@ def predict(
 
 def evaluate(
     model: tf.keras.Model,
-    features: Any,
-    labels: Any,
+    features: object,
+    labels: object,
     num_samples: int = 20,
     seed: int = 0,
     batch_size: int = 500,
@@ -243,7 +243,7 @@ def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor
 
 
 def sampled_outputs(
-    model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int, precision: str
+    model: tf.keras.Model, features: object, num_samples: int, seed: int, batch_size: int, precision: str
 ) -> Iterator[np.ndarray]:
     """Return outputs [S, B, ...] of each batch in turn, by the samples of `evaluate`; S is 1 without
     anything random.

@@ -140,7 +140,7 @@ def _quantile(probability: float) -> float:
     return float(special.ndtri(probability))
 
 
-def mixture_nll(means: Any, variances: Any, labels: Any) -> tf.Tensor:
+def mixture_nll(means: object, variances: object, labels: object) -> tf.Tensor:
     """Return -log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B].
 
     Args:
@@ -162,13 +162,13 @@ def mixture_nll(means: Any, variances: Any, labels: Any) -> tf.Tensor:
     return _nll(tf.convert_to_tensor(means), tf.convert_to_tensor(variances), labels)
 
 
-def _nll(means: tf.Tensor, variances: tf.Tensor, labels: Any) -> tf.Tensor:
+def _nll(means: tf.Tensor, variances: tf.Tensor, labels: object) -> tf.Tensor:
     square = tf.square(labels - means) / variances
     logs = -0.5 * (square + tf.math.log(2 * math.pi * variances))
     return math.log(means.shape[0]) - tf.reduce_logsumexp(logs, 0)
 
 
-def mixture_crps(means: Any, variances: Any, labels: Any) -> np.ndarray:
+def mixture_crps(means: object, variances: object, labels: object) -> np.ndarray:
     """Compute the continuous ranked probability score of a mixture of Gaussians for each example.
 
         crps = 1/S sum_s A(y - m_s, v_s) - 1/(2 S^2) sum_s sum_r A(m_s - m_r, v_s + v_r)
@@ -197,7 +197,7 @@ def mixture_crps(means: Any, variances: Any, labels: Any) -> np.ndarray:
     return _crps(*_check_mixture(means, variances, labels, zero=True))
 
 
-def _check_mixture(means: Any, variances: Any, labels: Any, zero: bool = False) -> tuple[np.ndarray, ...]:
+def _check_mixture(means: object, variances: object, labels: object, zero: bool = False) -> tuple[np.ndarray, ...]:
     """Return means and variances [S, B] and labels [B] in float64; variances may be 0 with `zero`."""
     means, variances, labels = (np.asarray(x, np.float64) for x in (means, variances, labels))
     if means.ndim != 2 or means.shape != variances.shape or labels.shape != means.shape[1:] or not len(means):

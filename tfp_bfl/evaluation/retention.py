@@ -87,7 +87,7 @@ def retention_curve(probabilities: Any, labels: Any, uncertainty: Any, num_point
     return RetentionCurve(tf.cast(retained, dtype), tf.cast(tf.clip_by_value(accuracy, 0.0, 1.0), dtype))
 
 
-def _check_uncertainty(uncertainty: Any, probabilities: tf.Tensor) -> tf.Tensor:
+def _check_uncertainty(uncertainty: object, probabilities: tf.Tensor) -> tf.Tensor:
     tensor = to_tensor(uncertainty, "uncertainty values")
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         raise InvalidArgument(f"The uncertainty values must be numbers, not {tensor.dtype.name}.")

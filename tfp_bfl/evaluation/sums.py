@@ -35,7 +35,7 @@ NUMBER_SUMS = {name: tf.TensorSpec([], tf.float64) for name in ("count", *_OF_NU
 Sums = dict[str, np.ndarray]
 
 
-def score_sums(evaluation: Evaluation, labels: Any) -> Sums:
+def score_sums(evaluation: Evaluation, labels: object) -> Sums:
     """Return the sums over N examples from which `from_sums` makes the scores of any number of sites together,
     float64.
 

@@ -163,7 +163,7 @@ def fit_unusual(
     return _with_thresholds(unfitted, *_parts(unfitted, features_of(held_out), held_out), false_alarms)
 
 
-def _parts(unusual: Unusual, features: np.ndarray, inputs: Any) -> tuple[np.ndarray, Optional[np.ndarray]]:
+def _parts(unusual: Unusual, features: np.ndarray, inputs: object) -> tuple[np.ndarray, Optional[np.ndarray]]:
     """Return the distances [n], and for tables the ranges [n], without their thresholds."""
     distances = _distance(unusual, tf.constant(features, tf.float32)).numpy()
     return distances, _range(unusual, tf.constant(inputs, tf.float32)).numpy() if unusual.low.size else None

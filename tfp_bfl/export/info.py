@@ -56,7 +56,7 @@ class Info(NamedTuple):
     model: Optional[Mapping[str, Any]] = None
 
 
-def describe(model: tf.keras.Model, target: Any = None) -> dict[str, Any]:
+def describe(model: tf.keras.Model, target: object = None) -> dict[str, Any]:
     """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
 
     Raises:
@@ -276,7 +276,7 @@ def merged(new: Optional[Info], old: Info) -> Info:
     return Info._make(b if a is None else a for a, b in zip(new or Info(), old))
 
 
-def check(info: Any) -> Info:
+def check(info: object) -> Info:
     """Return what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None.
 
     Raises:
@@ -302,11 +302,11 @@ def check(info: Any) -> Info:
     return info
 
 
-def _named(name: Any) -> bool:
+def _named(name: object) -> bool:
     return isinstance(name, str) and name.isprintable()
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

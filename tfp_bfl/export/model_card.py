@@ -319,7 +319,7 @@ def _table(values: Optional[Mapping[str, Any]], title: str) -> str:
     return "\n".join([f"| {title} | value |", "|---|---|", *rows])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
     return _MARKS.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
 

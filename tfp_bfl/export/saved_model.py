@@ -174,7 +174,7 @@ def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
         shutil.copyfile(source / name, folder / name)
 
 
-def model_of(model_or_run: Any) -> tuple[tf.keras.Model, Info]:
+def model_of(model_or_run: object) -> tuple[tf.keras.Model, Info]:
     """Return a Keras model, and what is known of it.
 
     Raises:

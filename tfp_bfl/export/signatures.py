@@ -118,11 +118,11 @@ def make_functions(
     def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         return in_units(at_mean(prepared(images)), images)
 
-    def sample(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
+    def sample(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> dict[str, tf.Tensor]:
         samples = drawn(prepared(images), num_samples, seed)
         return in_units(answers.sampled(samples if stochastic else tf.repeat(samples, num_samples, 0)), images)
 
-    def predict(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
+    def predict(images: tf.Tensor, num_samples: object = NUM_SAMPLES, seed: object = 0) -> dict[str, tf.Tensor]:
         return in_units(summarised(prepared(images), num_samples, seed), images)
 
     def abstain(
@@ -131,7 +131,7 @@ def make_functions(
         return answers.limited(predict(images, num_samples, seed), max_uncertainty)
 
     def predict_rows(
-        rows: Mapping[str, tf.Tensor], num_samples: Any = NUM_SAMPLES, seed: Any = 0
+        rows: Mapping[str, tf.Tensor], num_samples: object = NUM_SAMPLES, seed: object = 0
     ) -> dict[str, tf.Tensor]:
         return predict(encode(rows), num_samples, seed)
 

@@ -64,5 +64,5 @@ def _lacks_posterior(settings: Mapping[str, Any]) -> bool:
     return settings.get("algorithm") == "variational" and settings.get("weights") == "point weights"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())

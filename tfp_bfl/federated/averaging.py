@@ -143,7 +143,7 @@ class RoundAverage:
         return _exact(weights) if self._plain else _natural(weights)
 
 
-def _exact(part: Any) -> list[np.ndarray]:
+def _exact(part: object) -> list[np.ndarray]:
     return [np.asarray(x, np.float64) for x in tf.nest.flatten(part)]
 
 

@@ -233,7 +233,7 @@ def _compiled(
         rows = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape], x.dtype), row)
         before = _index(state.round, thinning)
 
-        def body(i: tf.Tensor, state: ServerState, rows: Any, verdict: tf.Tensor) -> Any:
+        def body(i: tf.Tensor, state: ServerState, rows: object, verdict: tf.Tensor) -> Any:
             del verdict
             new, values, verdict = advance(state, cohorts[i])
             # Rounds that are not due are overwritten by the one that is; the last row is for those after it.

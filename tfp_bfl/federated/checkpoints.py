@@ -64,7 +64,7 @@ class Record(pydantic.BaseModel):
     sums: list[Any] = pydantic.Field(default=[], exclude=True)
 
 
-def digest_of(weights: Any) -> str:
+def digest_of(weights: object) -> str:
     """Return the SHA-256 sum of the bytes of a structure of arrays."""
     total = hashlib.sha256()
     for x in tf.nest.flatten(weights):

@@ -50,7 +50,7 @@ def _here(name: str) -> MakeEngine:
     """Return what makes an engine of this process."""
 
     @contextlib.contextmanager
-    def make(process: BayesianProcess, runtime: Any) -> Iterator[Engine]:
+    def make(process: BayesianProcess, runtime: object) -> Iterator[Engine]:
         if runtime is not None:
             raise InvalidArgument(f"runtime holds workers of the engine tff or ray, and this is {name}: leave one out.")
         yield getattr(process, name)

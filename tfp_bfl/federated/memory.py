@@ -22,7 +22,7 @@ def no_rows(row: TensorTree) -> Any:
 
 
 def with_clients(
-    state: ServerState, clients: Sequence[int], shares: Any, first: Optional[Callable[..., Any]]
+    state: ServerState, clients: Sequence[int], shares: object, first: Optional[Callable[..., Any]]
 ) -> ServerState:
     """Return the state with a first row for each of the clients that has none; arrays.
 

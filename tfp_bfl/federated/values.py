@@ -21,17 +21,17 @@ _BY_NAME = ("MAKE_CELL", "LOAD_CLOSURE", "COPY_FREE_VARS", "RESUME")
 _VARIABLES = ("DEREF", "CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 
 
-def is_simple(value: Any) -> bool:
+def is_simple(value: object) -> bool:
     """Return whether a value is None, a number or text."""
     return value is None or isinstance(value, (bool, int, float, str, np.generic))
 
 
-def is_foreign(value: Any) -> bool:
+def is_foreign(value: object) -> bool:
     """Return whether a value is an object of TensorFlow, Keras or NumPy."""
     return _package(value) in _FOREIGN
 
 
-def is_custom(value: Any) -> bool:
+def is_custom(value: object) -> bool:
     """Return whether a value is a function or an object of neither this library nor those below it."""
     if isinstance(value, functools.partial):
         return False  # Its function and arguments count one by one.
@@ -42,7 +42,7 @@ def is_custom(value: Any) -> bool:
     return not is_foreign(value) and _package(value) != _OURS
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Return eight characters that are equal for equal values.
 
     Functions count by their instructions, constants, defaults and the values of variables from outside, arrays by their
@@ -51,7 +51,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256("|".join(_parts(value, [])).encode()).hexdigest()[:8]
 
 
-def _parts(value: Any, above: list[int]) -> Iterator[str]:
+def _parts(value: object, above: list[int]) -> Iterator[str]:
     """Yield the texts of a value; `above` holds the ids of the values around it, which may be inside it again."""
     if isinstance(value, np.generic):
         yield repr(value.item())
@@ -69,7 +69,7 @@ def _parts(value: Any, above: list[int]) -> Iterator[str]:
         yield from _parts_of_object(value, [*above, id(value)])
 
 
-def _parts_of_object(value: Any, above: list[int]) -> Iterator[str]:
+def _parts_of_object(value: object, above: list[int]) -> Iterator[str]:
     given: list[Any] = []
     function = getattr(value, "python_function", value)
     if isinstance(value, Mapping):
@@ -97,7 +97,7 @@ def _parts_of_object(value: Any, above: list[int]) -> Iterator[str]:
         yield from _parts(x, above)
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     """Return the fields of a dataclass, or the attributes of an object of a user; none of another of this library."""
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -159,6 +159,6 @@ def _is_name(step: Any) -> bool:
     return isinstance(step.argval, str) and "<locals>" in step.argval
 
 
-def _package(value: Any) -> str:
+def _package(value: object) -> str:
     module = getattr(value, "__module__", None) or type(value).__module__
     return str(module).partition(".")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.data.names import as_names
@@ -14,7 +13,7 @@ from tfp_bfl.glm.agreement import CATEGORY, KINDS, SIGNED
 MOST_COLUMNS, _MOST_CHARACTERS = 2000, 10_000
 
 
-def check_description(site: str, summary: Any, left_out: Collection[str] = (), only: Collection[str] = ()) -> None:
+def check_description(site: str, summary: object, left_out: Collection[str] = (), only: Collection[str] = ()) -> None:
     """Check the form of a description that a site sent, before it is sent on.
 
     Args:
@@ -47,13 +46,13 @@ def check_description(site: str, summary: Any, left_out: Collection[str] = (), o
         )
 
 
-def _are_texts(x: Any) -> bool:
+def _are_texts(x: object) -> bool:
     """Return whether this is a list of different texts, as a table can hold."""
     is_text = lambda y: isinstance(y, str) and len(y) <= _MOST_CHARACTERS and y == y.encode(errors="ignore").decode()
     return isinstance(x, list) and len(x) <= MOST_COLUMNS and all(map(is_text, x)) and len({*as_names(x)}) == len(x)
 
 
-def _is_column(x: Any) -> bool:
+def _is_column(x: object) -> bool:
     if not isinstance(x, list) or len(x) != 3 or not isinstance(x[1], str):
         return False
     sign = x[1].partition(SIGNED)[2]

@@ -70,7 +70,7 @@ class Cells:
       InvalidArgument: the outcome, or a column of numbers, holds something else.
     """
 
-    def __init__(self, table: Any, outcome: Outcome, plan: Plan, missing: str, where: str):
+    def __init__(self, table: object, outcome: Outcome, plan: Plan, missing: str, where: str):
         table, outcome = with_canonical_names(table, where), outcome.in_one_form()
         self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
         self._values = read_outcome(table, outcome, where, plan.events)

@@ -30,7 +30,7 @@ class Coefficients(list[dict[str, Any]]):
         return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
@@ -45,7 +45,7 @@ class Satterthwaite(NamedTuple):
     covariance: np.ndarray
     slopes: np.ndarray
 
-    def degrees(self, rows: np.ndarray, variance: Any = 0.0, slopes: Any = 0.0) -> np.ndarray:
+    def degrees(self, rows: np.ndarray, variance: object = 0.0, slopes: object = 0.0) -> np.ndarray:
         """Return the degrees of freedom of Student's t for each x' b + e, by Satterthwaite's approximation [n].
 
             2 v^2 / Var(v),   v = x' H^-1 x + Var(e)

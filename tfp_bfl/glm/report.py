@@ -320,5 +320,5 @@ def _interval(estimate: Estimate, number: int) -> str:
     return f"{mean:.4g} [{low:.4g}, {high:.4g}]" if np.isfinite(mean) else "\u2013"
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.interop.server import Answer, Server
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 class BayesianStrategy(FedAvg):
     """FedAvg of Flower with the pooling of a `Server`; see `interop.flower_strategy`."""
 
-    def __init__(self, server: Server, *, client_key: Optional[str] = None, **options: Any):
+    def __init__(self, server: Server, *, client_key: Optional[str] = None, **options: object):
         super().__init__(**options)
         self.server = server
         self._client_key = client_key
 
     def start(
-        self, grid: Grid, initial_arrays: Optional[ArrayRecord] = None, num_rounds: int = 3, **options: Any
+        self, grid: Grid, initial_arrays: Optional[ArrayRecord] = None, num_rounds: int = 3, **options: object
     ) -> Result:
         """Run the rounds that are left of `num_rounds`; those that the server's folder holds are done already.
 

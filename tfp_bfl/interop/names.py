@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple, Union
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Names(NamedTuple):
                 raise InvalidArgument(f"The variance of {shown(name)} must be above zero everywhere.")
         return names, weights
 
-    def weights(self, arrays: Any) -> ModelWeights:
+    def weights(self, arrays: object) -> ModelWeights:
         """Return named arrays as weights, float32; the sender need not be trusted.
 
         Raises:
@@ -86,7 +86,7 @@ class Names(NamedTuple):
         return ("mean", self.posterior), ("variance", self.posterior), ("point", self.point)
 
 
-def whole_number(value: Any) -> int:
+def whole_number(value: object) -> int:
     """Check a number of examples, and return it as an int.
 
     Raises:
@@ -101,7 +101,7 @@ def whole_number(value: Any) -> int:
     return int(value)
 
 
-def _checked(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _checked(name: str, value: object, shape: tuple[int, ...]) -> np.ndarray:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):

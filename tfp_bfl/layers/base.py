@@ -20,7 +20,7 @@ class Keras2Layer(tf.keras.layers.Layer):
 
     _keras: Any = tf.keras
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: object, *args: object, **kwargs: object) -> Any:
         if type(inputs).__module__ == "keras.src.backend.common.keras_tensor":
             kind = type(self).__name__
             raise InvalidArgument(
@@ -30,7 +30,7 @@ class Keras2Layer(tf.keras.layers.Layer):
         return super().__call__(inputs, *args, **kwargs)
 
     def _add_variable(
-        self, name: str, shape: list[int], initializer: Any, constraint: Any = None, autocast: bool = True
+        self, name: str, shape: list[int], initializer: object, constraint: object = None, autocast: bool = True
     ) -> tf.Variable:
         return self.add_weight(
             name, shape, initializer=initializer, constraint=constraint, experimental_autocast=autocast

@@ -21,7 +21,7 @@ class Dropout(OfEitherKeras):
         self.rate = rate
         self.at_prediction = at_prediction
 
-    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+    def call(self, inputs: tf.Tensor, training: object = None) -> tf.Tensor:
         if self.rate == 0 or noise.mode() == "mean" or not (self.at_prediction or training):
             return inputs
         (seed,) = noise.next_seeds(1)

@@ -27,14 +27,14 @@ class Flipout(GaussianLayer):
     def __init__(
         self,
         units: int,
-        activation: Any = None,
+        activation: object = None,
         use_bias: bool = True,
         variational_bias: bool = False,
         prior_stddev: float | str = 1.0,
         initial_stddev: float = 0.003,
         min_stddev: float = 1e-5,
         kl_weight: float = 1.0,
-        kernel_initializer: Any = "he_normal",
+        kernel_initializer: object = "he_normal",
         noise_dtype: str | None = None,
         **kwargs: object,
     ):
@@ -64,7 +64,7 @@ class Flipout(GaussianLayer):
         elif self.use_bias:
             self.bias = self._add_variable("bias", [self.units], "zeros")
 
-    def _variational(self, name: str, shape: list[int], initializer: Any) -> tuple[tf.Variable, tf.Variable]:
+    def _variational(self, name: str, shape: list[int], initializer: object) -> tuple[tf.Variable, tf.Variable]:
         mean = self._add_variable(f"{name}_mean", shape, initializer)
         log_stddev = self._add_variable(
             f"{name}_log_stddev",

@@ -32,12 +32,12 @@ class GaussianLayer(OfEitherKeras):
     def __init__(
         self,
         units: int,
-        activation: Any,
+        activation: object,
         use_bias: bool,
         kl_weight: float,
-        kernel_initializer: Any,
+        kernel_initializer: object,
         noise_dtype: str | None,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(**kwargs)
         self.units = units
@@ -70,7 +70,7 @@ class GaussianLayer(OfEitherKeras):
         ]
         return tf.add_n([tf.reduce_sum(kl) for kl in each])
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: object) -> None:
         self._add_weights(self._kernel_shape(tf.TensorShape(input_shape)))
         self._add_kl()
         super().build(input_shape)
@@ -105,7 +105,7 @@ class GaussianLayer(OfEitherKeras):
         kernel, *bias = (_noise(weight, seed, dtype) for weight, seed in zip(self.variational_weights, seeds))
         return kernel, bias[0] if bias else None
 
-    def _flipout(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, bias_noise: Any, seed: tf.Tensor) -> tf.Tensor:
+    def _flipout(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, bias_noise: object, seed: tf.Tensor) -> tf.Tensor:
         if inputs.shape[-1] == 1 and bias_noise is None:
             return self._flipout_of_one_channel(inputs, kernel_noise, seed)
         sign_in, sign_out = _signs(inputs, inputs.shape[-1], self.units, seed)

@@ -157,7 +157,7 @@ def threefry(key: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tuple[tf.Te
     return tf.bitcast(first, tf.int32), tf.bitcast(second, tf.int32)
 
 
-def random_signs(rows: Any, width: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def random_signs(rows: object, width: int, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Return independent +1 and -1 with probability 1 / 2 each: [rows, width rounded up to a multiple of 4]."""
     columns = -(-width // 4)
     bits = _random_bits([rows, columns], seed)

@@ -77,14 +77,14 @@ class VariationalDropout(GaussianLayer):
     def __init__(
         self,
         units: int,
-        activation: Any = None,
+        activation: object = None,
         use_bias: bool = True,
         parametrization: str = "log_variance",
         initial_logit: float | None = None,
         logit_range: tuple[float, float] | None = None,
         detached: bool = True,
         kl_weight: float = 1.0,
-        kernel_initializer: Any = "he_normal",
+        kernel_initializer: object = "he_normal",
         noise_dtype: str | None = None,
         **kwargs: object,
     ):
@@ -95,7 +95,7 @@ class VariationalDropout(GaussianLayer):
         self.detached = detached
         self._check_logits("initial_logit", self.initial_logit)
 
-    def _check_logits(self, what: str, values: Any) -> None:
+    def _check_logits(self, what: str, values: object) -> None:
         values = np.asarray(values, np.float32)
         low, high = np.asarray(self.logit_range, np.float32)
         if not np.all((low <= values) & (values <= high)):
@@ -116,7 +116,7 @@ class VariationalDropout(GaussianLayer):
         if self.use_bias:
             self.bias = self._add_variable("bias", [self.units], "zeros")
 
-    def assign_logits(self, values: Any) -> None:
+    def assign_logits(self, values: object) -> None:
         """Set the kernel's logits, of the kernel's shape.
 
         Raises:

@@ -84,7 +84,7 @@ class _Twins:
         self._rate = rate
         self._layers = dict[int, tuple[tf.keras.layers.Layer, tf.keras.layers.Layer]]()
 
-    def whole(self, model: Any) -> tf.keras.Model:
+    def whole(self, model: object) -> tf.keras.Model:
         """Return the twin of a model, with its present weights."""
         check_keras_2(model)
         twin = self._model(model, is_inner=False)

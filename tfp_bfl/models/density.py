@@ -11,7 +11,7 @@ from tfp_bfl.errors import InvalidArgument, check_counts
 
 
 class _LogDensity(tf.keras.layers.Layer):
-    def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], start: np.ndarray, **options: Any):
+    def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], start: np.ndarray, **options: object):
         super().__init__(**options)
         self._given = {"function": function, "start": start}
         self._function = function
@@ -25,7 +25,10 @@ class _LogDensity(tf.keras.layers.Layer):
 
 
 def density(
-    log_density: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], num_parameters: int, num_features: int, start: Any = 0.0
+    log_density: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    num_parameters: int,
+    num_features: int,
+    start: object = 0.0,
 ) -> tf.keras.Model:
     """Return a model with one vector as its weight, and the log density of each row of the data as output.
 

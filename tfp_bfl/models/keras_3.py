@@ -144,7 +144,7 @@ def _losses(layer: Any) -> InvalidArgument:
     )
 
 
-def _graph(model: Any) -> Optional[Any]:
+def _graph(model: object) -> Optional[Any]:
     """Return what holds the graph of a functional or built Sequential model; None for another layer."""
     sequential = getattr(model, "_functional", None)
     graph = sequential if sequential is not None else model
@@ -187,12 +187,12 @@ class _Twins:
         self._names[name] = number = self._names.get(name, -1) + 1
         return self._name(f"{name}_{number}") if number else name
 
-    def _operation(self, operation: Any) -> Callable[..., Any]:
+    def _operation(self, operation: object) -> Callable[..., Any]:
         if id(operation) not in self._made:
             self._made[id(operation)] = self._make(operation)
         return self._made[id(operation)]
 
-    def _make(self, operation: Any) -> Callable[..., Any]:
+    def _make(self, operation: object) -> Callable[..., Any]:
         keras: Any = sys.modules["keras"]
         if isinstance(operation, keras.Model) and (graph := _graph(operation)) is not None:
             return self._unfolded(operation, graph)
@@ -235,10 +235,10 @@ class _Twins:
         self.variables.update(zip(map(id, layer.sources), layer.held))
         return layer.apply
 
-    def _built(self, layer: tf.keras.layers.Layer, operation: Any, names: tuple[str, ...]) -> Callable[..., Any]:
+    def _built(self, layer: tf.keras.layers.Layer, operation: object, names: tuple[str, ...]) -> Callable[..., Any]:
         apply = _called(layer)
 
-        def build(*args: Any, **kwargs: Any) -> Any:
+        def build(*args: object, **kwargs: object) -> Any:
             outputs = apply(*args, **kwargs)
             for name in names:
                 if getattr(operation, name, None) is not None:
@@ -253,7 +253,7 @@ def _called(layer: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: layer(*args, **{name: x for name, x in kwargs.items() if x is not None})
 
 
-def _masks(layer: Any) -> bool:
+def _masks(layer: object) -> bool:
     return bool(getattr(layer, "mask_zero", False)) or type(layer).__name__ == "Masking"
 
 

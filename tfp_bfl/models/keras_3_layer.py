@@ -24,7 +24,7 @@ class Keras3Layer(tf.keras.layers.Layer):
       adds_losses: whether the layer of Keras 3 called add_loss in the last call.
     """
 
-    def __init__(self, operation: Any, structures: Sequence[Any] = (), **kwargs: Any):
+    def __init__(self, operation: object, structures: Sequence[Any] = (), **kwargs: object):
         policy = getattr(operation, "dtype_policy", None)
         super().__init__(**{"dtype": policy.name if policy else "float32", **kwargs}, autocast=False)
         # Past Keras 2, which would save the variables of Keras 3 beside its own.
@@ -51,7 +51,7 @@ class Keras3Layer(tf.keras.layers.Layer):
         """Variables, or the values that stand in their place at present."""
         return [getattr(self, name) for name in self._names]
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: object, **kwargs: object) -> Any:
         """Call this layer by the arguments of the layer of Keras 3."""
         leaves = tf.nest.flatten((args, kwargs))
         is_tensor = [any(base.__name__ == "KerasTensor" for base in type(x).__mro__) for x in leaves]
@@ -61,7 +61,7 @@ class Keras3Layer(tf.keras.layers.Layer):
         return self(tensors, structure=len(self.structures) - 1)
 
     @tf.autograph.experimental.do_not_convert
-    def call(self, inputs: Any, structure: int = 0, training: Any = None) -> Any:
+    def call(self, inputs: object, structure: int = 0, training: object = None) -> Any:
         is_tensor, arguments = self.structures[structure]
         tensors = iter(tf.nest.flatten(inputs))
         leaves = [next(tensors) if tensor else x for x, tensor in zip(tf.nest.flatten(arguments), is_tensor)]

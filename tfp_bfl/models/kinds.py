@@ -135,13 +135,13 @@ class Blocks:
 
     def convolution(
         self,
-        x: Any,
+        x: object,
         filters: int,
         kernel_size: int,
         *,
         strides: int = 1,
         padding: str = "same",
-        add: Any = None,
+        add: object = None,
     ) -> Any:
         """Apply a convolution, normalization, the residual `add` if there is one, ReLU, and dropout if the kind has it.
 
@@ -160,7 +160,7 @@ class Blocks:
             return self._dropout(self.keras.layers.ReLU()(x))
         return self.keras.layers.ReLU()(self.keras.layers.Add()([self._dropout(x), add]))
 
-    def dense(self, x: Any, units: int, activation: Any = None) -> Any:
+    def dense(self, x: object, units: int, activation: object = None) -> Any:
         """Apply a dense layer; dropout after it if the kind has it and it is not the output (which has no activation).
 
         `activation` is one of Keras' by name, or a layer.
@@ -170,7 +170,7 @@ class Blocks:
         x = self._layer("dense", units, activation=activation)(x)
         return self._dropout(x) if activation else x
 
-    def logits(self, x: Any, num_classes: int) -> Any:
+    def logits(self, x: object, num_classes: int) -> Any:
         """Apply the output layer; its result is float32 in every precision.
 
         Raises:
@@ -182,10 +182,10 @@ class Blocks:
             lookup(dict.fromkeys(["all", *self._names]), name, "layer for variational_layers")
         return x if self._policy == "float32" else self.keras.layers.Activation("linear", dtype="float32")(x)
 
-    def _dropout(self, x: Any) -> Any:
+    def _dropout(self, x: object) -> Any:
         return self._layers.MCDropout(self._dropout_rate)(x) if self._kind == "mc_dropout" else x
 
-    def _layer(self, what: str, units: int, **options: Any) -> Any:
+    def _layer(self, what: str, units: int, **options: object) -> Any:
         number = sum(name.startswith(what) for name in self._names)
         self._names.append(f"{what}_{number}" if number else what)
         variational = self._kind in VARIATIONAL and bool({"all", self._names[-1]} & set(self._chosen))

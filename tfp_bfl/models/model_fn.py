@@ -16,7 +16,7 @@ from tfp_bfl.weights.keras_3 import is_keras_3
 _CONVERTS = "_tfp_bfl_converts_keras_3"
 
 
-def as_model_fn(model: Any) -> Callable[[], tf.keras.Model]:
+def as_model_fn(model: object) -> Callable[[], tf.keras.Model]:
     """Return a function that builds a Keras 2 model: of a function, one that calls it and converts what Keras 3 built
     (`from_keras_3`); of a Keras model, one that builds its like with the weights that it has now.
 

@@ -55,7 +55,7 @@ def without_noise(model: tf.keras.Model) -> tf.keras.Model:
     if _SILENT not in attributes:
         call = model.call
 
-        def by_means(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        def by_means(inputs: object, training: object = None, mask: object = None) -> Any:
             with sampling("mean"):
                 return call(inputs, training=training, mask=mask)
 

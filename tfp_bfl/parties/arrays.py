@@ -22,12 +22,12 @@ Answer = Union[Arrays, str]
 NO_ANSWER = "it did not answer in time"
 
 
-def to_arrays(structure: Any) -> dict[str, np.ndarray]:
+def to_arrays(structure: object) -> dict[str, np.ndarray]:
     """Return the leaves of a structure, named by their paths, such as "weights/posterior/mean/0"."""
     return {_name(path): np.asarray(leaf) for path, leaf in tree.flatten_with_path(structure)}
 
 
-def from_arrays(arrays: Any, spec: Any) -> Any:
+def from_arrays(arrays: object, spec: object) -> Any:
     """Return the structure of a `spec` with leaves from arrays that `to_arrays` named; the sender need not be trusted.
 
     Args:
@@ -75,7 +75,7 @@ def _check_form(name: str, form: Any, spec: tf.TensorSpec) -> None:
         raise InvalidArgument(f"{name} has shape {list(form.shape)}, but must have {spec.shape.as_list()}.")
 
 
-def _checked(name: str, array: Any, spec: tf.TensorSpec) -> np.ndarray:
+def _checked(name: str, array: object, spec: tf.TensorSpec) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"{name} is of type {type(array).__name__}, but must be an array of {spec.dtype.name}.")
     _check_form(name, array, spec)

@@ -233,12 +233,12 @@ class PartyEngine:
             raise self._too_few(sound, len(numbers), done, left_out)
         return output
 
-    def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
+    def _gather(self, message: object, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
         """Return the sum of the sites' contributions, and the reasons of the sites that it leaves out."""
         return self._summed(message, to_arrays(message), numbers)
 
     def _summed(
-        self, message: Any, arrays: Arrays, numbers: Sequence[int]
+        self, message: object, arrays: Arrays, numbers: Sequence[int]
     ) -> tuple[Optional[Contribution], dict[int, str]]:
         silent, refused, waiting = set(numbers), {}, sorted(numbers)
         came: dict[int, Optional[Contribution]] = {}
@@ -266,7 +266,7 @@ class PartyEngine:
         """Return 0: the server starts no sites."""
         return 0
 
-    def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
+    def _contribution(self, message: object, answer: Answer, number: int) -> Contribution:
         if isinstance(answer, str):
             raise InvalidArgument(answer)
         result = self._received(message, answer)

@@ -215,7 +215,7 @@ class SealedEngine(PartyEngine):
       quorum: smallest number of sites with results that they report as valid.
     """
 
-    def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):
+    def __init__(self, process: BayesianProcess, result: object, parties: Parties, transport: Transport, quorum: int):
         super().__init__(process, result, parties, transport, quorum)
         message, scalar = types_of(process.round.broadcast, types_of(process.round.initialize)).message, tf.int32
         self._sealed = types_of(_sealing(process), message, result, *[tf.TensorSpec([], scalar)] * 2)
@@ -280,7 +280,7 @@ class SealedEngine(PartyEngine):
             )
         return seeds
 
-    def _ask(self, what: Any, numbers: Sequence[int], name: str) -> tuple[np.ndarray, dict[int, str]]:
+    def _ask(self, what: object, numbers: Sequence[int], name: str) -> tuple[np.ndarray, dict[int, str]]:
         """Return the answers by site number [K, K, 32], zeros for no answer; and the reasons of sites without one."""
         table = np.zeros([self._parties.num_clients, *self._table.shape], np.uint8)
         reasons = dict.fromkeys(numbers, NO_ANSWER)
@@ -329,7 +329,7 @@ class SealedEngine(PartyEngine):
         return Contribution(*tf.nest.map_structure(tf.constant, (statistics, version, report)))
 
 
-def _digest(message: Any) -> bytes:
+def _digest(message: object) -> bytes:
     digest = hashlib.sha256()
     for name, x in sorted(to_arrays(message).items()):
         digest.update(f"{name}:{x.dtype.str}:{x.shape}:".encode() + x.tobytes())
@@ -360,7 +360,7 @@ def _sealing(process: BayesianProcess) -> Any:
     return seal
 
 
-def _whole(x: tf.Tensor, of: tuple[float, float], times: Any = 1.0) -> tf.Tensor:
+def _whole(x: tf.Tensor, of: tuple[float, float], times: object = 1.0) -> tf.Tensor:
     (bound, steps), x = of, tf.cast(x, tf.float64)
     return tf.cast(tf.round(tf.clip_by_value(x, -bound, bound) * times * steps), tf.int64)
 

@@ -93,7 +93,7 @@ def text_columns(raw: Raw) -> list[str]:
     return [cells.name for cells in raw.columns if cells.kind in TEXT_KINDS]
 
 
-def check_table(described: Any, num_examples: int, most_magnitude: float, bounded: bool = False) -> bool:
+def check_table(described: object, num_examples: int, most_magnitude: float, bounded: bool = False) -> bool:
     """Return whether the description of a table has the form of `describe_table`, with one number of rows.
 
     Args:
@@ -113,7 +113,7 @@ def check_table(described: Any, num_examples: int, most_magnitude: float, bounde
     return len({*names}) == len(names) and sum(len(x["levels"]) for x in described) <= _MOST_TOGETHER
 
 
-def _is_column(x: Any, num_examples: int, most_magnitude: float) -> bool:
+def _is_column(x: object, num_examples: int, most_magnitude: float) -> bool:
     if not isinstance(x, Mapping) or set(x) != {"name", "kind", "order", "sign", *ColumnMessage._fields}:
         return False
     is_text = x["kind"] in TEXT_KINDS

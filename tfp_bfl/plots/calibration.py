@@ -1,7 +1,5 @@
 """Reliability diagrams: is the model's confidence justified?"""
 
-from typing import Any
-
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -9,7 +7,7 @@ from tfp_bfl.evaluation.calibration import Reliability, reliability
 from tfp_bfl.plots import style
 
 
-def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label") -> Figure:
+def reliability_diagram(probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label") -> Figure:
     """Draw accuracy against confidence in bins of equal width, above a histogram of the confidences.
 
     A calibrated model's bars end on the diagonal, most of them within the range that chance leaves open, two binomial

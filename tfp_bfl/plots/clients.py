@@ -1,7 +1,6 @@
 """Figures of the clients' sizes and labels."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ _MAX_CLIENTS_WITH_GAPS = 40
 _SHADES = LinearSegmentedColormap.from_list("shades", [to_rgba(style.BLUE, alpha) for alpha in (0.0, 1.0)])
 
 
-def client_labels(label_counts: Any, class_names: Sequence[str], client_names: Sequence[str] = ()) -> Figure:
+def client_labels(label_counts: object, class_names: Sequence[str], client_names: Sequence[str] = ()) -> Figure:
     """Draw how many examples of each class each client holds, beneath each client's number of examples.
 
     Args:
@@ -81,7 +80,7 @@ def client_labels(label_counts: Any, class_names: Sequence[str], client_names: S
     return figure
 
 
-def client_sizes(sizes: Any) -> Figure:
+def client_sizes(sizes: object) -> Figure:
     """Draw how many examples each client holds, as bars in the order of the clients.
 
     Args:

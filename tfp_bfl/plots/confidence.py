@@ -10,7 +10,7 @@ from tfp_bfl.evaluation.confidence import confidence_curve
 from tfp_bfl.plots import style
 
 
-def accuracy_confidence(probabilities: Mapping[str, Any], labels: Any, title: str = "") -> Figure:
+def accuracy_confidence(probabilities: Mapping[str, Any], labels: object, title: str = "") -> Figure:
     """Draw the accuracy of the predictions above a confidence against that confidence, a line for each model.
 
     Beneath it, the share of examples that are predicted with that confidence. Below the dotted diagonal a model is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ _CURVES = (style.BLUE, style.AMBER, style.SKY, style.PURPLE, style.GREEN, style.
 
 
 def kernel_density(
-    values: Any,
+    values: object,
     curves: Mapping[str, tuple[str, float]],
     marks: Optional[Mapping[str, float]] = None,
     title: str = "",
@@ -66,7 +66,7 @@ def density_legend(figure: Figure, axes: Axes) -> None:
 
 def draw_kernel_density(
     axes: Axes,
-    values: Any,
+    values: object,
     curves: Mapping[str, tuple[str, float]],
     marks: Optional[Mapping[str, float]] = None,
     title: str = "",
@@ -105,7 +105,7 @@ def draw_kernel_density(
 
 
 def _checked(
-    values: Any, curves: Mapping[str, tuple[str, float]], marks: Mapping[str, float]
+    values: object, curves: Mapping[str, tuple[str, float]], marks: Mapping[str, float]
 ) -> tuple[np.ndarray, Mapping[str, float]]:
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):

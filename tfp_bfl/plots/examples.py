@@ -1,7 +1,7 @@
 """Images with the lowest and the highest uncertainty of a model."""
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,10 +15,10 @@ _COLUMNS = 4
 
 
 def uncertain_examples(
-    features: Any,
-    labels: Any,
-    mean_probabilities: Any,
-    uncertainty: Any,
+    features: object,
+    labels: object,
+    mean_probabilities: object,
+    uncertainty: object,
     class_names: Sequence[str],
     count: int = 8,
 ) -> Optional[Figure]:

@@ -1,6 +1,6 @@
 """The distribution of an uncertainty on test data and on out-of-distribution data."""
 
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,8 +12,8 @@ from tfp_bfl.plots import style
 
 
 def uncertainty_density(
-    scores_in: Any,
-    scores_out: Any,
+    scores_in: object,
+    scores_out: object,
     *,
     quantity: str = "entropy",
     name_in: str = "in distribution",

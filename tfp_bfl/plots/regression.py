@@ -15,7 +15,7 @@ from tfp_bfl.plots import style
 _MOST_INTERVALS = 80
 
 
-def regression_figures(numbers: Mapping[str, Any], labels: Any) -> dict[str, Figure]:
+def regression_figures(numbers: Mapping[str, Any], labels: object) -> dict[str, Figure]:
     """Return all figures of a regression, by name."""
     return {
         "predicted_against_true": predicted_against_true(numbers, labels),
@@ -24,7 +24,7 @@ def regression_figures(numbers: Mapping[str, Any], labels: Any) -> dict[str, Fig
     }
 
 
-def predicted_against_true(numbers: Mapping[str, Any], labels: Any) -> Figure:
+def predicted_against_true(numbers: Mapping[str, Any], labels: object) -> Figure:
     """Draw each prediction against the truth, some with their central 90 % interval; a perfect one is on the diagonal.
 
     Args:
@@ -51,7 +51,7 @@ def predicted_against_true(numbers: Mapping[str, Any], labels: Any) -> Figure:
     return figure
 
 
-def interval_coverage(numbers: Mapping[str, Any], labels: Any) -> Figure:
+def interval_coverage(numbers: Mapping[str, Any], labels: object) -> Figure:
     """Draw how many labels lie within mean +- z stddev against how many should, for all z: the diagonal is calibrated.
 
     Args:
@@ -77,7 +77,7 @@ def interval_coverage(numbers: Mapping[str, Any], labels: Any) -> Figure:
     return figure
 
 
-def error_retention(numbers: Mapping[str, Any], labels: Any) -> Figure:
+def error_retention(numbers: Mapping[str, Any], labels: object) -> Figure:
     """Draw the RMSE of the most certain predictions against coverage, by the uncertainty and its parts.
 
     Args:

@@ -13,7 +13,7 @@ from tfp_bfl.evaluation.retention import area_under_retention_curve, retention_c
 from tfp_bfl.plots import style
 
 
-def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str, Any]) -> Figure:
+def retention_curves(probabilities: object, labels: object, uncertainties: Mapping[str, Any]) -> Figure:
     """Draw the accuracy on the most certain examples against coverage, a line for each uncertainty.
 
     The level line is what a random order would give. The legend gives each curve's area.
@@ -58,7 +58,7 @@ def retention_comparison(models: Mapping[str, tuple[Any, Any, Any]], uncertainty
     return figure
 
 
-def _draw(axes: Axes, number: int, name: str, probabilities: Any, labels: Any, uncertainty: Any) -> None:
+def _draw(axes: Axes, number: int, name: str, probabilities: object, labels: object, uncertainty: object) -> None:
     curve = retention_curve(probabilities, labels, uncertainty)
     label = f"{style.plain(name, 40)} (area {float(area_under_retention_curve(curve)):.3f})"
     axes.plot(100 * curve.retained, curve.accuracy, label=label, linewidth=2, **style.line(number))

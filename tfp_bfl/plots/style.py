@@ -41,7 +41,7 @@ WIDTH = 6.4
 SIZE = 11
 
 
-def plain(text: Any, length: int = 1000) -> str:
+def plain(text: object, length: int = 1000) -> str:
     """Return a caller's text as one line, cut to `length`; its dollars start no formula, and it does not hide."""
     # What is not printable has no place in an SVG; a label that begins with _ has none in a legend.
     text = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))

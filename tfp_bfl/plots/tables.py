@@ -124,19 +124,19 @@ def _together(keys: list[str]) -> list[str]:
     return [*(k for k in keys[:place] if k not in parts), *parts, *(k for k in keys[place:] if k not in parts)]
 
 
-def _cell(value: Any) -> Cell:
+def _cell(value: object) -> Cell:
     score = _number(value)
     return typed(value) if score is None else Cell(_score(score))
 
 
-def typed(value: Any, form: Callable[[Any], str] = lambda value: text(value)) -> Cell:
+def typed(value: object, form: Callable[[Any], str] = lambda value: text(value)) -> Cell:
     """Return the cell of a recorded value: what is no number is text, whatever its first letter."""
     value = value.numpy() if hasattr(value, "numpy") and getattr(value, "shape", None) == () else value
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return Cell(form(value), is_words=not (is_number or value is None))
 
 
-def _number(value: Any) -> Optional[float]:
+def _number(value: object) -> Optional[float]:
     """Return a result as a float; None for what is not one, or counts."""
     value = value.numpy() if hasattr(value, "numpy") else value
     return float(value) if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) else None
@@ -316,7 +316,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Return a value as a reader wants it."""
     if value is None or (isinstance(value, Mapping) and not value):
         return DASH

@@ -28,7 +28,7 @@ Source: Makni 2022, FL-SWAG.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -94,7 +94,7 @@ def gaussian_product(
     return pool(checked, None if prior is None else check_prior(prior, checked[0]))
 
 
-def check_prior(prior: Any, like: LowRank | None) -> LowRank:
+def check_prior(prior: object, like: LowRank | None) -> LowRank:
     """Return the prior as tensors.
 
     Raises:

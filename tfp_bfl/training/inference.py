@@ -124,7 +124,7 @@ def stating(make: _Make) -> _Make:
     signature = inspect.signature(make)
 
     @functools.wraps(make)
-    def stated(*args: Any, **kwargs: Any) -> Any:
+    def stated(*args: object, **kwargs: object) -> object:
         work, given = make(*args, **kwargs), signature.bind(*args, **kwargs)
         chosen = {name: x for name, x in given.arguments.items() if isinstance(x, (bool, int, float, str))}
         chosen = {name: x for name, x in chosen.items() if x != signature.parameters[name].default}
@@ -135,9 +135,10 @@ def stating(make: _Make) -> _Make:
     return cast(_Make, stated)
 
 
-def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
+def _settled(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return options of a client's training as they are used, from the arguments of a function that makes its work."""
-    settled = {name: given[name] for name in ("local_epochs", "batch_size") if name in given}
+    given = cast("dict[str, Any]", arguments)
+    settled: dict[str, Any] = {name: given[name] for name in ("local_epochs", "batch_size") if name in given}
     update_prior, is_private = given.get("update_prior", False), bool(given.get("example_privacy"))
     likelihood = {"likelihood": given.get("likelihood", "categorical")}
     facts: Any = {**likelihood, "update_prior": update_prior, "example_privacy": is_private}

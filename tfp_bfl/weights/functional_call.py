@@ -133,7 +133,7 @@ def batch_normalized_call(
 def _normalize_by_batch(
     layer: tf.keras.layers.BatchNormalization, statistics: dict[int, Any]
 ) -> Callable[..., tf.Tensor]:
-    def call(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+    def call(inputs: tf.Tensor, training: object = None, mask: object = None) -> tf.Tensor:
         del training, mask
         if list(layer.axis) != [inputs.shape.rank - 1]:
             raise InvalidArgument(f"The layer {layer.name!r} must normalise over the last axis, not {layer.axis}.")
@@ -194,7 +194,7 @@ def _read_type(layer: tf.keras.layers.Layer, variable: tf.Variable) -> tf.DType:
 
 
 @contextlib.contextmanager
-def _attribute(layer: tf.keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
+def _attribute(layer: tf.keras.layers.Layer, name: str, value: object) -> Iterator[None]:
     # In the layer's dictionary, past Keras, which would track what is set.
     attributes = vars(layer)
     before = attributes.get(name)

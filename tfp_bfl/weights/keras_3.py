@@ -8,7 +8,7 @@ from typing import Any
 from tfp_bfl.errors import InvalidArgument
 
 
-def is_keras_3(model: Any) -> bool:
+def is_keras_3(model: object) -> bool:
     """Return whether this is a model of Keras 3; False where Keras 3 has not been imported."""
     keras: Any = sys.modules.get("keras")
     version = str(getattr(keras, "__version__", "0")).partition(".")[0]

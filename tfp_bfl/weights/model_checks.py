@@ -17,7 +17,7 @@ _WIDE = 100.0
 _ROUNDING = 1e-3
 
 
-def check_form(model: Any) -> None:
+def check_form(model: object) -> None:
     """Check that a model has one input and one output, is functional or Sequential, and holds float32 weights.
 
     Args:

@@ -262,7 +262,7 @@ def hypernetwork(
             leaves.append(rng.normal(scale=1e-3, size=columns).astype(np.float32))
         return Parameters(tuple(leaves), rng.normal(size=(num_clients, size)).astype(np.float32))
 
-    def logits(shared: tuple[tf.Tensor, ...], row: tf.Tensor, middle: Any = ()) -> tf.Tensor:
+    def logits(shared: tuple[tf.Tensor, ...], row: tf.Tensor, middle: object = ()) -> tf.Tensor:
         x = row[tf.newaxis]
         for number in range(0, len(shared), 2):
             x = tf.matmul(x, shared[number]) + shared[number + 1]

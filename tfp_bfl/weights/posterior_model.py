@@ -36,7 +36,7 @@ class WeightSampling(tf.keras.layers.Layer):
       batch_norm_examples: [N, ...]; for each draw BatchNorm takes its statistics from these instead of the model's own.
     """
 
-    def __init__(self, model: tf.keras.Model, q: Posterior, batch_norm_examples: Any = None, **kwargs: object):
+    def __init__(self, model: tf.keras.Model, q: Posterior, batch_norm_examples: object = None, **kwargs: object):
         super().__init__(**kwargs)
         self.model = model
         leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(q)]
@@ -83,7 +83,9 @@ class WeightSampling(tf.keras.layers.Layer):
         return outputs + accumulator.jvp(outputs, tf.UnconnectedGradients.ZERO)
 
 
-def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_examples: Any = None) -> tf.keras.Model:
+def predictive_model(
+    model: tf.keras.Model, weights: ModelWeights, batch_norm_examples: object = None
+) -> tf.keras.Model:
     """Return the Keras model with these weights; its predictions are samples if there is a posterior over them.
 
     A posterior over the layers' own variational weights goes into the layers. One over point weights (a `LowRank` or
@@ -124,7 +126,7 @@ def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
     if len(model.input_shape) == _IMAGES and "call" not in vars(model):  # Else it does so already.
         call, shape = model.call, model.input_shape
 
-        def scaled(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        def scaled(inputs: object, training: object = None, mask: object = None) -> Any:
             inputs = _one_input(inputs)
             if tf.executing_eagerly():
                 _check_pixels(inputs, shape)
@@ -140,7 +142,7 @@ def _checking(method: Callable[..., Any], shape: Sequence[Optional[int]]) -> Cal
     """Return a method of Keras that checks arrays of images: its own graph would end in a message of TensorFlow."""
 
     @functools.wraps(method)
-    def checked(x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def checked(x: object = None, *args: object, **kwargs: object) -> Any:
         images = _one_input(x)
         if isinstance(images, (np.ndarray, tf.Tensor)):
             _check_pixels(images, shape)
@@ -149,14 +151,14 @@ def _checking(method: Callable[..., Any], shape: Sequence[Optional[int]]) -> Cal
     return checked
 
 
-def _one_input(inputs: Any) -> Any:
+def _one_input(inputs: object) -> Any:
     """Return the input of a model of one, which Keras takes in a list or a dictionary, too."""
     if isinstance(inputs, (list, tuple)) and len(inputs) == 1:
         return inputs[0]
     return next(iter(inputs.values())) if isinstance(inputs, dict) and len(inputs) == 1 else inputs
 
 
-def _check_pixels(images: Any, shape: Sequence[Optional[int]]) -> None:
+def _check_pixels(images: object, shape: Sequence[Optional[int]]) -> None:
     """Raise InvalidArgument unless images are a batch of bytes, or of floats in [0, 1]."""
     _as_batch(images, shape)
     values = np.asarray(images)

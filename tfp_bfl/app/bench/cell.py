@@ -293,11 +293,11 @@ def _megabytes(job: Job, result: bfl.federated.SimulationResult) -> tuple[float,
     return upload, download
 
 
-def _spec_bytes(spec: Any) -> int:
+def _spec_bytes(spec: object) -> int:
     return sum(int(np.prod([n or 1 for n in x.shape])) * x.dtype.size for x in _leaves(spec))
 
 
-def _leaves(structure: Any) -> list[Any]:
+def _leaves(structure: object) -> list[Any]:
     import tensorflow as tf
 
     return list(tf.nest.flatten(structure))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import click
 
@@ -99,7 +99,7 @@ def tune(
     share: str,
     config_file: Optional[str],
     output: Optional[str],
-    **given: Any,
+    **given: object,
 ) -> None:
     """Choose options by trials on held-out training examples, and write the best as a configuration.
 

@@ -200,7 +200,7 @@ def is_name(name: str) -> bool:
     return plain.isalnum() and plain.isascii() and name[0].isalnum() and len(name) <= _MOST_LETTERS
 
 
-def _mapping(value: Any, what: str) -> dict[str, Any]:
+def _mapping(value: object, what: str) -> dict[str, Any]:
     value = {} if value is None else value
     if not isinstance(value, dict):
         raise InvalidArgument(f"{what} is {shown(value)}, but must be a mapping such as 'rounds: 40'.")
@@ -210,7 +210,7 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _method(key: str, value: Any, where: str) -> Method:
+def _method(key: str, value: object, where: str) -> Method:
     options = _mapping(value, f"The method {key!r}")
     space = {
         name: parse_space(text, f"{name} of {key}")
@@ -339,7 +339,7 @@ def _count(values: Mapping[str, Any], key: str, default: int, most: int) -> int:
     return value
 
 
-def share_of(value: Any, name: str) -> float:
+def share_of(value: object, name: str) -> float:
     """Return a number above 0 and below 1, or a text of one such as "2e-1", as a float.
 
     Raises:

@@ -225,13 +225,13 @@ def _record(line: bytes, place: str) -> Record:
     )
 
 
-def _rounds(about: Mapping[str, Any], options: Any) -> Optional[int]:
+def _rounds(about: Mapping[str, Any], options: object) -> Optional[int]:
     """Return the rounds of a training as its record has them, in older ones among the options that were given."""
     value = about.get("rounds", options.get("rounds") if isinstance(options, Mapping) else None)
     return int(value) if str(value).isdecimal() else None
 
 
-def _clients(rows: Any, place: str) -> list[dict[str, Any]]:
+def _clients(rows: object, place: str) -> list[dict[str, Any]]:
     if rows is not None and not isinstance(rows, list):
         raise InvalidArgument(f'{place} has {shown(rows)} as "clients", but must have a list.')
     found = []
@@ -244,7 +244,7 @@ def _clients(rows: Any, place: str) -> list[dict[str, Any]]:
     return found
 
 
-def _mapping(value: Any, name: str, place: str) -> Mapping[str, Any]:
+def _mapping(value: object, name: str, place: str) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise InvalidArgument(f'{place} has {shown(value)} as "{name}", but must have a JSON object.')
     return value or {}
@@ -266,7 +266,7 @@ def _numbers(values: Mapping[str, Any], name: str, place: str, least: float = -m
     return found
 
 
-def _trajectory(points: Any, place: str) -> list[dict[str, float]]:
+def _trajectory(points: object, place: str) -> list[dict[str, float]]:
     if points is not None and not isinstance(points, list):
         raise InvalidArgument(f'{place} has {shown(points)} as "trajectory", but must have a list.')
     found: list[dict[str, float]] = []
@@ -282,7 +282,7 @@ def _trajectory(points: Any, place: str) -> list[dict[str, float]]:
     return found
 
 
-def finite(value: Any) -> Optional[float]:
+def finite(value: object) -> Optional[float]:
     """Return a value as a float, or None if it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None

@@ -49,7 +49,7 @@ class Space(NamedTuple):
         return f"{self.low}..{self.high}{' log' if self.log else ''}"
 
 
-def parse_space(text: Any, what: str) -> Space:
+def parse_space(text: object, what: str) -> Space:
     """Return the space of a text such as "0.001..0.3 log" or "1..5", or of a list of values.
 
     Whole numbers at both ends are an interval of whole numbers.

@@ -139,7 +139,7 @@ def check_cells(
             )
 
 
-def check_data_of(folder: pathlib.Path, there: Any, now: Optional[str], whole: pathlib.Path) -> None:
+def check_data_of(folder: pathlib.Path, there: object, now: Optional[str], whole: pathlib.Path) -> None:
     """Check that a cell ran on the data that its files hold now.
 
     Args:
@@ -211,7 +211,7 @@ def run_cells(
 _Ended = Iterator[tuple[str, Optional[BaseException]]]
 
 
-def _here(todo: Mapping[str, Options], output: pathlib.Path, work: Work, goes_on: bool, *_: Any) -> _Ended:
+def _here(todo: Mapping[str, Options], output: pathlib.Path, work: Work, goes_on: bool, *_: object) -> _Ended:
     for name, options in todo.items():
         try:
             _once(output / name, work, options, goes_on)

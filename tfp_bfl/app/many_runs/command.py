@@ -60,7 +60,7 @@ def sweep_runs(
     listed: bool,
     config_file: Optional[str],
     progress: Optional[str],
-    **given: Any,
+    **given: object,
 ) -> None:
     """Run every combination of options by every seed, and write one page and tables over all runs."""
     from tfp_bfl.app.many_runs.sweep import parse_varied

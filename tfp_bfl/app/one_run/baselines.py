@@ -123,7 +123,7 @@ def _multinomial(examples: list[bfl.data.ClientExamples], test: bfl.data.Source)
     return of_classes(LINEAR, probabilities, test.labels)
 
 
-def worse_than(final: Any, found: list[bfl.evaluation.Baseline], test: bfl.data.Source) -> list[str]:
+def worse_than(final: object, found: list[bfl.evaluation.Baseline], test: bfl.data.Source) -> list[str]:
     """Return a warning in a list if a model is worse than a baseline on the test data, and log it.
 
     Args:
@@ -140,7 +140,7 @@ def worse_than(final: Any, found: list[bfl.evaluation.Baseline], test: bfl.data.
     return [warning]
 
 
-def is_better(final: Any, baseline: bfl.evaluation.Baseline, test: bfl.data.Source) -> bool:
+def is_better(final: object, baseline: bfl.evaluation.Baseline, test: bfl.data.Source) -> bool:
     """Return whether a model is better than a baseline on the test data, by more than chance."""
     model = bfl.evaluation.Baseline("model", {}, _losses(final, test))
     return bfl.evaluation.better_baseline(baseline.losses, [model]) is not None

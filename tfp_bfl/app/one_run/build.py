@@ -63,7 +63,7 @@ def model_fn(
 
 
 def _user_model_fn(
-    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: Any, common: dict[str, Any]
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: object, common: dict[str, Any]
 ) -> Callable[[], tf.keras.Model]:
     """Build the model of a user's function, which must take the options of models that were given."""
     options = config.own_options()
@@ -261,7 +261,7 @@ def _recipe(
     unlabelled: Callable[[], Any] = lambda: None,
     code: Code = NO_CODE,
     clients: Callable[[], Optional[bfl.data.Clients]] = lambda: None,
-    **shared: Any,
+    **shared: object,
 ) -> bfl.federated.BayesianProcess:
     arguments = options.arguments(config, unlabelled)
     rule = arguments.get("rule")

@@ -128,7 +128,7 @@ def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) 
 def scored(
     job: Job,
     result: bfl.federated.SimulationResult,
-    final: Any,
+    final: object,
     held: Optional[dict[str, np.ndarray]],
     folder: pathlib.Path,
 ) -> tuple[dict[str, Any], list[str]]:

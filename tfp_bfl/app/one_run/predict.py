@@ -289,7 +289,7 @@ def as_table(predictions: Predictions) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 
 
-def _in_words(value: Any, digits: str) -> str:
+def _in_words(value: object, digits: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -39,16 +39,16 @@ class Run(_Run):
 def run(
     output: Union[str, pathlib.Path, None] = None,
     *,
-    model: Any = None,
-    rule: Any = None,
-    algorithm: Any = None,
-    dataset: Any = None,
-    test_data: Any = None,
+    model: object = None,
+    rule: object = None,
+    algorithm: object = None,
+    dataset: object = None,
+    test_data: object = None,
     config: Union[str, pathlib.Path, None] = None,
     resume: Union[str, pathlib.Path, None] = None,
     progress: Optional[str] = "none",
     on_round: Optional[OnRound] = None,
-    **options: Any,
+    **options: object,
 ) -> Run:
     """Train, evaluate, export and report a model, as `tfp-bfl run` does.
 
@@ -105,7 +105,7 @@ def run(
     return result
 
 
-def _given_data(dataset: Any, test_data: Any) -> Optional[GivenData]:
+def _given_data(dataset: object, test_data: object) -> Optional[GivenData]:
     """Return data in memory; None for a name or a path.
 
     Raises:

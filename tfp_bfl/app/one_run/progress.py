@@ -95,7 +95,7 @@ class Reporter:
         each = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         return [f"{duration((self._rounds - self._number) * each)} left"]
 
-    def _say(self, text: str, **event: Any) -> None:
+    def _say(self, text: str, **event: object) -> None:
         announcement, self._announcement = self._announcement, ""
         if announcement:
             self._say(announcement, phase=announcement)

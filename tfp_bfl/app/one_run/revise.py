@@ -58,7 +58,7 @@ def read_state(run: Union[str, pathlib.Path]) -> Any:
     return _MODULES[path.name].load(path)
 
 
-def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: Any, replace: bool) -> Change:
+def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: object, replace: bool) -> Change:
     """Return the change that takes clients of another run, all of them or those named.
 
     Raises:

@@ -209,7 +209,7 @@ def _simulated(
     folder: pathlib.Path,
     on_round: OnRound,
     start: Optional[bfl.models.ModelWeights],
-    runtime: Any,
+    runtime: object,
 ) -> bfl.federated.SimulationResult:
     """Run the rounds."""
     config, test = job.config, {"test data": f"{job.test.num_examples} examples ({job.test.sha256()[:8]})"}
@@ -227,7 +227,7 @@ def _simulated(
     )
 
 
-def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: Any) -> Optional[bfl.models.ModelWeights]:
+def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: object) -> Optional[bfl.models.ModelWeights]:
     """Pre-train at the server, record the scores, and return the weights.
 
     Return None without pre-training, or if rounds have begun.

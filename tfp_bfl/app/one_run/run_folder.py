@@ -150,7 +150,7 @@ def write_results(
     config: RunConfig,
     clients: bfl.data.Clients,
     test: bfl.data.Source,
-    final: Any,
+    final: object,
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
     info: bfl.export.Info,

@@ -83,7 +83,7 @@ class _Inferred(Optimized, Bounded):
         """Return the inference where none is given."""
         raise NotImplementedError
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
         recipes_own = ("inference", "noise", "temperature", "kl", "rule")
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
@@ -101,12 +101,12 @@ class _HiddenExamples(Options):
         1.0, "Noise multiplier: standard deviation of the noise divided by example_clip_norm.", argument=None
     )
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         self.require("example_clip_norm", "differential privacy", "example_noise")
         check_noise(self.example_noise, "example_noise")
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
         if self.example_clip_norm is None:
             return given
@@ -291,7 +291,7 @@ def in_words(algorithms: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def default_in_words(name: str, default: Any) -> str:
+def default_in_words(name: str, default: object) -> str:
     """Return the default of an option's field, and those of the algorithms that have another; "" for none."""
     others: dict[str, list[str]] = {}
     for algorithm in takers(name) or ALGORITHMS:

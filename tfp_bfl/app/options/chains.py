@@ -14,13 +14,13 @@ from tfp_bfl.app.options.messages import Compressed
 from tfp_bfl.errors import InvalidArgument, shown
 
 
-def _by_client(value: Any) -> list[str]:
+def _by_client(value: object) -> list[str]:
     """Return the entries of an option with one for each client: a sequence, or text with commas."""
     entries = value if isinstance(value, (list, tuple)) else str(value).split(",")
     return [str(entry).strip() for entry in entries]
 
 
-def _probabilities(value: Any) -> Union[float, str]:
+def _probabilities(value: object) -> Union[float, str]:
     """Return one probability as a float, several as text with commas.
 
     Raises:
@@ -64,14 +64,14 @@ class _Chain(Prior, Draws):
 
     keep_every: Count = option(1, "Number of rounds between collected samples.", argument=None)
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         if self.prior_stddev == "fan_in":
             raise InvalidArgument(
                 f"The prior of {self.recipe} is N(0, prior_stddev^2) for all weights: give a number, not 'fan_in'."
             )
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
         thinning = bfl.federated.Thinning(given.pop("burn_in_rounds"), self.keep_every, self.max_samples)
         return {**given, "prior_stddev": self.prior_stddev, "thinning": thinning}
@@ -158,7 +158,7 @@ class DGSGLD(_LocalChain):
 
     coupling: Positive = option(0.01, "Variance rho of the clients' weights about the server's.")
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         if self.step_size >= 2 * self.coupling:
             raise InvalidArgument(

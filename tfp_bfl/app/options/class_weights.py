@@ -14,7 +14,7 @@ from tfp_bfl.files.tables import to_csv
 BALANCED = "balanced"
 
 
-def as_text(value: Any) -> Any:
+def as_text(value: object) -> Any:
     """Return a mapping from classes to weights as the text of the option; another value as it is."""
     if not isinstance(value, dict):
         return value

@@ -184,7 +184,7 @@ def _completions(choices: Sequence[str], ctx: click.Context, parameter: click.Pa
     return [choice for choice in choices if choice.startswith(incomplete)]
 
 
-def _value_in_words(annotation: Any) -> str:
+def _value_in_words(annotation: object) -> str:
     """Return what an option takes: INTEGER, NUMBER or TEXT."""
     types = str(annotation)
     return "NUMBER" if "float" in types else "INTEGER" if "int" in types else "TEXT"

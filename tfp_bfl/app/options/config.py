@@ -205,7 +205,7 @@ class RunConfig(NoTruthAsNumber):
 
     @pydantic.field_validator("drop", "only", "categorical", mode="before")
     @classmethod
-    def _names(cls, value: Any) -> Any:
+    def _names(cls, value: object) -> Any:
         return to_csv([value]).rstrip("\n") if isinstance(value, (list, tuple)) else value
 
     @pydantic.model_validator(mode="after")

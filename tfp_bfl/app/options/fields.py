@@ -89,7 +89,7 @@ class Options(NoTruthAsNumber):
         """Return the local steps in a round of a client with that many examples."""
         raise NotImplementedError
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         """Return the arguments of the recipe besides the model; `unlabelled` gives the server's examples
         without labels.
         """
@@ -99,7 +99,7 @@ class Options(NoTruthAsNumber):
             (given.setdefault(group, {}) if group else given)[last] = getattr(self, name)
         return given
 
-    def fitted(self, model_fn: Any, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
+    def fitted(self, model_fn: object, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of the recipe that are fitted to the clients' data.
 
         Args:
@@ -124,7 +124,7 @@ class Training(Options):
 
     _class_weight = pydantic.field_validator("class_weight", mode="before")(class_weights.as_text)
 
-    def fitted(self, model_fn: Any, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
+    def fitted(self, model_fn: object, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
         return class_weights.likelihood(self.class_weight, clients, likelihood) if self.class_weight else {}
 
     def rate(self) -> float:
@@ -158,7 +158,7 @@ class ManyRounds(Training):
         names=choices.AUGMENTATIONS,
     )
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         if self.augmentation is not None:
             bfl.data.parse_augmentation(self.augmentation)
@@ -197,7 +197,7 @@ class Optimized(ManyRounds):
     def rate(self) -> float:
         return self.learning_rate or choices.OPTIMIZERS.numbers()[self.optimizer or "momentum"]
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
         return given if self.optimizer else {name: x for name, x in given.items() if name != "optimizer_fn"}
 
@@ -258,7 +258,7 @@ class ServerOptimized(Options):
     )
     server_momentum: ShareOrZero = option(0.0, "SGD momentum of the server (0 to 1).", argument=None)
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         self.require("server_optimizer", "the server's optimizer", "server_learning_rate", "server_momentum")
         if self.server_momentum and self.server_optimizer != "sgd":
@@ -266,7 +266,7 @@ class ServerOptimized(Options):
                 f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
             )
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         optimizer = None
         if self.server_optimizer is not None:
             others = {"momentum": self.server_momentum} if self.server_momentum else {}
@@ -290,7 +290,7 @@ class Pooled(Options):
         names=choices.RULES,
     )
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         takes_arguments = any(":" in form for form in choices.RULES.forms())
         if self.rule is not None and takes_arguments and not names_code(self.rule):
@@ -305,7 +305,7 @@ class Defended(Options):
         names=choices.ROBUST,
     )
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         if self.robust is not None:
             bfl.rules.parse_robust(self.robust)
@@ -347,7 +347,7 @@ class Hidden(Weighted):
     )
     privacy_delta: Share = option(1e-5, "Delta of the reported epsilon.", argument=None)
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         of_clients = ("privacy_variance_clip_norm", "privacy_noise")
         of_both = () if getattr(self, "example_clip_norm", None) is not None else ("privacy_delta",)

@@ -41,7 +41,7 @@ class Recorded(NamedTuple):
     is_table: bool
 
 
-def recorded(dataset: Any) -> Optional[Recorded]:
+def recorded(dataset: object) -> Optional[Recorded]:
     """Return what a configuration's dataset says of data that a program gave; None for a name or a path."""
     found = _RECORD.fullmatch(dataset) if isinstance(dataset, str) else None
     if not found:
@@ -61,7 +61,7 @@ class GivenData:
       InvalidArgument: `train` is none of these.
     """
 
-    def __init__(self, train: Any, test: Any = None):
+    def __init__(self, train: object, test: object = None):
         self._parts, self._read = (train, test), dict[Any, data.OwnData]()
 
     def read(self, label: str, client: Optional[str], task: str) -> data.OwnData:

@@ -12,7 +12,7 @@ from tfp_bfl.app.options.fields import Options, option
 from tfp_bfl.errors import InvalidArgument, shown
 
 
-def _as_text(value: Any) -> Any:
+def _as_text(value: object) -> Any:
     """Return a sequence of names as text with commas, and anything else as it is."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
@@ -26,7 +26,7 @@ class Compressed(Options):
     )
     per_tensor: bool = option(False, "Compress each tensor of the model separately.")
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         self.require("compressor", "the compressor", "per_tensor")
         for compressor in self.compressors():
@@ -53,7 +53,7 @@ class WithErrorMemory(Compressed):
         False, "Add the compression error of earlier messages to the next message (error feedback)."
     )
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         self.require("compressor", "the compressor", "error_memory")
 

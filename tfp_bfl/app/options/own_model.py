@@ -49,7 +49,7 @@ class Code(NamedTuple):
 NO_CODE = Code()
 
 
-def names_code(value: Any) -> bool:
+def names_code(value: object) -> bool:
     """Return whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
     return isinstance(value, str) and (value == GIVEN or ".py:" in value)
 
@@ -177,7 +177,7 @@ def rule_of(given: Any, value: Optional[str], parameters: Mapping[str, Any] = NO
     return made_by(own, "rule", known, "a rules.Rule or a rules.GatherRule")
 
 
-def process_of(function: Callable[..., Any], model_fn: Any, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
+def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
     """Return the process that a user's algorithm builds.
 
     Args:
@@ -276,7 +276,7 @@ def is_trusted(value: str) -> bool:
     return value in _TRUSTED
 
 
-def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: Any) -> None:
+def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: object) -> None:
     """Raise InvalidArgument where a configuration from a file would run code that the command does not name.
 
     Args:

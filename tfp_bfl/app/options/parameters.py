@@ -26,7 +26,7 @@ def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
     return {name: x for name, x in inspect.signature(function).parameters.items() if x.kind in by_name}
 
 
-def is_model(function: Any) -> bool:
+def is_model(function: object) -> bool:
     """Return whether this is a Keras model in the place of a function that builds one."""
     return hasattr(function, "get_config")
 
@@ -38,12 +38,12 @@ def takes_all(function: Any) -> bool:
     )
 
 
-def name_of(role: str, function: Any) -> str:
+def name_of(role: str, function: object) -> str:
     """Return how an error names a user's function."""
     return f"The {role} function {getattr(function, '__name__', shown(function))!r}"
 
 
-def type_of(role: str, function: Any, name: str) -> Any:
+def type_of(role: str, function: object, name: str) -> Any:
     """Return the type of a parameter, by its annotation or its default.
 
     Raises:
@@ -66,16 +66,16 @@ def type_of(role: str, function: Any, name: str) -> Any:
     return annotation
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
+def _alternatives(annotation: object) -> tuple[Any, ...]:
     is_union = typing.get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
     return typing.get_args(annotation) if is_union else (annotation,)
 
 
-def _in_words(annotation: Any) -> str:
+def _in_words(annotation: object) -> str:
     return shown(annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation)))
 
 
-def value_of(role: str, function: Any, name: str, value: Any) -> Value:
+def value_of(role: str, function: object, name: str, value: object) -> Value:
     """Return the value of a parameter as its type has it, of the text or number that was given.
 
     Raises:
@@ -122,7 +122,7 @@ def values_of(given: Mapping[str, Any], functions: Functions) -> dict[str, Value
     return found
 
 
-def taken_by(function: Any, parameters: Mapping[str, Value]) -> dict[str, Value]:
+def taken_by(function: object, parameters: Mapping[str, Value]) -> dict[str, Value]:
     """Return those of the given parameters that a function has."""
     own = parameters_of(function)
     return {name: value for name, value in parameters.items() if name in own}
@@ -151,7 +151,7 @@ def names_of(functions: Functions) -> dict[str, None]:
     return {name: None for function in functions.values() for name in parameters_of(function)}
 
 
-def kind_of_value(role: str, function: Any, name: str) -> Optional[type]:
+def kind_of_value(role: str, function: object, name: str) -> Optional[type]:
     """Return the type of a parameter's values in the help of a command; None where it can be no option."""
     try:
         parts = [x for x in _alternatives(type_of(role, function, name)) if x is not type(None)]

@@ -36,14 +36,14 @@ class _ByMomentum(Optimized, SGD):
         **{"kind": "deterministic", "rounds": 30, "momentum": 0.9},
     }
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         if self.optimizer not in (None, "momentum") and self.momentum != self.defaults["momentum"]:
             raise InvalidArgument(
                 f"momentum is a number of the optimizer momentum, and optimizer is {self.optimizer}: give one of them."
             )
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         import tensorflow as tf
 
         given = super().arguments(config, unlabelled)
@@ -112,7 +112,7 @@ class FedBE(_Averaging):
                 "leaves the clients nothing: together they must be below 1."
             )
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         return {**super().arguments(config, unlabelled), "features": unlabelled()}
 
 
@@ -142,11 +142,11 @@ class FedSGLD(_Sampling, Weighted, Draws, WithErrorMemory):
     recipe: ClassVar[str] = "fed_sgld"
     summary: ClassVar[str] = "FedAvg with noise after each round; the rounds are samples"
 
-    def check(self, config: Any) -> None:
+    def check(self, config: object) -> None:
         super().check(config)
         check_even(config)
 
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+    def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         return {**super().arguments(config, unlabelled), "max_samples": self.max_samples}
 
 

@@ -53,7 +53,7 @@ class NoTruthAsNumber(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _no_truth_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+    def _no_truth_as_number(cls, value: object, info: pydantic.ValidationInfo) -> Any:
         # NumPy's type is called bool_ in version 1, bool in version 2.
         if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
             types = str(cls.model_fields[str(info.field_name)].annotation)

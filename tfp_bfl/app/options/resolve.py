@@ -77,7 +77,7 @@ def resolved(
     return config.model_copy(update=values)
 
 
-def settings_of(options: Any, regression: bool) -> inference.Settings:
+def settings_of(options: object, regression: bool) -> inference.Settings:
     """Return inference, temperature and KL scaling of an algorithm with Gaussian weights on clients."""
     rule = getattr(options, "rule", None)
     return inference.settings_for(

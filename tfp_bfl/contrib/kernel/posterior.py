@@ -76,7 +76,7 @@ class KernelOptions(NamedTuple):
     weighting: str = WEIGHTINGS[0]
 
 
-def kernel_mode(values: Array, *options: Any, weights: Optional[Array] = None, **named_options: Any) -> tf.Tensor:
+def kernel_mode(values: Array, *options: object, weights: Optional[Array] = None, **named_options: object) -> tf.Tensor:
     """Return a mode of the kernel density over S clients' values, for every weight alone, by mean shift.
 
     x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h

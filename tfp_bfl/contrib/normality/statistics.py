@@ -38,7 +38,7 @@ class Normality(NamedTuple):
     num_zero_spread: int
 
 
-def normality(values: Any, num_draws: int = 10_000, seed: int = 0) -> Normality:
+def normality(values: object, num_draws: int = 10_000, seed: int = 0) -> Normality:
     """Test S clients' values of every coordinate for normality.
 
     z_i = (w_i - mean) / sd, in ascending order, sd with ddof 1
@@ -130,7 +130,7 @@ def normality_summary(result: Normality, level: float = 0.05) -> dict[str, float
     }
 
 
-def _checked(values: Any) -> np.ndarray:
+def _checked(values: object) -> np.ndarray:
     values = np.asarray(values)
     if values.ndim != 2 or not values.shape[1]:
         raise InvalidArgument(f"The values must have the shape [S, D] with D at least 1, not {values.shape}.")

@@ -95,7 +95,7 @@ def joined(runtime: Optional[RayRuntime]) -> Iterator[RayRuntime]:
         yield cluster
 
 
-def first_line(error: Any) -> str:
+def first_line(error: object) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -30,7 +30,7 @@ class Tasks(NamedTuple):
 
     runtime: RayRuntime
 
-    def remote(self, function: Callable[..., Any], **options: Any) -> Any:
+    def remote(self, function: Callable[..., Any], **options: object) -> Any:
         """Return a function as Ray's remote function, with these options of Ray."""
         surroundings = {"env_vars": {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": str(self.runtime.threads)}}
         return self.runtime.ray.remote(function).options(runtime_env=surroundings, **options)
@@ -39,7 +39,7 @@ class Tasks(NamedTuple):
         """Return a function that computes as Ray's remote function, on the runtime's cores of one machine."""
         return self.remote(function, num_cpus=self.runtime.threads, max_retries=RETRIES)
 
-    def check_machines(self, examine: Callable[..., tuple[str, str]], versions: str, *given: Any) -> None:
+    def check_machines(self, examine: Callable[..., tuple[str, str]], versions: str, *given: object) -> None:
         """Check that all machines have the same versions, and nothing that stops them.
 
         Args:
@@ -104,7 +104,7 @@ class Tasks(NamedTuple):
     def _machine_ids(self) -> set[str]:
         return {node["NodeID"] for node in self._machines()}
 
-    def _result(self, ref: Any, last: bool) -> Any:
+    def _result(self, ref: object, last: bool) -> Any:
         """Return a task's result; None for one that is lost and not the last of its kind."""
         ray = self.runtime.ray
         try:

@@ -255,7 +255,7 @@ def _create_context(connections: list[_Connection]) -> Any:
         def __init__(self, i: int) -> None:
             self._i = i
 
-        async def invoke(self, comp: Any, arg: Any) -> Any:
+        async def invoke(self, comp: object, arg: object) -> Any:
             context = connections[self._i].context
             try:
                 return await asyncio.wrap_future(_start(lambda: context.invoke(comp, arg)))
@@ -359,7 +359,7 @@ def _has_clients(type_signature: Any) -> bool:
     return any(_has_clients(child) for child in type_signature.children())
 
 
-def _compile_mergeable(comp: Any) -> Any:
+def _compile_mergeable(comp: object) -> Any:
     try:
         return require_tff().backends.native.compile_to_mergeable_comp_form(comp)
     except (TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ _FREE_SECONDS = 5.0
 _KEPT_COMPUTATIONS = 8
 
 
-def create_stub(channel: Any) -> Any:
+def create_stub(channel: object) -> Any:
     """Return TFF's interface to the worker behind a gRPC channel."""
     tff = require_tff()
     from tensorflow_federated.proto.v0 import executor_pb2_grpc
@@ -54,21 +54,21 @@ def executor_type() -> Any:
         These are the last computations, and the last clients' datasets, known by the Python objects' identity.
         """
 
-        def __init__(self, stub: Any) -> None:
+        def __init__(self, stub: object) -> None:
             # TFF frees values in batches of 20: the worker held 2.3 GB instead of 0.3 for cohorts of 1 to 30
             # clients with 1 MB each.
             super().__init__(stub, dispose_batch_size=1)
             self._computations: collections.OrderedDict[Any, Any] = collections.OrderedDict()
             self._datasets: collections.OrderedDict[Any, Any] = collections.OrderedDict()
 
-        async def create_value(self, value: Any, type_spec: Optional[Any] = None) -> Any:
+        async def create_value(self, value: object, type_spec: Optional[Any] = None) -> Any:
             if isinstance(value, tff.framework.ConcreteComputation):
                 return await self._keep(self._computations, _KEPT_COMPUTATIONS, [value], value, type_spec)
             if isinstance(value, list) and value and all(isinstance(x, tf.data.Dataset) for x in value):
                 return await self._keep(self._datasets, 1, value, value, type_spec)
             return await self._create(value, type_spec)
 
-        async def _create(self, value: Any, type_spec: Any) -> Any:
+        async def _create(self, value: object, type_spec: object) -> Any:
             if not isinstance(type_spec, (tff.StructType, tff.FederatedType)):
                 return await super().create_value(value, type_spec)
             self._check_has_executor_id()
@@ -103,7 +103,7 @@ def executor_type() -> Any:
     return Executor
 
 
-def _call(tff: ModuleType, call: Callable[[Any], Any], request: Any) -> Any:
+def _call(tff: ModuleType, call: Callable[[Any], Any], request: object) -> Any:
     import grpc
 
     try:
@@ -115,7 +115,7 @@ def _call(tff: ModuleType, call: Callable[[Any], Any], request: Any) -> Any:
         raise
 
 
-def _free(call: Callable[..., Any], request: Any) -> None:
+def _free(call: Callable[..., Any], request: object) -> None:
     import grpc
 
     # At a worker that is gone, or through a closed channel (ValueError), there is nothing to free.

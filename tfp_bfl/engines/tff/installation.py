@@ -42,7 +42,7 @@ def drop_default_context(tff: ModuleType) -> None:
     """
 
     class Closed(tff.framework.SyncContext):  # type: ignore[name-defined,misc]
-        def invoke(self, comp: Any, arg: Any) -> Any:
+        def invoke(self, comp: object, arg: object) -> Any:
             raise WorkerError("The interpreter is exiting; run computations before that.")
 
     # The destructor interrupts the worker and waits for it, for ever if the interrupt is lost.

@@ -50,7 +50,7 @@ def _build(round: Round) -> Any:
         return tff.federated_eval(initial_state, tff.SERVER)
 
     @tff.federated_computation(tff.FederatedType(state_type, tff.SERVER), tff.FederatedType(dataset_type, tff.CLIENTS))
-    def next_round(state: Any, datasets: Any) -> Any:
+    def next_round(state: object, datasets: object) -> Any:
         sent = tff.federated_broadcast(tff.federated_map(broadcast, state))
         contributions = tff.federated_map(contribute, (sent, datasets))
         total = tff.federated_aggregate(contributions, zero(), merge, merge, as_it_is)

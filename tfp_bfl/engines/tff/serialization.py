@@ -9,7 +9,7 @@ import numpy as np
 from tfp_bfl.engines.tff.installation import require_tff
 
 
-def create_value_request(executor_id: Any, value: Any, type_spec: Any) -> Any:
+def create_value_request(executor_id: object, value: object, type_spec: object) -> Any:
     """Return the request that leaves `value`, of the TFF type `type_spec`, at a worker's executor.
 
     Equal, byte for byte, to that of TFF's own `serialize_value`, and with its errors.

@@ -323,7 +323,7 @@ class _Starter:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="tfp_bfl-worker-starter", daemon=True).start()
 
-    def popen(self, arguments: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+    def popen(self, arguments: list[str], **options: object) -> "subprocess.Popen[bytes]":
         future: Future[subprocess.Popen[bytes]] = Future()
         self._requests.put((future, arguments, options))
         try:

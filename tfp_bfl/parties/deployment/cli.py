@@ -163,7 +163,7 @@ def run(
     max_examples: Optional[int],
     without: Sequence[str],
     config_file: Optional[str],
-    **given: Any,
+    **given: object,
 ) -> None:
     """Submit a run to the server, print its progress, and download its folder."""
     from tfp_bfl.app.options.config import read_yaml

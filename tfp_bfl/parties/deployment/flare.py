@@ -275,7 +275,7 @@ class Site(Executor):
         self.log_info(fl_ctx, f"{task_name} took {reply[_SECONDS]:.2f} s")
         return reply
 
-    def _answer(self, task: str, content: Any) -> bytes:
+    def _answer(self, task: str, content: object) -> bytes:
         if not isinstance(content, bytes) or task not in TASKS:
             raise InvalidArgument(f"The task {task!r} is none of {', '.join(TASKS)}, or holds no bytes.")
         if task == TALK:

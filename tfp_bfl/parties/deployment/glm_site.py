@@ -90,7 +90,7 @@ class GlmSite:
                 raise
             raise InvalidArgument("The message of the server does not have the required form.") from None
 
-    def _describe(self, options: Any, secure_sums: bool) -> dict[str, Any]:
+    def _describe(self, options: object, secure_sums: bool) -> dict[str, Any]:
         file = read_file(self._folder)
         job = self._allowed(file, options, secure_sums)
         with withholding("table"):
@@ -272,7 +272,7 @@ class GlmSite:
             raise InvalidArgument(NO_RUN)
         return self._cells
 
-    def _allowed(self, file: PartyFile, options: Any, secure_sums: bool) -> GlmJob:
+    def _allowed(self, file: PartyFile, options: object, secure_sums: bool) -> GlmJob:
         if file.algorithms and GLM not in file.algorithms:
             raise InvalidArgument(f"Its file allows algorithm {' or '.join(file.algorithms)}, not {GLM}.")
         if (file.models or file.rules) and GLM not in file.algorithms:

@@ -62,7 +62,7 @@ def unusable(offers: Mapping[str, Any]) -> dict[str, str]:
     return {**reasons, **alike({site: offer for site, offer in offers.items() if site not in reasons})}
 
 
-def is_offer(offer: Any) -> bool:
+def is_offer(offer: object) -> bool:
     """Return whether this has the form of a key offer; only sites check its signature."""
     return isinstance(offer, Mapping) and all(
         isinstance(offer.get(part), str) for part in ("public", "certificate", "signature")

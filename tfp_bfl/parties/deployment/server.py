@@ -338,7 +338,7 @@ class _Scores:
             return []
         return [f"The scores are over the test data of {_and([*self.last])}, without those of {_and(self._without)}."]
 
-    def of(self, model: Any) -> dict[str, float]:
+    def of(self, model: object) -> dict[str, float]:
         """Return the scores over the sites that answered, and their number `num_scored`; nothing if none did."""
         content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
         answers = {}

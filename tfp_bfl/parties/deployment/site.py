@@ -222,7 +222,7 @@ class Site:
         steps = bfl.privacy.example_steps(config.example_noise, examples, config.batch_size, config.local_epochs)
         return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)
 
-    def _check_rule(self, sums: Any) -> str:
+    def _check_rule(self, sums: object) -> str:
         name = str(self._process.description["rule"])
         # Quantisation and clipping are compatible with sums.
         plain = name.removeprefix("quantised ").removeprefix("clipped ")
@@ -241,7 +241,7 @@ class Site:
         use = "adds it to the other messages" if self._process.is_sum else "uses it separately"
         return f"The server sees each message of this site. The rule {plain} {use}."
 
-    def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
+    def _check(self, config: RunConfig, parties: int, sums: object) -> None:
         if sums is None and self._file.only_secure_sums:
             raise InvalidArgument(_ONLY_SECURE)
         if self._file.max_example_epsilon is not None and not (config.example_clip_norm and config.example_noise):

@@ -175,7 +175,7 @@ class ServerSession:
             raise Error(why)
         self._connect()
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: object) -> Any:
         """Return the result of a method of FLARE's session.
 
         Raises:
