@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Callable, Optional, Union, cast, overload
 
-import tensorflow as tf
 from typing_extensions import Unpack
 
-from tfp_bfl import clients, federated, models
+from tfp_bfl import clients, federated, keras, models
 from tfp_bfl import weighting as weightings
 from tfp_bfl.algorithms.fitting import (
     check_compressible,
@@ -28,7 +27,7 @@ from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import Given, Sent
 
-Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
+Model = Union[keras.Model, Callable[[], keras.Model]]
 
 
 @overload
@@ -221,7 +220,7 @@ def _check_change_norm(options: Mapping[str, object], work: ClientWork[Sent]) ->
         )
 
 
-def _check_posteriors(weighting: str, work: ClientWork[Sent], model_fn: Callable[[], tf.keras.Model]) -> None:
+def _check_posteriors(weighting: str, work: ClientWork[Sent], model_fn: Callable[[], keras.Model]) -> None:
     if work.sends != WEIGHTS or not models.layout(model_fn()).variational:
         raise InvalidArgument(
             f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."

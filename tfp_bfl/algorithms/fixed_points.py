@@ -19,9 +19,7 @@ from __future__ import annotations
 
 from typing import Callable, Optional, Union
 
-import tensorflow as tf
-
-from tfp_bfl import models, rules
+from tfp_bfl import keras, models, rules
 from tfp_bfl.contracts import AnyRule
 from tfp_bfl.training.inference import DEFAULT_INFERENCE
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, is_linear
@@ -39,7 +37,7 @@ def default_rule(inference: Optional[str]) -> str:
 
 
 def notices_of(
-    model_fn: Union[tf.keras.Model, Callable[[], tf.keras.Model]],
+    model_fn: Union[keras.Model, Callable[[], keras.Model]],
     rule: AnyRule,
     optimizer: Optional[Optimizer],
     inference: Optional[str],

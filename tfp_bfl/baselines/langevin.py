@@ -6,7 +6,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl import posterior
+from tfp_bfl import keras, posterior
 from tfp_bfl.errors import Diverged, InvalidArgument, check_counts, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.models import as_model_fn
@@ -160,7 +160,7 @@ class _Steps(NamedTuple):
 
 
 def langevin_chain(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     features: Any,
     labels: Any,
     *,

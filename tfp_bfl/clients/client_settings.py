@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.compression import Compressor, by_client, by_tensor, parse_compressor
 from tfp_bfl.compression.by_client import NUMBER_BITS
 from tfp_bfl.errors import InvalidArgument, check_number, check_probabilities, is_by_client
@@ -108,7 +109,7 @@ def client_settings(
 
 
 def memory_rate(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     compressor: PerClient[AnyCompressor] = "none",
     per_tensor: bool = False,

@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union, cast
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.clients.client_settings import AnyCompressor, ClientSettings, PerClient, client_settings
 from tfp_bfl.contracts import (
     DYNAMIC,
@@ -51,7 +52,7 @@ class Kept(NamedTuple):
 
 
 def stochastic_gradient(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     estimator: str = "plain",
     batch_size: Union[int, float, None] = None,

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import CURVATURE, ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
@@ -48,7 +49,7 @@ class LaplaceSums(NamedTuple):
 
 
 def laplace(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     structure: str = "last_layer",
     likelihood: Union[str, Likelihood] = "categorical",
@@ -85,7 +86,7 @@ def laplace(
 
 
 def last_layer_sums(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     likelihood: Union[str, Likelihood] = "categorical",
     batch_size: int = 256,
@@ -102,7 +103,7 @@ def last_layer_sums(
 
 
 def _summing(
-    model_fn: Callable[[], tf.keras.Model], structure: str, density: Likelihood, batch_size: int, dtype: tf.DType
+    model_fn: Callable[[], keras.Model], structure: str, density: Likelihood, batch_size: int, dtype: tf.DType
 ) -> ClientWork[ClientCurvature]:
     model_fn = as_model_fn(model_fn)
     check_count(batch_size, "batch_size")
@@ -144,7 +145,7 @@ def check_fisher(likelihood: Likelihood) -> None:
         )
 
 
-def laplace_weights(model: tf.keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
+def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
     """Return the model's variables that Laplace's approximation is over: the last of its point weights.
 
     Raises:
@@ -166,10 +167,10 @@ def laplace_weights(model: tf.keras.Model, structure: str = "last_layer") -> lis
         return layout(model).point
     head = split_head(model).head
     last = head.layers[-1]
-    linear = tf.keras.activations.linear
-    if not isinstance(last, tf.keras.layers.Dense) or not last.use_bias or last.activation is not linear:
+    linear = keras.activations.linear
+    if not isinstance(last, keras.layers.Dense) or not last.use_bias or last.activation is not linear:
         raise InvalidArgument(
-            f"The structure 'last_layer' requires a tf.keras.layers.Dense with bias and without activation at the end, "
+            f"The structure 'last_layer' requires a keras.layers.Dense with bias and without activation at the end, "
             f"but {model.name!r} ends with {last.name!r}: change that layer, or use the structure 'diagonal'."
         )
     size = sum(v.shape.num_elements() for v in layout(head).point)
@@ -181,7 +182,7 @@ def laplace_weights(model: tf.keras.Model, structure: str = "last_layer") -> lis
     return layout(head).point
 
 
-def layers_of(model: tf.keras.Model, structure: str = "last_layer") -> tuple[int, ...]:
+def layers_of(model: keras.Model, structure: str = "last_layer") -> tuple[int, ...]:
     """Return the number of the layer, from 0 on, for each variable of `laplace_weights`."""
     layers = list(model._flatten_layers(include_self=False))
     holders: list[int] = []
@@ -196,7 +197,7 @@ def layers_of(model: tf.keras.Model, structure: str = "last_layer") -> tuple[int
 Add = Callable[[LaplaceSums, tf.Tensor, tf.Tensor, tf.Tensor], LaplaceSums]
 
 
-def add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
+def add_diagonal(model: keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
     """Build the function that adds a batch to sums with the diagonal [D] as their curvature."""
     fisher_root: Any = likelihood.fisher_root
     zero = tf.UnconnectedGradients.ZERO
@@ -230,7 +231,7 @@ def add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: L
     return add
 
 
-def _add_matrix(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood, dtype: tf.DType) -> Add:
+def _add_matrix(model: keras.Model, leaves: list[tf.Variable], likelihood: Likelihood, dtype: tf.DType) -> Add:
     """Build the function that adds a batch to sums with the matrix [D, D] of the last layer as their curvature.
 
     The layer's weights, kernel [F, C] and bias [C], are the rows of one matrix [F + 1, C] on inputs with a 1 behind:

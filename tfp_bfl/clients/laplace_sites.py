@@ -6,6 +6,7 @@ from typing import Callable, Optional, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, laplace_weights
 from tfp_bfl.contracts import SITE_CHANGE, ClientWork, Work
 from tfp_bfl.data import ClientExamples
@@ -32,7 +33,7 @@ _CURVATURE_SEED = 2**29 + 2
 
 @stating
 def laplace_sites(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     covariance: bool = False,
     local_epochs: int = LOCAL_EPOCHS,

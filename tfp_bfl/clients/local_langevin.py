@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.clients.gradient import check_batch_size, draw_batch, number_of
 from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
 from tfp_bfl.data import ClientData, ClientExamples
@@ -39,7 +40,7 @@ class Surrogate(NamedTuple):
 
 
 def coupled_langevin(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     step_size: float,
     coupling: float,
@@ -81,7 +82,7 @@ def coupled_langevin(
 
 
 def conducive_langevin(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     surrogates: Sequence[Surrogate],
     *,
     step_size: float,
@@ -132,7 +133,7 @@ def conducive_langevin(
 
 
 def fit_surrogate(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     features: Array,
     labels: Array,
     *,
@@ -166,7 +167,7 @@ def fit_surrogate(
 
 
 def fit_surrogates(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     clients: ClientData,
     *,
     prior_stddev: Optional[float] = 1.0,
@@ -185,7 +186,7 @@ def fit_surrogates(
 
 
 def _local(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     drift: Callable[..., tf.Tensor],
     step_size: float,
     local_steps: int,

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
@@ -34,7 +35,7 @@ class _Sums(NamedTuple):
 
 @stating
 def meta_learning(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     learner: str = "plain",
     local_epochs: int = LOCAL_EPOCHS,
@@ -132,7 +133,7 @@ def meta_learning(
     return ClientWork(build, settings=tuple(stated_training(learning_rate, "sgd").items()))
 
 
-def _check(learner: str, kl_reduction: str, model: tf.keras.Model, logit_rate: Optional[Schedule]) -> None:
+def _check(learner: str, kl_reduction: str, model: keras.Model, logit_rate: Optional[Schedule]) -> None:
     lookup(LEARNERS, learner, "learner")
     if kl_reduction not in KL_REDUCTIONS:
         raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")

@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.defaults import LOCAL_EPOCHS
@@ -45,7 +46,7 @@ class _Carried(NamedTuple):
 
 @stating
 def personal_posterior(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,

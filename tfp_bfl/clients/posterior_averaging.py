@@ -7,6 +7,7 @@ from typing import Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.defaults import LOCAL_EPOCHS
@@ -72,7 +73,7 @@ class _Averages(NamedTuple):
 
 @stating
 def posterior_averaging(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     shrinkage: float = 0.1,
     burn_in_rounds: int = 0,
@@ -81,7 +82,7 @@ def posterior_averaging(
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
-    optimizer_fn: Optimizer = lambda: tf.keras.optimizers.SGD(momentum=0.9),
+    optimizer_fn: Optimizer = lambda: keras.optimizers.SGD(momentum=0.9),
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
     """Return client work that samples by iterate-averaged SGD (IASG) and moves the weights by `posterior_delta`.

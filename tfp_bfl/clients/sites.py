@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union, cast
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.defaults import LOCAL_EPOCHS
@@ -51,7 +52,7 @@ class MovingSite(NamedTuple):
 
 @stating
 def sites(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
@@ -236,7 +237,7 @@ def _check_sites(damping: Optional[float], empty: bool, send_site: bool, keep_mo
         )
 
 
-def _prior(model: tf.keras.Model) -> Site:
+def _prior(model: keras.Model) -> Site:
     """Return the prior of a model's variational weights.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.clients.client_settings import AnyCompressor, PerClient
 from tfp_bfl.clients.client_settings import memory_rate as best_memory_rate
 from tfp_bfl.data import ClientData
@@ -134,7 +135,7 @@ def _is_stable(chain: _Chain, step: float) -> bool:
 
 
 def check_step_size(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     clients: ClientData,
     step_size: float,
     curvature: Union[float, str],
@@ -206,7 +207,7 @@ def _some_examples(clients: ClientData, most: int) -> tuple[Array, Array]:
 
 
 def largest_curvature(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     features: Array,
     labels: Array,
     *,

@@ -7,6 +7,7 @@ from typing import Callable, Optional, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number, shown
@@ -41,7 +42,7 @@ FEATURES_AT_ONCE = 256
 
 @stating
 def swag(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     last_layer: bool = False,
     local_epochs: int = 20,
@@ -113,7 +114,7 @@ def swag(
             swag_weights(model, last_layer)
             parts = split_head(model) if last_layer else None
         network = parts.head if parts else model
-        optimizer_fn = functools.partial(tf.keras.optimizers.SGD, momentum=momentum)
+        optimizer_fn = functools.partial(keras.optimizers.SGD, momentum=momentum)
         update_fn = functools.partial(ByOptimizer, optimizer_fn=optimizer_fn, learning_rate=learning_rate)
         trainer = Trainer(lambda: network, update_fn, weight_decay=weight_decay, likelihood=of_labels)
 
@@ -174,7 +175,7 @@ def _posterior(weights: FlatWeights, moments: swag_moments.SwagMoments, min_vari
 
 
 @without_autograph
-def _statistics(network: tf.keras.Model, q: LowRank, features: tf.Tensor, seed: tf.Tensor) -> MeanField:
+def _statistics(network: keras.Model, q: LowRank, features: tf.Tensor, seed: tf.Tensor) -> MeanField:
     """Return BatchNorm's statistics at the posterior's mean; empty for a network without it."""
     if not layout(network).moving_mean:
         return MeanField((), ())
@@ -183,7 +184,7 @@ def _statistics(network: tf.keras.Model, q: LowRank, features: tf.Tensor, seed: 
         return batch_moments(network, q.mean, images)
 
 
-def swag_weights(model: tf.keras.Model, last_layer: bool = False) -> list[tf.Variable]:
+def swag_weights(model: keras.Model, last_layer: bool = False) -> list[tf.Variable]:
     """Return the model's variables that the posterior is over: the last of its point weights.
 
     Raises:
@@ -219,7 +220,7 @@ def _half(local_epochs: int) -> int:
 
 
 @without_autograph
-def _features(network: tf.keras.Model, inputs: tf.Tensor) -> tf.Tensor:
+def _features(network: keras.Model, inputs: tf.Tensor) -> tf.Tensor:
     """Compute the outputs of the frozen network for all examples [N, ...], a few at a time: [N, F]."""
     number = tf.shape(inputs)[0]
     size = FEATURES_AT_ONCE

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import DYNAMIC, PADDED, ClientWork, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.defaults import LOCAL_EPOCHS
@@ -25,7 +26,7 @@ from tfp_bfl.weights.flat import Prior
 
 @stating
 def variational(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,

@@ -8,13 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.predictive import evaluate
 from tfp_bfl.weights import layout
 
 
 def evaluate_permuted(
-    model: tf.keras.Model, features: Any, labels: Any, permutation_seed: int = 0, **options: Any
+    model: keras.Model, features: Any, labels: Any, permutation_seed: int = 0, **options: Any
 ) -> dict[str, float]:
     """Return the metrics of `evaluate` with the standard deviations of each layer's weights permuted among themselves.
 
@@ -35,7 +36,7 @@ def evaluate_permuted(
 
 
 @contextlib.contextmanager
-def permuted_stddevs(model: tf.keras.Model, seed: int = 0) -> Iterator[None]:
+def permuted_stddevs(model: keras.Model, seed: int = 0) -> Iterator[None]:
     """Permute the standard deviations of each variational weight tensor of the model inside the block.
 
     Raises:

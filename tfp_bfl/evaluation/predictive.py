@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument, check_counts, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
@@ -51,7 +52,7 @@ class Evaluation(NamedTuple):
     mutual_information: np.ndarray
 
 
-def is_stochastic(model: tf.keras.Model) -> bool:
+def is_stochastic(model: keras.Model) -> bool:
     """Return whether two weight samples of the model can differ: it has variational weights, Monte Carlo
     dropout, or a posterior beside it (`models.predictive_model`).
     """
@@ -71,7 +72,7 @@ def sample_seeds(seed: object, num_samples: object) -> tf.Tensor:
     return tf.stack([drawn + 0 * numbers, numbers], axis=1)
 
 
-def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
+def draw_probabilities(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Return p(y | x, w) = softmax(model(x; w)) for one weight sample w ~ q: [B, C].
 
     The sample is of the whole batch, so that a Flipout layer needs one convolution for it, not two. Each example's
@@ -85,13 +86,13 @@ def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: object)
     return tf.nn.softmax(draw_outputs(model, features, seed))
 
 
-def draw_outputs(model: tf.keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
+def draw_outputs(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Return the model's outputs for one weight sample, as `draw_probabilities` draws it: [B, ...]."""
     with sampling("shared", seed):
         return model(features, training=False)
 
 
-def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
+def linearised_probabilities(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Compute `draw_probabilities` of the model linearised in its weights at the posterior's mean: [B, C].
 
     softmax(f(x; m) + J(x) (w - m)),   w ~ q   (`models.WeightSampling.linearised`)
@@ -105,7 +106,7 @@ def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: o
         return tf.nn.softmax(layer.linearised(features))
 
 
-def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+def sample_probabilities(model: keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Return `draw_probabilities` for each seed, in one graph.
 
     Args:
@@ -119,7 +120,7 @@ def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.T
     return _samples(draw_probabilities, model, features, seeds)
 
 
-def _samples(draw: Callable[..., tf.Tensor], model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+def _samples(draw: Callable[..., tf.Tensor], model: keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     features = as_floats(features)
     return tf.map_fn(lambda seed: draw(model, features, seed), seeds, fn_output_signature=tf.float32)
 
@@ -127,7 +128,7 @@ def _samples(draw: Callable[..., tf.Tensor], model: tf.keras.Model, features: tf
 _TRACED = "_tfp_bfl_samples"
 
 
-def _traced(draw: Callable[..., tf.Tensor], model: tf.keras.Model) -> Any:
+def _traced(draw: Callable[..., tf.Tensor], model: keras.Model) -> Any:
     """Return `_samples` of this model, traced once, for as long as there is the model."""
     cache = vars(model).setdefault(_TRACED, {})  # past Keras, which would track it
     if draw not in cache:
@@ -136,7 +137,7 @@ def _traced(draw: Callable[..., tf.Tensor], model: tf.keras.Model) -> Any:
 
 
 def predict(
-    model: tf.keras.Model,
+    model: keras.Model,
     features: Any,
     num_samples: int = 20,
     seed: int = 0,
@@ -175,7 +176,7 @@ def predict(
 
 
 def evaluate(
-    model: tf.keras.Model,
+    model: keras.Model,
     features: object,
     labels: object,
     num_samples: int = 20,
@@ -225,14 +226,14 @@ def evaluate(
     return Evaluation({k: float(v) for k, v in metrics.items()}, mean, entropy, aleatoric, epistemic, information)
 
 
-def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
+def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[keras.Model], dict[str, float]]:
     """Return the metrics of `evaluate` as a function of the model alone, as `tfp_bfl.simulate` takes it."""
     return lambda model: evaluate(model, features, labels, **options).metrics
 
 
-def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
+def _drawing(model: keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
     check_keras_2(model)
-    if not isinstance(model, tf.keras.Model):
+    if not isinstance(model, keras.Model):
         raise InvalidArgument(f"model comes before the features: a Keras model, and here is a {type(model).__name__}.")
     if linearised and weight_sampling(model) is None:
         raise InvalidArgument(
@@ -243,7 +244,7 @@ def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor
 
 
 def sampled_outputs(
-    model: tf.keras.Model, features: object, num_samples: int, seed: int, batch_size: int, precision: str
+    model: keras.Model, features: object, num_samples: int, seed: int, batch_size: int, precision: str
 ) -> Iterator[np.ndarray]:
     """Return outputs [S, B, ...] of each batch in turn, by the samples of `evaluate`; S is 1 without
     anything random.
@@ -253,7 +254,7 @@ def sampled_outputs(
 
 def _batches(
     draw: Callable[..., tf.Tensor],
-    model: tf.keras.Model,
+    model: keras.Model,
     features: Any,
     num_samples: int,
     seed: int,

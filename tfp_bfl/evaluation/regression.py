@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import special
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.evaluation.limits import check_share
 from tfp_bfl.evaluation.predictive import sampled_outputs
@@ -228,7 +229,7 @@ def _mean_distance(distance: np.ndarray, variance: np.ndarray) -> np.ndarray:
 
 
 def evaluate_regression(
-    model: tf.keras.Model,
+    model: keras.Model,
     features: Any,
     labels: Any,
     num_samples: int = 20,

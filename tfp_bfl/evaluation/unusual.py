@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.data import ClientData
 from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument
@@ -63,7 +64,7 @@ class Unusual(NamedTuple):
     number: int
 
 
-def penultimate(model: tf.keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
+def penultimate(model: keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return the function from inputs to the features [B, F] that enter a model's last layer with weights.
 
     Features with further axes are averaged over these. Weights are those of the posterior's mean.
@@ -74,7 +75,7 @@ def penultimate(model: tf.keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
     sampled = weight_sampling(model)
     inner = model if sampled is None else sampled.model
     layers = [layer for layer in getattr(inner, "layers", []) if layer.weights]
-    if not layers or not inner._is_graph_network or isinstance(layers[-1], tf.keras.Model):
+    if not layers or not inner._is_graph_network or isinstance(layers[-1], keras.Model):
         raise InvalidArgument(f"The model {model.name!r} is no functional or sequential model: it has no last layer.")
     features = layers[-1].get_input_at(0)
     if not isinstance(features.shape[-1], int) or features.shape[-1] > MOST_FEATURES:
@@ -82,7 +83,7 @@ def penultimate(model: tf.keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
             f"The last layer of {model.name!r} has inputs of shape {features.shape}, but at most {MOST_FEATURES:,} "
             "features can be compared."
         )
-    below = tf.keras.Model(inner.inputs, features)
+    below = keras.Model(inner.inputs, features)
     axes = list(range(1, len(features.shape) - 1))
 
     def call(inputs: tf.Tensor) -> tf.Tensor:
@@ -119,7 +120,7 @@ def merge_feature_sums(a: FeatureSums, b: FeatureSums) -> FeatureSums:
 
 
 def fit_unusual(
-    model: tf.keras.Model, clients: ClientData, held_out: Any, *, false_alarms: float = 0.01, num_classes: int = 0
+    model: keras.Model, clients: ClientData, held_out: Any, *, false_alarms: float = 0.01, num_classes: int = 0
 ) -> Unusual:
     """Fit the score on sums of clients, and its threshold on held-out examples.
 
@@ -223,7 +224,7 @@ def _gaussians(sums: FeatureSums) -> tuple[np.ndarray, np.ndarray]:
     return means, vectors / np.sqrt(np.maximum(values, 1e-9 * max(values.max(), 1e-30)))
 
 
-def _features_of(model: tf.keras.Model) -> Callable[[Any], np.ndarray]:
+def _features_of(model: keras.Model) -> Callable[[Any], np.ndarray]:
     call = penultimate(model)
 
     @functools.partial(tf.function, autograph=False, reduce_retracing=True)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.data import Feature
 from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.errors import InvalidArgument, shown
@@ -56,7 +57,7 @@ class Info(NamedTuple):
     model: Optional[Mapping[str, Any]] = None
 
 
-def describe(model: tf.keras.Model, target: object = None) -> dict[str, Any]:
+def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
     """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
 
     Raises:

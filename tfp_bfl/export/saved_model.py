@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl import files
+from tfp_bfl import files, keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import Unusual
 from tfp_bfl.export import info as information
@@ -24,7 +24,7 @@ from tfp_bfl.models import check_keras_2
 
 logger = logging.getLogger(__name__)
 
-Source = Union[tf.keras.Model, str, "os.PathLike[str]", Any]
+Source = Union[keras.Model, str, "os.PathLike[str]", Any]
 
 # What a round records of how it went, not of the model.
 _BOOKKEEPING = {
@@ -155,7 +155,7 @@ def _texts(info: Info) -> dict[str, str]:
 
 
 def _write(
-    model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info, unusual: Optional[Unusual]
+    model: keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info, unusual: Optional[Unusual]
 ) -> None:
     features = information.features_of(info)
     module = make_functions(model, information.columns_of(info), information.target_of(info), features, unusual)
@@ -174,17 +174,17 @@ def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
         shutil.copyfile(source / name, folder / name)
 
 
-def model_of(model_or_run: object) -> tuple[tf.keras.Model, Info]:
+def model_of(model_or_run: object) -> tuple[keras.Model, Info]:
     """Return a Keras model, and what is known of it.
 
     Raises:
       InvalidArgument: it is neither a Keras model nor a simulation's result.
     """
     check_keras_2(model_or_run)
-    if isinstance(model_or_run, tf.keras.Model):
+    if isinstance(model_or_run, keras.Model):
         return model_or_run, Info()
     model = getattr(model_or_run, "model", None)
-    if not isinstance(model, tf.keras.Model):
+    if not isinstance(model, keras.Model):
         raise InvalidArgument(
             f"{shown(model_or_run)} can't be exported: give a Keras model, what simulate returned, or a run's folder."
         )

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.data import Feature
 from tfp_bfl.evaluation import Unusual, draw_outputs, is_stochastic, sample_seeds
 from tfp_bfl.evaluation.unusual import penultimate, unusual_score
@@ -45,7 +46,7 @@ def output_type(name: str) -> tf.DType:
 
 
 def make_functions(
-    model: tf.keras.Model,
+    model: keras.Model,
     columns: Sequence[Sequence[Any]] = (),
     target: Optional[Sequence[Any]] = None,
     features: Sequence[Feature] = (),
@@ -159,7 +160,7 @@ def _standardiser(columns: Sequence[Sequence[Any]]) -> Callable[[tf.Tensor], tf.
     return standardised
 
 
-def _scorer(model: tf.keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+def _scorer(model: keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
     """Return the function from examples as the model takes them to the output `unusual`."""
     features_of = penultimate(model)
 
@@ -195,7 +196,7 @@ def _scaled(images: tf.Tensor) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def _portable(model: tf.keras.Model) -> Iterator[None]:
+def _portable(model: keras.Model) -> Iterator[None]:
     """Trace recurrent layers as plain loops inside the block: else readers of the graph may choose a GPU kernel."""
     chosen = {x: x._could_use_gpu_kernel for x in model._flatten_layers() if hasattr(x, "_could_use_gpu_kernel")}
     try:

@@ -13,11 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Rule, ServerStep
 from tfp_bfl.federated.values import digest, is_custom, is_foreign, is_simple
 
 
-def describe(model: tf.keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
+def describe(model: keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
     """Describe the library, the model and the rule; alike for models of the same layers with the same options.
 
     Args:

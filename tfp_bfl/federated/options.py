@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, TypedDict, Union
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.weights import ModelWeights
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 Path = Union[str, os.PathLike]
 Row = dict[str, Any]
-Evaluate = Callable[[tf.keras.Model], dict[str, float]]
+Evaluate = Callable[[keras.Model], dict[str, float]]
 
 
 class Cohorts(NamedTuple):
@@ -75,7 +74,7 @@ class Monitor(NamedTuple):
 
     evaluate: Optional[Evaluate] = None
     every: int = 1
-    evaluate_cohort: Optional[Callable[[tf.keras.Model, Any, Any], dict[str, float]]] = None
+    evaluate_cohort: Optional[Callable[[keras.Model, Any, Any], dict[str, float]]] = None
     on_round: Optional[Callable[[Row], None]] = None
     stop: Optional[Callable[[Row], bool]] = None
 
@@ -141,7 +140,7 @@ class Keywords(TypedDict, total=False):
     keep_checkpoints: int
     evaluate: Optional[Evaluate]
     evaluate_every: int
-    evaluate_cohort: Optional[Callable[[tf.keras.Model, Any, Any], dict[str, float]]]
+    evaluate_cohort: Optional[Callable[[keras.Model, Any, Any], dict[str, float]]]
     on_round: Optional[Callable[[Row], None]]
     stop: Optional[Callable[[Row], bool]]
     average_rounds: Optional[int]

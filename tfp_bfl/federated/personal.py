@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import WEIGHTS, ClientWork
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
@@ -50,7 +51,7 @@ def evaluate_clients(
     result: SimulationResult,
     train: Clients,
     test: Clients,
-    evaluate: Callable[[tf.keras.Model, Any, Any], dict[str, float]],
+    evaluate: Callable[[keras.Model, Any, Any], dict[str, float]],
     *,
     adaptation: Optional[ClientWork] = None,
     most_examples: Optional[int] = None,

@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
@@ -32,7 +33,7 @@ class Pretrained(NamedTuple):
 def pretrain(
     process: BayesianProcess,
     server: Clients,
-    evaluate: Callable[[tf.keras.Model], dict[str, float]],
+    evaluate: Callable[[keras.Model], dict[str, float]],
     max_epochs: int = 100,
     patience: int = 10,
     seed: int = 0,
@@ -64,7 +65,7 @@ def pretrain(
     best: list[tuple[float, ModelWeights]] = []
     since = 0
 
-    def validate(model: tf.keras.Model) -> dict[str, float]:
+    def validate(model: keras.Model) -> dict[str, float]:
         nonlocal since
         metrics = evaluate(model)
         since += 1

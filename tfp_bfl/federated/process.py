@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import PADDED, TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
@@ -64,7 +65,7 @@ class BayesianProcess:
 
     def __init__(
         self,
-        model_fn: Callable[[], tf.keras.Model],
+        model_fn: Callable[[], keras.Model],
         client_work: ClientWork[Any],
         rule: ModelRule[Any, Any],
         server_step: ServerStep[Any],
@@ -75,7 +76,7 @@ class BayesianProcess:
         weigh: Optional[Weigh] = None,
         privacy: Optional[Privacy] = None,
         notices: Sequence[str] = (),
-        model: Optional[tf.keras.Model] = None,
+        model: Optional[keras.Model] = None,
     ):
         model = model or model_fn()
         self.round = round
@@ -218,7 +219,7 @@ class BayesianProcess:
 
 
 def build_process(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     *,
     client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]],
     weigh: Weigh,
@@ -303,7 +304,7 @@ def build_process(
     )
 
 
-def _client_spec(model: tf.keras.Model) -> ClientExamples:
+def _client_spec(model: keras.Model) -> ClientExamples:
     shape = model.input_shape[1:]
     features = tf.TensorSpec([None, *shape], tf.uint8 if len(shape) == 3 else tf.float32)
     number = tf.TensorSpec([None], tf.int32)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, Parties
 from tfp_bfl.errors import InvalidArgument
@@ -77,7 +78,7 @@ class SimulationResult(NamedTuple):
         `rounds` holds the rows of all members. Else None.
     """
 
-    model: tf.keras.Model
+    model: keras.Model
     state: ServerState
     rounds: list[dict[str, Any]]
     collapsed: Optional[int]
@@ -210,7 +211,7 @@ class _Run:
         for warning in _warnings_before(process, clients, rounds):
             self._warn(warning)
         self._saved, self._stopped = 0, False
-        self._model: Optional[tf.keras.Model] = None
+        self._model: Optional[keras.Model] = None
 
     def engine(self) -> Any:
         """Return the context of the engine."""
@@ -334,7 +335,7 @@ class _Run:
         weights = self._process.predictive_weights(state)
         return self._draws.predictive(weights) if self._draws else weights
 
-    def _built(self, weights: ModelWeights) -> tf.keras.Model:
+    def _built(self, weights: ModelWeights) -> keras.Model:
         self._model = self._model or self._process.model_fn()
         examples = self._settings.prediction.batch_norm_examples
         return scaling_bytes(predictive_model(self._model, weights, examples))
@@ -358,7 +359,7 @@ def _plain(scores: Row) -> Row:
     return {name: np.asarray(x).tolist() for name, x in scores.items()}
 
 
-def _on_cohort(evaluate: Any, model: tf.keras.Model, clients: Any, outcome: Outcome) -> dict[str, float]:
+def _on_cohort(evaluate: Any, model: keras.Model, clients: Any, outcome: Outcome) -> dict[str, float]:
     present = np.asarray(outcome.metrics["clients"]["client"]).tolist()
     parts = [clients.examples(k) for k in present]
     features, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "labels"))

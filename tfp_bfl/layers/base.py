@@ -9,16 +9,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, MissingDependency
 
 # The base of the classes without Keras: for type checkers, a layer of either Keras.
 OfEitherKeras: Any = object
 
 
-class Keras2Layer(tf.keras.layers.Layer):
+class Keras2Layer(keras.layers.Layer):
     """A layer of Keras 2."""
 
-    _keras: Any = tf.keras
+    _keras: Any = keras
 
     def __call__(self, inputs: object, *args: object, **kwargs: object) -> Any:
         if type(inputs).__module__ == "keras.src.backend.common.keras_tensor":

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import noise
 from tfp_bfl.layers.base import Keras2Layer, OfEitherKeras
@@ -38,7 +39,7 @@ class Dropout(OfEitherKeras):
         return {**super().get_config(), "rate": self.rate, "at_prediction": self.at_prediction}
 
 
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
+@keras.utils.register_keras_serializable("tfp_bfl")
 class MCDropout(Dropout, Keras2Layer):
     """Dropout that stays on at prediction (Gal & Ghahramani 2016): its masks are draws from a posterior.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.layers.base import Keras2Layer
 from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
@@ -96,7 +97,7 @@ class Flipout(GaussianLayer):
         }
 
 
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
+@keras.utils.register_keras_serializable("tfp_bfl")
 class DenseFlipout(Dense, Flipout, Keras2Layer):
     """A dense layer with a mean-field Gaussian kernel, perturbed by Flipout: [B, ..., D] -> [B, ..., units].
 
@@ -116,7 +117,7 @@ class DenseFlipout(Dense, Flipout, Keras2Layer):
     """
 
 
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
+@keras.utils.register_keras_serializable("tfp_bfl")
 class Conv2DFlipout(Convolution, Flipout, Keras2Layer):
     """A 2-D convolution with a mean-field Gaussian kernel, perturbed by Flipout: [B, H, W, D] -> [B, H', W', filters].
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.layers import noise
 from tfp_bfl.layers.base import Keras2Layer
@@ -160,7 +161,7 @@ class VariationalDropout(GaussianLayer):
         }
 
 
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
+@keras.utils.register_keras_serializable("tfp_bfl")
 class DenseVariationalDropout(Dense, VariationalDropout, Keras2Layer):
     """A dense layer with variational dropout of its kernel's weights: [B, ..., D] -> [B, ..., units].
 
@@ -188,7 +189,7 @@ class DenseVariationalDropout(Dense, VariationalDropout, Keras2Layer):
     """
 
 
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
+@keras.utils.register_keras_serializable("tfp_bfl")
 class Conv2DVariationalDropout(Convolution, VariationalDropout, Keras2Layer):
     """A 2-D convolution with variational dropout of its kernel's weights: [B, H, W, D] -> [B, H', W', filters].
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.posterior import gaussian_kl
 
 
@@ -71,8 +72,8 @@ class VariationalWeight(NamedTuple):
         return self.scale.constraint(self.parametrization.inverse(log_stddev, mean))
 
 
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
-class Between(tf.keras.constraints.Constraint):
+@keras.utils.register_keras_serializable("tfp_bfl")
+class Between(keras.constraints.Constraint):
     """Keeps a variable between two numbers, by projection; None where there is no upper one."""
 
     def __init__(self, minimum: float, maximum: Optional[float] = None):

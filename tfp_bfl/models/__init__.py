@@ -5,8 +5,7 @@ A new model is one file of this folder and one entry in `MODELS`.
 
 from typing import Callable
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.conversion import deterministic, kind_of, mc_dropout
 from tfp_bfl.models.density import density
@@ -21,7 +20,7 @@ from tfp_bfl.weights import *  # noqa: F403
 from tfp_bfl.weights import __all__ as _of_weights
 from tfp_bfl.weights.keras_3 import check_keras_2
 
-MODELS: dict[str, Callable[..., tf.keras.Model]] = {
+MODELS: dict[str, Callable[..., keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)
 }
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.errors import check_count
 from tfp_bfl.layers.flipout import FAN_IN
 from tfp_bfl.models.kinds import Blocks, check_image_shape
@@ -22,7 +21,7 @@ def conv_net(
     width: int = 64,
     variational_layers: str | Sequence[str] = ("dense_1",),
     **options: Any,
-) -> tf.keras.Model:
+) -> keras.Model:
     """Build three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C
     units.
 

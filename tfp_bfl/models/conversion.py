@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.dropout import MCDropout
 from tfp_bfl.layers.gaussian import Convolution, GaussianLayer
 from tfp_bfl.layers.variational_dropout import VariationalDropout
 from tfp_bfl.weights.keras_3 import check_keras_2
 
-_OF_KERAS = tf.keras.layers
+_OF_KERAS = keras.layers
 # Layers with a kernel, which Monte Carlo dropout follows.
 _KERNELS = (_OF_KERAS.Dense, _OF_KERAS.Conv1D, _OF_KERAS.Conv2D, _OF_KERAS.Conv3D)
 _NORMALIZATIONS = (_OF_KERAS.BatchNormalization, _OF_KERAS.LayerNormalization, _OF_KERAS.GroupNormalization)
 _ACTIVATIONS = (_OF_KERAS.Activation, _OF_KERAS.ReLU, _OF_KERAS.LeakyReLU, _OF_KERAS.ELU, _OF_KERAS.PReLU)
 
 
-def deterministic(model: tf.keras.Model) -> tf.keras.Model:
+def deterministic(model: keras.Model) -> keras.Model:
     """Build the model of the same architecture with point weights, which start at the means.
 
     The layers of `tfp_bfl.layers` with Gaussian weights become Keras' `Dense` and `Conv2D`; `MCDropout` becomes
@@ -41,7 +42,7 @@ def deterministic(model: tf.keras.Model) -> tf.keras.Model:
     return _Twins(None).whole(model)
 
 
-def mc_dropout(model: tf.keras.Model, rate: float = 0.2) -> tf.keras.Model:
+def mc_dropout(model: keras.Model, rate: float = 0.2) -> keras.Model:
     """Build the model of the same architecture with point weights and Monte Carlo dropout.
 
     As `deterministic`, with `MCDropout` after each dense layer and convolution but the last one: after its activation
@@ -62,7 +63,7 @@ def mc_dropout(model: tf.keras.Model, rate: float = 0.2) -> tf.keras.Model:
     return _Twins(rate).whole(model)
 
 
-def kind_of(model: tf.keras.Model) -> str:
+def kind_of(model: keras.Model) -> str:
     """Return which of `KINDS` a model is, by its layers."""
     layers = list(model._flatten_layers(include_self=False))
     if any(isinstance(layer, VariationalDropout) for layer in layers):
@@ -82,19 +83,19 @@ class _Twins:
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
-        self._layers = dict[int, tuple[tf.keras.layers.Layer, tf.keras.layers.Layer]]()
+        self._layers = dict[int, tuple[keras.layers.Layer, keras.layers.Layer]]()
 
-    def whole(self, model: object) -> tf.keras.Model:
+    def whole(self, model: object) -> keras.Model:
         """Return the twin of a model, with its present weights."""
         check_keras_2(model)
         twin = self._model(model, is_inner=False)
         if tf.executing_eagerly():  # In a graph what is built gets its weights from the server.
             for layer, other in self._layers.values():
-                if not isinstance(layer, tf.keras.Model):
+                if not isinstance(layer, keras.Model):
                     other.set_weights(_values(layer))
         return twin
 
-    def _model(self, model: Any, is_inner: bool) -> tf.keras.Model:
+    def _model(self, model: Any, is_inner: bool) -> keras.Model:
         """Return the twin of a model; `is_inner` of one that is a layer of another, after which kernels follow."""
         if not getattr(model, "_is_graph_network", False):
             raise InvalidArgument(
@@ -104,7 +105,7 @@ class _Twins:
         nodes = [n for _, of_depth in sorted(model._nodes_by_depth.items(), reverse=True) for n in of_depth]
         nodes = [node for node in nodes if not node.is_input]
         ends = _ends(nodes, is_inner) if self._rate is not None else ()
-        inputs = [tf.keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in model.inputs]
+        inputs = [keras.Input(batch_shape=x.shape, dtype=x.dtype) for x in model.inputs]
         uses, tensors = model._tensor_usage_count, dict[str, list[Any]]()
         for name, value in zip(map(str, map(id, model.inputs)), inputs):
             tensors[name] = [value] * uses[name]
@@ -117,15 +118,15 @@ class _Twins:
                 tensors[name] = [value] * uses[name]
         outputs = [tensors[str(id(x))][-1] for x in model.outputs]
         is_plain = len(outputs) == 1 and len(inputs) == 1
-        return tf.keras.Model(*((inputs[0], outputs[0]) if is_plain else (inputs, outputs)), name=model.name)
+        return keras.Model(*((inputs[0], outputs[0]) if is_plain else (inputs, outputs)), name=model.name)
 
-    def _twin(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    def _twin(self, layer: keras.layers.Layer) -> keras.layers.Layer:
         if id(layer) not in self._layers:
             self._layers[id(layer)] = layer, self._converted(layer)
         return self._layers[id(layer)][1]
 
-    def _converted(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-        if isinstance(layer, tf.keras.Model):
+    def _converted(self, layer: keras.layers.Layer) -> keras.layers.Layer:
+        if isinstance(layer, keras.Model):
             return self._model(layer, is_inner=True)
         if isinstance(layer, GaussianLayer):
             return _point(layer)
@@ -147,14 +148,14 @@ class _Twins:
             ) from error
 
 
-def _point(layer: Any) -> tf.keras.layers.Layer:
+def _point(layer: Any) -> keras.layers.Layer:
     """Return Keras' layer in the place of one with Gaussian weights."""
     taken = ("name", "trainable", "dtype", "activation", "use_bias", "kernel_initializer")
     config = {name: x for name, x in layer.get_config().items() if name in taken}
     if isinstance(layer, Convolution):
         shape = {"kernel_size": layer.kernel_size, "strides": layer.strides, "padding": layer.padding}
-        return tf.keras.layers.Conv2D.from_config({**config, "filters": layer.filters, **shape})
-    return tf.keras.layers.Dense.from_config({**config, "units": layer.units})
+        return keras.layers.Conv2D.from_config({**config, "filters": layer.filters, **shape})
+    return keras.layers.Dense.from_config({**config, "units": layer.units})
 
 
 def _values(layer: Any) -> list[np.ndarray]:

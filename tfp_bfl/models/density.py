@@ -7,10 +7,11 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_counts
 
 
-class _LogDensity(tf.keras.layers.Layer):
+class _LogDensity(keras.layers.Layer):
     def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], start: np.ndarray, **options: object):
         super().__init__(**options)
         self._given = {"function": function, "start": start}
@@ -29,7 +30,7 @@ def density(
     num_parameters: int,
     num_features: int,
     start: object = 0.0,
-) -> tf.keras.Model:
+) -> keras.Model:
     """Return a model with one vector as its weight, and the log density of each row of the data as output.
 
         log_density = lambda theta, rows: -tf.reduce_sum(tf.square(rows - theta), -1) / 2
@@ -56,6 +57,6 @@ def density(
         raise InvalidArgument(
             f"log_density gives {tuple(values.shape)} for three rows, but must give one number a row: (3,)."
         )
-    rows = tf.keras.Input((num_features,))
+    rows = keras.Input((num_features,))
     layer = _LogDensity(log_density, np.broadcast_to(start, num_parameters))
-    return tf.keras.Model(rows, layer(rows), name="density")
+    return keras.Model(rows, layer(rows), name="density")

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers.base import check_keras_3
 from tfp_bfl.models.keras_3_layer import Keras3Layer
@@ -20,7 +21,7 @@ _VARIABLES = "_tfp_bfl_keras_3_variables"
 _OF_VARIATIONAL = ("kernel_mean", "kernel_log_stddev", "kernel_logits", "bias", "bias_log_stddev")
 
 
-def from_keras_3(model: Any) -> tf.keras.Model:
+def from_keras_3(model: Any) -> keras.Model:
     """Build the Keras 2 model of the same layers and weights as a model of Keras 3.
 
         import keras
@@ -62,7 +63,7 @@ def from_keras_3(model: Any) -> tf.keras.Model:
     return built
 
 
-def copy_to_keras_3(model: tf.keras.Model, target: Any) -> None:
+def copy_to_keras_3(model: keras.Model, target: Any) -> None:
     """Copy the weights of a trained model into the model of Keras 3 that it was built from.
 
         result = bfl.simulate(process, clients, rounds=20, seed=0)
@@ -76,7 +77,7 @@ def copy_to_keras_3(model: tf.keras.Model, target: Any) -> None:
     Raises:
       InvalidArgument: the model was not built from one of Keras 3, or the target has other layers.
     """
-    sampling = weight_sampling(model) if isinstance(model, tf.keras.Model) else None
+    sampling = weight_sampling(model) if isinstance(model, keras.Model) else None
     variables = vars(sampling.model if sampling else model).get(_VARIABLES)
     if variables is None:
         raise InvalidArgument("model was not built from a model of Keras 3: give what simulate returned for one.")
@@ -99,7 +100,7 @@ def _check(layer: Any) -> None:
             "dropout to 0, or use tfp_bfl.layers.keras_3.MCDropout."
         )
     attributes = [x if isinstance(x, (list, tuple)) else [x] for x in vars(layer).values()]
-    of_keras_2 = [x for each in attributes for x in each if isinstance(x, tf.keras.layers.Layer)]
+    of_keras_2 = [x for each in attributes for x in each if isinstance(x, keras.layers.Layer)]
     if of_keras_2:
         raise InvalidArgument(
             f"The layer {layer.name!r} ({kind}) holds {of_keras_2[0].name!r}, a layer of Keras 2, whose weights Keras "
@@ -166,7 +167,7 @@ class _Twins:
         self._made: dict[int, Callable[..., Any]] = {}
         self._names: dict[str, int] = {}
 
-    def model(self, model: Any) -> tf.keras.Model:
+    def model(self, model: Any) -> keras.Model:
         """Return the functional model of the layers that a functional or Sequential one has, nested models unfolded."""
         graph = _graph(model)
         if graph is None:
@@ -174,13 +175,13 @@ class _Twins:
                 f"The model {model.name!r} ({type(model).__name__}) is subclassed, or has no input shape: build it as "
                 "a functional model, or as a Sequential one with an input shape."
             )
-        inputs = [tf.keras.Input(tuple(x.shape[1:]), dtype=x.dtype, name=self._name(x.name)) for x in graph.inputs]
+        inputs = [keras.Input(tuple(x.shape[1:]), dtype=x.dtype, name=self._name(x.name)) for x in graph.inputs]
         if any(_masks(layer) for layer in graph._flatten_layers(include_self=False)):
             # A mask goes from layer to layer of Keras 3 beside the tensors: the graph is one layer.
             outputs = self._layer(graph)(inputs[0] if len(inputs) == 1 else inputs)
         else:
             outputs = graph._run_through_graph(inputs, self._operation)
-        return tf.keras.Model(inputs, outputs, name=model.name)
+        return keras.Model(inputs, outputs, name=model.name)
 
     def _name(self, name: str) -> str:
         """Return a name that no other layer has; those of nested models may be alike."""
@@ -235,7 +236,7 @@ class _Twins:
         self.variables.update(zip(map(id, layer.sources), layer.held))
         return layer.apply
 
-    def _built(self, layer: tf.keras.layers.Layer, operation: object, names: tuple[str, ...]) -> Callable[..., Any]:
+    def _built(self, layer: keras.layers.Layer, operation: object, names: tuple[str, ...]) -> Callable[..., Any]:
         apply = _called(layer)
 
         def build(*args: object, **kwargs: object) -> Any:
@@ -267,12 +268,12 @@ def _ends() -> dict[Any, str]:
     return {keras.activations.linear: "linear", keras.activations.softmax: "softmax"}
 
 
-def _dense(layer: Any, name: Callable[[str], str]) -> Optional[tf.keras.layers.Layer]:
+def _dense(layer: Any, name: Callable[[str], str]) -> Optional[keras.layers.Layer]:
     """Return the Keras 2 layer of a dense layer that may end a model; None for another."""
     ends = _ends()
     if layer.activation not in ends or getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None:
         return None
-    return tf.keras.layers.Dense(
+    return keras.layers.Dense(
         layer.units,
         activation=ends[layer.activation],
         use_bias=layer.use_bias,
@@ -282,8 +283,8 @@ def _dense(layer: Any, name: Callable[[str], str]) -> Optional[tf.keras.layers.L
     )
 
 
-def _normalization(layer: Any, name: Callable[[str], str]) -> tf.keras.layers.Layer:
-    return tf.keras.layers.BatchNormalization(
+def _normalization(layer: Any, name: Callable[[str], str]) -> keras.layers.Layer:
+    return keras.layers.BatchNormalization(
         axis=layer.axis,
         momentum=layer.momentum,
         epsilon=layer.epsilon,

@@ -8,8 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 
-class Keras3Layer(tf.keras.layers.Layer):
+
+class Keras3Layer(keras.layers.Layer):
     """Call a layer or an operation of Keras 3 with the weights that this layer holds.
 
         y = f(x; w),   w: variables of this layer, in the place of the weights of the layer of Keras 3

@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
-import tensorflow as tf
-
+from tfp_bfl import keras as keras_2
 from tfp_bfl import layers
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -87,7 +86,7 @@ class Blocks:
         if keras not in (2, 3):
             raise InvalidArgument(f"keras is {shown(keras)}, but must be 2 or 3.")
         self._layers: Any = layers if keras == 2 else layers.keras_3
-        self.keras: Any = tf.keras if keras == 2 else layers.keras_3.keras
+        self.keras: Any = keras_2 if keras == 2 else layers.keras_3.keras
         lookup(KINDS, kind, "kind of model")
         lookup(NORMALIZATIONS, normalization, "normalization")
         lookup(PRECISIONS, precision, "precision")

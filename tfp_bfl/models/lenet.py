@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.layers.flipout import FAN_IN
 from tfp_bfl.models.kinds import Blocks, check_image_shape
 
@@ -19,7 +18,7 @@ def lenet(
     dropout_rate: float = 0.2,
     normalization: str = "none",
     **options: Any,
-) -> tf.keras.Model:
+) -> keras.Model:
     """Build LeNet-5: two 5 x 5 convolutions with 6 and 16 filters, each pooled, and dense layers of 120, 84 and C.
 
     61,706 point weights for 28 x 28 x 1 images. Convolutions keep the size ("same"), so that images from 8 x 8 fit; on

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.layers.flipout import FAN_IN
 from tfp_bfl.models.kinds import NORMALIZATIONS, Blocks, check_classes
@@ -22,7 +21,7 @@ def mlp(
     hidden: Sequence[int] = (64, 32),
     activation: str = "relu",
     **options: Any,
-) -> tf.keras.Model:
+) -> keras.Model:
     """Build dense layers on the flattened input; no hidden layer is logistic regression.
 
     Args:

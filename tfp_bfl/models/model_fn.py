@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import sampling
 from tfp_bfl.models.keras_3 import from_keras_3
@@ -16,7 +17,7 @@ from tfp_bfl.weights.keras_3 import is_keras_3
 _CONVERTS = "_tfp_bfl_converts_keras_3"
 
 
-def as_model_fn(model: object) -> Callable[[], tf.keras.Model]:
+def as_model_fn(model: object) -> Callable[[], keras.Model]:
     """Return a function that builds a Keras 2 model: of a function, one that calls it and converts what Keras 3 built
     (`from_keras_3`); of a Keras model, one that builds its like with the weights that it has now.
 
@@ -25,7 +26,7 @@ def as_model_fn(model: object) -> Callable[[], tf.keras.Model]:
     """
     if is_keras_3(model):
         return _building(lambda: from_keras_3(model))
-    if not isinstance(model, tf.keras.Model):
+    if not isinstance(model, keras.Model):
         if not callable(model):
             raise InvalidArgument(
                 f"model_fn is {shown(model)}, but must be a function that builds a Keras model, or such a model."
@@ -36,14 +37,14 @@ def as_model_fn(model: object) -> Callable[[], tf.keras.Model]:
             f"Keras can't clone the model {model.name!r}: give a function that builds it, such as lambda: "
             f"{type(model).__name__}(...)."
         )
-    return _building(lambda: tf.keras.models.clone_model(model), model.get_weights())
+    return _building(lambda: keras.models.clone_model(model), model.get_weights())
 
 
-def _building(clone: Callable[[], tf.keras.Model], weights: Optional[list[np.ndarray]] = None) -> Callable[[], Any]:
+def _building(clone: Callable[[], keras.Model], weights: Optional[list[np.ndarray]] = None) -> Callable[[], Any]:
     """Return a function that builds by `clone`, with these weights; None for those that `clone` gives now."""
     weights = clone().get_weights() if weights is None else weights
 
-    def build() -> tf.keras.Model:
+    def build() -> keras.Model:
         model = _built_by(clone)
         # In a graph what is built gets its weights from the server.
         if tf.executing_eagerly():
@@ -53,12 +54,12 @@ def _building(clone: Callable[[], tf.keras.Model], weights: Optional[list[np.nda
     return build
 
 
-def _converting(model_fn: Callable[[], Any]) -> Callable[[], tf.keras.Model]:
+def _converting(model_fn: Callable[[], Any]) -> Callable[[], keras.Model]:
     if hasattr(model_fn, _CONVERTS):
         return model_fn
 
     @functools.wraps(model_fn, updated=())
-    def build() -> tf.keras.Model:
+    def build() -> keras.Model:
         model = _built_by(model_fn)
         return from_keras_3(model) if is_keras_3(model) else model
 

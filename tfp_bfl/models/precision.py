@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.weights.ensemble_model import MemberSampling
@@ -14,7 +13,7 @@ from tfp_bfl.weights.posterior_model import WeightSampling
 _TWIN, _SILENT = "_tfp_bfl_in_bfloat16", "_tfp_bfl_without_noise"
 
 
-def in_bfloat16(model: tf.keras.Model) -> tf.keras.Model:
+def in_bfloat16(model: keras.Model) -> keras.Model:
     """Return the model with float32 layers computing in bfloat16 (Keras' mixed_bfloat16); its logits are float32.
 
     Its variables are its own, float32, and have the model's values at the time of this call. The next call for the same
@@ -34,20 +33,20 @@ def in_bfloat16(model: tf.keras.Model) -> tf.keras.Model:
     return attributes[_TWIN]
 
 
-def _twin(model: tf.keras.Model) -> tf.keras.Model:
+def _twin(model: keras.Model) -> keras.Model:
     try:
-        body = tf.keras.models.clone_model(model, clone_function=_layer)
+        body = keras.models.clone_model(model, clone_function=_layer)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise InvalidArgument(
             "To compute in bfloat16 a model must be functional or sequential, of layers that have a configuration, "
             f"but {model.name!r} is not: {str(error).strip().partition(chr(10))[0]}"
         ) from error
-    logits = tf.keras.layers.Activation("linear", dtype="float32")(body.outputs[0])
-    twin = tf.keras.Model(body.inputs, logits, name=model.name)
+    logits = keras.layers.Activation("linear", dtype="float32")(body.outputs[0])
+    twin = keras.Model(body.inputs, logits, name=model.name)
     return without_noise(twin) if _SILENT in vars(model) else twin
 
 
-def without_noise(model: tf.keras.Model) -> tf.keras.Model:
+def without_noise(model: keras.Model) -> keras.Model:
     """Return the model; from now on its calls predict by the means of the weights, and so do those of its bfloat16
     twin.
     """
@@ -65,7 +64,7 @@ def without_noise(model: tf.keras.Model) -> tf.keras.Model:
     return model
 
 
-def _layer(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+def _layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, (WeightSampling, MemberSampling)):
         return layer.over(in_bfloat16(layer.model))
     config = layer.get_config()

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras as keras_2
 from tfp_bfl.layers.flipout import FAN_IN
 from tfp_bfl.models.kinds import Blocks, check_image_shape
 
@@ -19,7 +20,7 @@ def resnet20(
     dropout_rate: float = 0.2,
     normalization: str = "batch",
     **options: Any,
-) -> tf.keras.Model:
+) -> keras_2.Model:
     """Build ResNet-20: a 3 x 3 convolution, nine blocks of two (three each with 16, 32, 64 filters), pooling, dense.
 
     Shortcuts have no weights (option A: stride 2, zeros for the new channels). About 0.27 million point weights.
@@ -56,5 +57,5 @@ def _shrink(keras: Any, x: Any) -> Any:
     new = x.shape[-1] // 2
     # The mean of one pixel: half the time of slicing with strides, forth and back.
     x = keras.layers.AveragePooling2D(pool_size=1, strides=2)(x)
-    pad = tf.pad if keras is tf.keras else keras.ops.pad
+    pad = tf.pad if keras is keras_2 else keras.ops.pad
     return pad(x, [[0, 0], [0, 0], [0, 0], [new, new]])

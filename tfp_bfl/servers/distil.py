@@ -8,6 +8,7 @@ from typing import Callable, cast
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import WEIGHTS, ServerStep, Stack, rows_of, stack_of
 from tfp_bfl.errors import InvalidArgument, check_counts, check_number, lookup, shown
 from tfp_bfl.layers import as_floats, sampling
@@ -24,7 +25,7 @@ EXAMPLES_AT_ONCE = 500
 
 
 def distil(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     features: Array,
     *,
     server_step: ServerStep | None = None,
@@ -101,7 +102,7 @@ def distil(
     return cast("ServerStep[Stack[ModelWeights]]", own)._replace(next=step)
 
 
-def _built(model_fn: Callable[[], tf.keras.Model]) -> tf.keras.Model:
+def _built(model_fn: Callable[[], keras.Model]) -> keras.Model:
     """Return the model; in a compiled function, which may make no variables when it is traced again, made
     outside of it.
     """
@@ -133,7 +134,7 @@ def _check_features(features: Array, shape: tuple) -> np.ndarray:
     return array
 
 
-def _logits(model: tf.keras.Model, point: Point, inputs: tf.Tensor, moments: MeanField) -> tf.Tensor:
+def _logits(model: keras.Model, point: Point, inputs: tf.Tensor, moments: MeanField) -> tf.Tensor:
     with sampling("mean"):
         return functional_call(model, point, inputs, moments)
 

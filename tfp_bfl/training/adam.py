@@ -6,12 +6,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.tensors import Scalar, TensorTree
 
 Values = TypeVar("Values")
 
 
-class Adam(tf.keras.optimizers.Adam):
+class Adam(keras.optimizers.Adam):
     """`tf.keras.optimizers.Adam` with TensorFlow's fused kernel: a pass over memory instead of twelve.
 
     The same update but for float32's rounding of 1 - beta_2: steps differ by 7e-6 of themselves.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.posterior import LowRank
@@ -18,7 +19,7 @@ _OF_CURVATURE = 2**29 + 1
 
 @without_autograph
 def curvature(
-    model: tf.keras.Model,
+    model: keras.Model,
     weights: FlatWeights,
     likelihood: Likelihood,
     examples: ClientExamples,

@@ -6,6 +6,7 @@ from typing import Callable, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_noise, check_number, shown
 from tfp_bfl.layers import as_floats
@@ -51,7 +52,7 @@ class ExamplePrivacy(NamedTuple):
         return self
 
 
-def check_alone(privacy: ExamplePrivacy, model: tf.keras.Model, inference: str) -> None:
+def check_alone(privacy: ExamplePrivacy, model: keras.Model, inference: str) -> None:
     """Raise InvalidArgument for wrong settings, and where a step asks for more of an example than its own gradient."""
     ExamplePrivacy.checked(privacy)
     places = layout(model)

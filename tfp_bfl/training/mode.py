@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_bfl import keras
 from tfp_bfl.data import ClientData
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import as_model_fn
@@ -42,7 +43,7 @@ class Mode(NamedTuple):
 
 
 def find_mode(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     features: Array,
     labels: Array,
     *,
@@ -85,7 +86,7 @@ def find_mode(
 
 
 def mode_at(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     point: Sequence[Array],
     features: Array,
     labels: Array,
@@ -131,7 +132,7 @@ def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
 
 
 def _target(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Callable[[], keras.Model],
     features: Array,
     labels: Array,
     prior_stddev: Optional[float],

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, NamedTuple, Union
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.training.adam import Adam
 
-OptimizerFn = Callable[[], tf.keras.optimizers.Optimizer]
-SGD = tf.keras.optimizers.SGD
+OptimizerFn = Callable[[], keras.optimizers.Optimizer]
+SGD = keras.optimizers.SGD
 
 
 class ClientOptimizer(NamedTuple):
@@ -30,8 +29,8 @@ OPTIMIZERS: dict[str, ClientOptimizer] = {
     "sgd": ClientOptimizer(SGD, 0.1),
     "momentum": ClientOptimizer(functools.partial(SGD, momentum=0.9), 0.03),
     "nesterov": ClientOptimizer(functools.partial(SGD, momentum=0.9, nesterov=True), 0.03),
-    "adagrad": ClientOptimizer(tf.keras.optimizers.Adagrad, 1e-2),
-    "rmsprop": ClientOptimizer(tf.keras.optimizers.RMSprop, 1e-3),
+    "adagrad": ClientOptimizer(keras.optimizers.Adagrad, 1e-2),
+    "rmsprop": ClientOptimizer(keras.optimizers.RMSprop, 1e-3),
     "adam": ClientOptimizer(Adam, 1e-3),
 }
 DEFAULT_OPTIMIZER = "momentum"

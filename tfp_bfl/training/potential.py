@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import MCDropout, as_floats, without_autograph
 from tfp_bfl.posterior import flatten, unflatten
@@ -40,7 +41,7 @@ class Potential:
       InvalidArgument: a model with variational layers.
     """
 
-    def __init__(self, model: tf.keras.Model, likelihood: Union[str, Likelihood] = "categorical"):
+    def __init__(self, model: keras.Model, likelihood: Union[str, Likelihood] = "categorical"):
         places = layout(model)
         if places.variational:
             raise InvalidArgument(
@@ -150,7 +151,7 @@ def potentials_of(
     return (of_all(tf.constant(vectors)).numpy() + 0.5 * precision * squares).reshape(lead)
 
 
-def check_independent(model: tf.keras.Model) -> None:
+def check_independent(model: keras.Model) -> None:
     """Make sure that what the model says of an example is a function of that example and the weights.
 
     Raises:
@@ -162,7 +163,7 @@ def check_independent(model: tf.keras.Model) -> None:
             "alone and gradients of batches are biased: build it without BatchNorm."
         )
     for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, (MCDropout, tf.keras.layers.Dropout)) and layer.rate:
+        if isinstance(layer, (MCDropout, keras.layers.Dropout)) and layer.rate:
             raise InvalidArgument(
                 f"The layer {layer.name!r} draws masks, but the potential of a Langevin chain has none: build the "
                 "model with kind 'deterministic'."

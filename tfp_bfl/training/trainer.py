@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.layers import sampling, without_autograph
@@ -74,7 +75,7 @@ class Trainer:
 
     def __init__(
         self,
-        model_fn: Callable[[], tf.keras.Model],
+        model_fn: Callable[[], keras.Model],
         update_fn: Callable[[FlatWeights], Update],
         proximal: float = 0.0,
         weight_decay: float = 0.0,

@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_of
@@ -110,7 +111,7 @@ class ByOptimizer:
             optimizer.apply_gradients(of_group)
 
 
-def bounded(gradient: tf.Tensor, optimizer: tf.keras.optimizers.Optimizer, max_norm: Optional[float]) -> tf.Tensor:
+def bounded(gradient: tf.Tensor, optimizer: keras.optimizers.Optimizer, max_norm: Optional[float]) -> tf.Tensor:
     """Return a gradient [D], scaled to a norm of at most `max_norm` for SGD; other optimizers scale it themselves."""
     is_bounded = max_norm is not None and isinstance(optimizer, SGD)
     return tf.clip_by_norm(gradient, max_norm) if is_bounded else gradient
@@ -130,7 +131,7 @@ def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
 
 def resettable(
     optimizer_fn: Optimizer, variables: list[tf.Variable]
-) -> tuple[tf.keras.optimizers.Optimizer, Callable[[], None]]:
+) -> tuple[keras.optimizers.Optimizer, Callable[[], None]]:
     """Return an optimizer of the variables, and a function that starts its state anew.
 
     Raises:
@@ -145,13 +146,13 @@ def resettable(
 
     with tf.variable_creator_scope(remember):
         optimizer = make()
-        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise InvalidArgument(
                 f"optimizer_fn gives {type(optimizer)}, but must give an optimizer of tf.keras.optimizers, and not of "
                 "its legacy module."
             )
         optimizer.build(variables)
-    if isinstance(optimizer, tf.keras.optimizers.Adafactor) or optimizer.clipnorm:
+    if isinstance(optimizer, keras.optimizers.Adafactor) or optimizer.clipnorm:
         raise InvalidArgument(
             "optimizer_fn gives an optimizer that treats each weight tensor apart (Adafactor, or clipnorm), but here "
             "weights are flat vectors: use global_clipnorm, clipvalue, or another optimizer."

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl import posterior
+from tfp_bfl import keras, posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import noise
 from tfp_bfl.posterior import MeanField
@@ -36,7 +36,7 @@ class Stacked(NamedTuple):
     beside: Any
 
 
-class MemberSampling(tf.keras.layers.Layer):
+class MemberSampling(keras.layers.Layer):
     """Call a model with the weights of one member of an ensemble, where `tfp_bfl.layers.sampling` asks for a sample.
 
         f(x; w),   w ~ q_m,   m = seed[1] mod M
@@ -52,7 +52,7 @@ class MemberSampling(tf.keras.layers.Layer):
       regression: the model's outputs are mean and log variance [B, 2] instead of logits.
     """
 
-    def __init__(self, model: tf.keras.Model, values: Stacked, regression: bool = False, **kwargs: object):
+    def __init__(self, model: keras.Model, values: Stacked, regression: bool = False, **kwargs: object):
         super().__init__(**kwargs)
         self.model = model
         self.regression = regression
@@ -61,7 +61,7 @@ class MemberSampling(tf.keras.layers.Layer):
         self._leaves = [tf.Variable(x, trainable=False, dtype=x.dtype) for x in leaves]
         self._pack = lambda leaves: tf.nest.pack_sequence_as(values, leaves)
 
-    def over(self, model: tf.keras.Model) -> MemberSampling:
+    def over(self, model: keras.Model) -> MemberSampling:
         """Return a copy of this layer that calls another model with the same variables."""
         values = self._pack([tf.convert_to_tensor(x) for x in self._leaves])
         return MemberSampling(model, values, self.regression, name=self.name)
@@ -98,7 +98,7 @@ def _mixture(outputs: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.reduce_mean(means, 0), tf.math.log(variance)], -1)
 
 
-def ensemble_model(model: tf.keras.Model, members: Sequence[ModelWeights], regression: bool = False) -> tf.keras.Model:
+def ensemble_model(model: keras.Model, members: Sequence[ModelWeights], regression: bool = False) -> keras.Model:
     """Build one Keras model from the weights of M members.
 
     p(y | x) = (1 / M) sum_m E_{w ~ q_m} p(y | x, w)
@@ -140,10 +140,10 @@ def ensemble_model(model: tf.keras.Model, members: Sequence[ModelWeights], regre
         raise InvalidArgument(
             "The members have posteriors of different forms: build all members by one algorithm."
         ) from None
-    inputs = tf.keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
-    return tf.keras.Model(inputs, MemberSampling(model, stacked, regression)(inputs), name=model.name)
+    inputs = keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
+    return keras.Model(inputs, MemberSampling(model, stacked, regression)(inputs), name=model.name)
 
 
-def num_members(model: tf.keras.Model) -> int:
+def num_members(model: keras.Model) -> int:
     """Return M of what `ensemble_model` built; 1 for any other model."""
     return next((layer.num_members for layer in model.layers if isinstance(layer, MemberSampling)), 1)

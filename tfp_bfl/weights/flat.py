@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.layers.noise import standard_normal
 from tfp_bfl.layers.variational_weight import LOG_STDDEV, VariationalWeight
 from tfp_bfl.posterior import MeanField
@@ -62,7 +63,7 @@ class FlatWeights:
       point: those of them that are point weights.
     """
 
-    def __init__(self, model: tf.keras.Model):
+    def __init__(self, model: keras.Model):
         self._layout = layout(model)
         variational = self._layout.variational
         self._means = [w.mean for w in variational]
@@ -141,7 +142,7 @@ class FlatWeights:
 
         Its KL lacks a constant. A negative precision is no density's; its gradient is still that of the exponent.
         """
-        positive = tf.maximum(precision, tf.keras.backend.epsilon())
+        positive = tf.maximum(precision, keras.backend.epsilon())
         factor = Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(positive))
         return factor._replace(pull=self._padded(pull))
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights.model_weights import layout
 
 
 def functional_call(
-    model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor, moments: MeanField | None = None
+    model: keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor, moments: MeanField | None = None
 ) -> tf.Tensor:
     """Return the model's output at other weights than its own, differentiable in them.
 
@@ -48,7 +49,7 @@ def functional_call(
 
 
 def variational_call(
-    model: tf.keras.Model,
+    model: keras.Model,
     means: Sequence[tf.Tensor],
     scales: Sequence[tf.Tensor],
     point: Sequence[tf.Tensor],
@@ -80,7 +81,7 @@ def variational_call(
         return model(features, training=False)
 
 
-def batch_moments(model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor) -> MeanField:
+def batch_moments(model: keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor) -> MeanField:
     """Return the statistics that BatchNorm's layers see in a batch at other weights than the model's own.
 
     mean_l = mean_b x_lb,   variance_l = mean_b (x_lb - mean_l)^2
@@ -102,7 +103,7 @@ def batch_moments(model: tf.keras.Model, point: Sequence[tf.Tensor], features: t
 
 
 def batch_normalized_call(
-    model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor
+    model: keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor
 ) -> tuple[tf.Tensor, MeanField]:
     """Return the model's output where BatchNorm normalises by the batch, as in training, and the batch's statistics.
 
@@ -118,7 +119,7 @@ def batch_normalized_call(
       InvalidArgument: as `functional_call`, or a normalization over another axis than the last.
     """
     places = layout(model)
-    layers = [x for x in model._flatten_layers() if isinstance(x, tf.keras.layers.BatchNormalization)]
+    layers = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
     statistics: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_substituted(model, _last(places.point, point), list(point)))
@@ -130,9 +131,7 @@ def batch_normalized_call(
     return outputs, MeanField(tuple(mean for mean, _ in moments), tuple(variance for _, variance in moments))
 
 
-def _normalize_by_batch(
-    layer: tf.keras.layers.BatchNormalization, statistics: dict[int, Any]
-) -> Callable[..., tf.Tensor]:
+def _normalize_by_batch(layer: keras.layers.BatchNormalization, statistics: dict[int, Any]) -> Callable[..., tf.Tensor]:
     def call(inputs: tf.Tensor, training: object = None, mask: object = None) -> tf.Tensor:
         del training, mask
         if list(layer.axis) != [inputs.shape.rank - 1]:
@@ -154,9 +153,7 @@ def _last(variables: list[tf.Variable], values: Sequence[tf.Tensor]) -> list[tf.
 
 
 @contextlib.contextmanager
-def _substituted(
-    model: tf.keras.Model, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
-) -> Iterator[None]:
+def _substituted(model: keras.Model, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> Iterator[None]:
     """Replace the layers' variables by the values inside the block."""
     places: dict[int, list[tuple[Any, str]]] = {}
     for layer in model._flatten_layers():
@@ -187,14 +184,14 @@ def _as_value_of(variable: tf.Variable, value: Any) -> tf.Tensor:
     return value
 
 
-def _read_type(layer: tf.keras.layers.Layer, variable: tf.Variable) -> tf.DType:
+def _read_type(layer: keras.layers.Layer, variable: tf.Variable) -> tf.DType:
     """Return the type in which a layer reads its variable."""
     autocast = type(variable).__name__.startswith("AutoCast")
     return tf.as_dtype(layer.compute_dtype) if autocast else variable.dtype
 
 
 @contextlib.contextmanager
-def _attribute(layer: tf.keras.layers.Layer, name: str, value: object) -> Iterator[None]:
+def _attribute(layer: keras.layers.Layer, name: str, value: object) -> Iterator[None]:
     # In the layer's dictionary, past Keras, which would track what is set.
     attributes = vars(layer)
     before = attributes.get(name)

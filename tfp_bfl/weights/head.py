@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import tensorflow as tf
-
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights.model_weights import layout
 
@@ -13,11 +12,11 @@ from tfp_bfl.weights.model_weights import layout
 class Parts(NamedTuple):
     """Two Keras models over the same variables: inputs -> features [B, F] -> logits [B, C]."""
 
-    features: tf.keras.Model
-    head: tf.keras.Model
+    features: keras.Model
+    head: keras.Model
 
 
-def split_head(model: tf.keras.Model) -> Parts:
+def split_head(model: keras.Model) -> Parts:
     """Split a model into the layers below its last dense layer, and that layer with those after it: logistic
     regression.
 
@@ -29,29 +28,29 @@ def split_head(model: tf.keras.Model) -> Parts:
     layers = list(getattr(model, "layers", []))
     with_weights = [i for i, layer in enumerate(layers) if layer.weights]
     last = layers[with_weights[-1]] if with_weights else None
-    if not isinstance(last, tf.keras.layers.Dense) or _calls(model, last) != 1:
+    if not isinstance(last, keras.layers.Dense) or _calls(model, last) != 1:
         end = f"ends with {type(last).__name__}" if last else "has no layer with weights"
         raise InvalidArgument(
-            "A model is split at its last layer with weights, which must be a tf.keras.layers.Dense that is called "
+            "A model is split at its last layer with weights, which must be a keras.layers.Dense that is called "
             f"once in a functional or sequential model: {model.name!r} {end}."
         )
     features = last.get_input_at(0)
     if len(features.shape) != 2:
         raise InvalidArgument(f"The last layer of {model.name!r} must take vectors [B, F], not {features.shape}.")
-    inputs = tf.keras.Input(features.shape[1:], dtype=features.dtype)
+    inputs = keras.Input(features.shape[1:], dtype=features.dtype)
     # Not Model(features, outputs): in graphs of TensorFlow 1, where TFF traces, a model begins with inputs only.
     logits, before = last(inputs), last.get_output_at(0)
     for layer in layers[with_weights[-1] + 1 :]:
         if layer.get_input_at(0) is not before:
             raise InvalidArgument(f"After the last layer of {model.name!r} there must be one chain of layers.")
         logits, before = layer(logits), layer.get_output_at(0)
-    parts = Parts(tf.keras.Model(model.inputs, features), tf.keras.Model(inputs, logits))
+    parts = Parts(keras.Model(model.inputs, features), keras.Model(inputs, logits))
     own, all_point = layout(parts.head).point, layout(model).point
     if [id(v) for v in own] != [id(v) for v in all_point[len(all_point) - len(own) :]]:
         raise InvalidArgument(f"The weights of the last layer of {model.name!r} must be the last of the model's.")
     return parts
 
 
-def _calls(model: tf.keras.Model, layer: tf.keras.layers.Layer) -> int:
+def _calls(model: keras.Model, layer: keras.layers.Layer) -> int:
     nodes = getattr(model, "_nodes_by_depth", {})
     return sum(node.layer is layer for same_depth in nodes.values() for node in same_depth)

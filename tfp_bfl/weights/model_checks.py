@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import sampling
 from tfp_bfl.weights.random_operations import unseeded_operation
@@ -26,7 +27,7 @@ def check_form(model: object) -> None:
     Raises:
       InvalidArgument: it has another form.
     """
-    if not isinstance(model, tf.keras.Model):
+    if not isinstance(model, keras.Model):
         raise InvalidArgument(f"The function of the model returns {shown(model)}, but must return a Keras model.")
     if not model._is_graph_network:
         raise InvalidArgument(
@@ -48,7 +49,7 @@ def check_form(model: object) -> None:
                 )
 
 
-def check_layers(model: tf.keras.Model) -> None:
+def check_layers(model: keras.Model) -> None:
     """Check that local training takes account of all that the model's layers do.
 
     The model is traced once in training and in prediction: noise of `tfp_bfl.layers`, and of any stateless operation,
@@ -77,7 +78,7 @@ def check_layers(model: tf.keras.Model) -> None:
         )
 
 
-def check_logits(model: tf.keras.Model, of_classes: bool = True) -> None:
+def check_logits(model: keras.Model, of_classes: bool = True) -> None:
     """Check that a model returns logits, of which losses and predictions take the softmax themselves.
 
     The last layer is checked by its type, and the outputs for random inputs by their values.
@@ -90,10 +91,10 @@ def check_logits(model: tf.keras.Model, of_classes: bool = True) -> None:
       InvalidArgument: the outputs are probabilities.
     """
     last: Any = model.layers[-1] if model.layers else None
-    while isinstance(last, tf.keras.Model) and last.layers:
+    while isinstance(last, keras.Model) and last.layers:
         last = last.layers[-1]
-    softmax = tf.keras.activations.softmax
-    if isinstance(last, tf.keras.layers.Softmax) or getattr(last, "activation", None) is softmax:
+    softmax = keras.activations.softmax
+    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is softmax:
         raise InvalidArgument(
             f"The last layer, {last.name!r}, gives probabilities, but must give logits: leave its softmax out."
         )
@@ -113,7 +114,7 @@ def check_logits(model: tf.keras.Model, of_classes: bool = True) -> None:
         )
 
 
-def _outputs(model: tf.keras.Model, scale: float) -> Any:
+def _outputs(model: keras.Model, scale: float) -> Any:
     """Return outputs for random inputs, float32 [8, C]; None where the model does not take such numbers."""
     rng = np.random.default_rng(0)
     shape = [_PROBES, *(n or _PROBES for n in model.input_shape[1:])]
@@ -125,5 +126,5 @@ def _outputs(model: tf.keras.Model, scale: float) -> Any:
         return None
 
 
-def _holds_variational(layer: tf.keras.layers.Layer) -> bool:
+def _holds_variational(layer: keras.layers.Layer) -> bool:
     return any(getattr(part, "variational_weights", []) for part in layer._flatten_layers())

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.variational_weight import VariationalWeight
 from tfp_bfl.posterior import MeanField, marginals
@@ -38,7 +39,7 @@ class Layout(NamedTuple):
     moving_variance: list[tf.Variable]
 
 
-def layout(model: tf.keras.Model) -> Layout:
+def layout(model: keras.Model) -> Layout:
     """Sort a model's variables.
 
     Raises:
@@ -47,7 +48,7 @@ def layout(model: tf.keras.Model) -> Layout:
     check_keras_2(model)
     layers = [layer for layer in model._flatten_layers(include_self=False) if layer.built]
     variational = [weight for layer in layers for weight in getattr(layer, "variational_weights", [])]
-    normalizations = [layer for layer in layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
+    normalizations = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     means = [layer.moving_mean for layer in normalizations]
     variances = [layer.moving_variance for layer in normalizations]
     taken = {id(v) for weight in variational for v in (weight.mean, weight.scale)} | {id(v) for v in means + variances}
@@ -61,7 +62,7 @@ def layout(model: tf.keras.Model) -> Layout:
     return Layout(variational, point, means, variances)
 
 
-def get_weights(model: tf.keras.Model) -> ModelWeights:
+def get_weights(model: keras.Model) -> ModelWeights:
     """Return the model's weights; variances are exp(2 log_stddev)."""
     variables = layout(model)
     read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
@@ -75,7 +76,7 @@ def get_weights(model: tf.keras.Model) -> ModelWeights:
     )
 
 
-def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
+def assign_weights(model: keras.Model, weights: ModelWeights) -> None:
     """Set the model's variables; standard deviations that a layer does not allow become the nearest that it does.
 
     The posterior of a model without variational layers is over the last of its point weights, which get its mean.
@@ -126,7 +127,7 @@ def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[tf.Te
     return tensors
 
 
-def prior(model: tf.keras.Model) -> MeanField:
+def prior(model: keras.Model) -> MeanField:
     """Return the prior N(0, t^2) of the model's variational weights, shaped like its posterior.
 
     t is the layer's prior_stddev; where its prior is hierarchical, t^2 = mean^2 + s^2 of the present posterior.
@@ -143,6 +144,6 @@ def _prior_variance(weight: VariationalWeight) -> tf.Tensor:
     return tf.fill(mean.shape, tf.cast(weight.prior_stddev**2, mean.dtype))
 
 
-def min_stddev(model: tf.keras.Model) -> float:
+def min_stddev(model: keras.Model) -> float:
     """Return the lowest floor of the model's standard deviations; 0 for a model without variational weights."""
     return min((w.min_stddev for w in layout(model).variational), default=0.0)

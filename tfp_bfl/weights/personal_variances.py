@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.layers.variational_dropout import LOGIT_RANGES, MIN_VARIANCE, PARAMETRIZATIONS, checked_range
 from tfp_bfl.tensors import Scalar
@@ -165,7 +166,7 @@ class PersonalVariances(NamedTuple):
         first = self.initialize(_SOME, 0)
         return np.asarray(self.logits(first.shared, self.row(first, 0), first.middle))
 
-    def check_layers(self, model: tf.keras.Model) -> None:
+    def check_layers(self, model: keras.Model) -> None:
         """Raise InvalidArgument for a model without Gaussian weights, or with other logits or another range of them."""
         if not layout(model).variational:
             raise InvalidArgument(

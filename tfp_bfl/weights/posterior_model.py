@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import posterior
+from tfp_bfl import keras, posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import as_floats, noise
 from tfp_bfl.posterior import LowRank, MeanField, Samples
@@ -25,7 +25,7 @@ _OF_KERAS = ("predict", "predict_on_batch", "evaluate")
 Posterior = Union[MeanField, LowRank, Samples]
 
 
-class WeightSampling(tf.keras.layers.Layer):
+class WeightSampling(keras.layers.Layer):
     """Calls a model with weights drawn from a posterior, where `tfp_bfl.layers.sampling` asks for it.
 
     f(x; w), w ~ q: one draw for the whole batch. In mode "mean" the model as it is.
@@ -36,7 +36,7 @@ class WeightSampling(tf.keras.layers.Layer):
       batch_norm_examples: [N, ...]; for each draw BatchNorm takes its statistics from these instead of the model's own.
     """
 
-    def __init__(self, model: tf.keras.Model, q: Posterior, batch_norm_examples: object = None, **kwargs: object):
+    def __init__(self, model: keras.Model, q: Posterior, batch_norm_examples: object = None, **kwargs: object):
         super().__init__(**kwargs)
         self.model = model
         leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(q)]
@@ -52,7 +52,7 @@ class WeightSampling(tf.keras.layers.Layer):
         """q."""
         return self._pack([tf.convert_to_tensor(x) for x in self._leaves])
 
-    def over(self, model: tf.keras.Model) -> WeightSampling:
+    def over(self, model: keras.Model) -> WeightSampling:
         """Return a copy of this layer that calls another model of the same weights."""
         return WeightSampling(model, self.posterior, self._examples, name=self.name)
 
@@ -83,9 +83,7 @@ class WeightSampling(tf.keras.layers.Layer):
         return outputs + accumulator.jvp(outputs, tf.UnconnectedGradients.ZERO)
 
 
-def predictive_model(
-    model: tf.keras.Model, weights: ModelWeights, batch_norm_examples: object = None
-) -> tf.keras.Model:
+def predictive_model(model: keras.Model, weights: ModelWeights, batch_norm_examples: object = None) -> keras.Model:
     """Return the Keras model with these weights; its predictions are samples if there is a posterior over them.
 
     A posterior over the layers' own variational weights goes into the layers. One over point weights (a `LowRank` or
@@ -106,12 +104,12 @@ def predictive_model(
     assign_weights(model, weights)
     if layout(model).variational or not tf.nest.flatten(weights.posterior):
         return model
-    inputs = tf.keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
+    inputs = keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
     sampled = WeightSampling(model, weights.posterior, batch_norm_examples)(inputs)
-    return tf.keras.Model(inputs, sampled, name=model.name)
+    return keras.Model(inputs, sampled, name=model.name)
 
 
-def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
+def scaling_bytes(model: keras.Model) -> keras.Model:
     """Let a model of images scale bytes, in its calls and in Keras' methods, as predictions of this library do.
 
     Training images are bytes, scaled to [0, 1], or floats in [0, 1]: arrays of other floats are refused, as are other
@@ -188,12 +186,12 @@ def _as_batch(inputs: Any, shape: Sequence[Optional[int]]) -> Any:
     return inputs
 
 
-def weight_sampling(model: tf.keras.Model) -> Optional[WeightSampling]:
+def weight_sampling(model: keras.Model) -> Optional[WeightSampling]:
     """Return the layer that samples weights, of a model of `predictive_model`; None where there is none."""
     return next((layer for layer in model.layers if isinstance(layer, WeightSampling)), None)
 
 
-def predictive_weights(model: tf.keras.Model) -> ModelWeights:
+def predictive_weights(model: keras.Model) -> ModelWeights:
     """Return the weights that a model predicts with, its posterior among them: what `predictive_model` was given."""
     sampling = weight_sampling(model)
     if sampling is None:
@@ -203,7 +201,7 @@ def predictive_weights(model: tf.keras.Model) -> ModelWeights:
     return weights._replace(posterior=q, point=weights.point[:below])
 
 
-def predictive_spec(model: tf.keras.Model, names: Iterable[str]) -> ModelWeights:
+def predictive_spec(model: keras.Model, names: Iterable[str]) -> ModelWeights:
     """Return the arguments of `predictive_model` for a model, as `tf.TensorSpec`s.
 
     Args:

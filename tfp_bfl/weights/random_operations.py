@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from tfp_bfl import keras
 from tfp_bfl.layers import sampling
 
 # Operations with these attributes keep the state of a generator; stateless ones take their seed as an input.
@@ -28,7 +29,7 @@ class Drawn(NamedTuple):
     layer: Optional[Any]
 
 
-def unseeded_operation(model: tf.keras.Model) -> Optional[Drawn]:
+def unseeded_operation(model: keras.Model) -> Optional[Drawn]:
     """Trace a model in training and in prediction, and return a stateful random operation in the graph or in a function
     that it calls: bodies of loops, branches, nested `tf.function`s.
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework.random_seed import DEFAULT_GRAPH_SEED
+
+from tfp_bfl import keras
 
 
 @contextlib.contextmanager
@@ -65,4 +66,4 @@ class _OperationSeeds(random.Random):
 
 def _keras_generators() -> Any:
     """Return where Keras keeps the generator of initializers without a seed, one for each thread."""
-    return inspect.getmodule(tf.keras.utils.set_random_seed).backend._SEED_GENERATOR  # type: ignore[union-attr]
+    return inspect.getmodule(keras.utils.set_random_seed).backend._SEED_GENERATOR  # type: ignore[union-attr]

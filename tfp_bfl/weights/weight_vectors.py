@@ -6,6 +6,7 @@ from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.posterior import MeanField, flatten
 from tfp_bfl.weights.functional_call import variational_call
 from tfp_bfl.weights.model_weights import ModelWeights, layout
@@ -33,7 +34,7 @@ class WeightVectors:
       model: a Keras model without BatchNorm.
     """
 
-    def __init__(self, model: tf.keras.Model):
+    def __init__(self, model: keras.Model):
         self._model = model
         self._variational = layout(model).variational
         self._point = layout(model).point

@@ -24,7 +24,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.logs import quiet
 
 if TYPE_CHECKING:
-    import tensorflow as tf
+    from tfp_bfl import keras
 
 _MB = 2**20
 # Of evaluations between rounds, and of out-of-distribution examples.
@@ -56,7 +56,7 @@ class _Trained(NamedTuple):
     held: Parts
     test: Optional[Parts]
     result: bfl.federated.SimulationResult
-    model: tf.keras.Model
+    model: keras.Model
     is_personal: bool
     upload: float
     download: float
@@ -74,11 +74,11 @@ class _Trained(NamedTuple):
 class _Clock:
     """Measures the CPU seconds of all threads that rounds take, without evaluations; a busy machine does not count."""
 
-    def __init__(self, evaluate: Callable[[tf.keras.Model], dict[str, float]]) -> None:
+    def __init__(self, evaluate: Callable[[keras.Model], dict[str, float]]) -> None:
         self._evaluate, self._evaluated = evaluate, 0.0
         self._last, self._rounds, self._rest = time.process_time(), list[tuple[bool, float]](), 0.0
 
-    def evaluate(self, model: tf.keras.Model) -> dict[str, float]:
+    def evaluate(self, model: keras.Model) -> dict[str, float]:
         """Evaluate a model off the clock."""
         started = time.process_time()
         metrics = self._evaluate(model)

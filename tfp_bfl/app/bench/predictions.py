@@ -16,7 +16,7 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    import tensorflow as tf
+    from tfp_bfl import keras
 
 _OF_CLASSES = ("probabilities", "entropy", "epistemic")
 _OF_NUMBERS = ("mean", "stddev", "epistemic", "low", "high", "nll")
@@ -66,7 +66,7 @@ def test_parts(job: Job) -> Parts:
     return Parts(job.test, job.test.partition(bfl.data.like(job.clients), seed=job.config.seed).indices)
 
 
-def predict(job: Job, model: tf.keras.Model, parts: Parts) -> Predicted:
+def predict(job: Job, model: keras.Model, parts: Parts) -> Predicted:
     """Return the predictions of one model for all clients."""
     places = parts.places
     source = parts.source.select(places)

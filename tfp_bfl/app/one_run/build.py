@@ -20,7 +20,7 @@ from tfp_bfl.app.options.resolve import check_effect, resolved, stated, weights_
 from tfp_bfl.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    import tensorflow as tf
+    from tfp_bfl import keras
 
 BATCH_NORM_EXAMPLES = 500
 # Options of a user's algorithm that are part of an argument.
@@ -38,7 +38,7 @@ _OF_A_MODEL = (
 
 def model_fn(
     config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
-) -> Callable[[], tf.keras.Model]:
+) -> Callable[[], keras.Model]:
     """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
     if code.model is not None or own_model.names_code(config.model):
@@ -64,7 +64,7 @@ def model_fn(
 
 def _user_model_fn(
     config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: object, common: dict[str, Any]
-) -> Callable[[], tf.keras.Model]:
+) -> Callable[[], keras.Model]:
     """Build the model of a user's function, which must take the options of models that were given."""
     options = config.own_options()
     of_model = [name for name in _OF_A_MODEL if name not in ("model", "kind", "seed", *options.of_recipe)]

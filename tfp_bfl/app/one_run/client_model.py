@@ -18,12 +18,12 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name
 
 if TYPE_CHECKING:
-    import tensorflow as tf
+    from tfp_bfl import keras
 
 
 def client_model(
     run: Union[str, os.PathLike], client: int, code: Mapping[str, str] = {}
-) -> tuple[tf.keras.Model, bfl.export.Info]:
+) -> tuple[keras.Model, bfl.export.Info]:
     """Return the model that predicts for a client after a run's last round, and its scores on the whole test set.
 
     A client with a number beyond the run's clients was never in training, and gets what the algorithm has for

@@ -13,6 +13,8 @@ from tfp_bfl.faces import Later
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from tfp_bfl import keras
 else:
     tf = Later("tensorflow")
 
@@ -61,7 +63,7 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**means, "faulty_clients": faulty}
 
 
-def scores(result: bfl.federated.SimulationResult, score: Callable[[tf.keras.Model], Any]) -> dict[str, float]:
+def scores(result: bfl.federated.SimulationResult, score: Callable[[keras.Model], Any]) -> dict[str, float]:
     """Return the number and the size of the members, and the means of their own scores; nothing without an ensemble."""
     if result.ensemble is None:
         return {}

@@ -15,7 +15,8 @@ from tfp_bfl.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import numpy as np
-    import tensorflow as tf
+
+    from tfp_bfl import keras
 
 # Of a prediction of the test set.
 EXAMPLES_AT_ONCE = 500
@@ -80,15 +81,15 @@ class Job(NamedTuple):
         """Warnings about the run, one sentence each."""
         return of_gaussians(self.config, self.weights)
 
-    def score(self, model: tf.keras.Model) -> Any:
+    def score(self, model: keras.Model) -> Any:
         """Evaluate a model on the test set."""
         return build.scorer(self.config, self.test)(model, self.test.features, self.test.labels)
 
-    def evaluate(self, model: tf.keras.Model) -> dict[str, float]:
+    def evaluate(self, model: keras.Model) -> dict[str, float]:
         """Return a model's metrics on the examples of `shown`."""
         return build.scorer(self.config, self.test)(model, self.shown.features, self.shown.labels).metrics
 
-    def apart(self, model: tf.keras.Model) -> Optional[dict[str, np.ndarray]]:
+    def apart(self, model: keras.Model) -> Optional[dict[str, np.ndarray]]:
         """Return the predictions of the examples on which nobody trains; None if there are none."""
         if not self.shares.calibration:
             return None
@@ -98,7 +99,7 @@ class Job(NamedTuple):
         predictions = records.predictions_of(scored, records.in_units(labels, self.test.target))
         return {**predictions, **client_scores.named(self.config, owners)}
 
-    def unusual(self, model: tf.keras.Model) -> Optional[bfl.evaluation.Unusual]:
+    def unusual(self, model: keras.Model) -> Optional[bfl.evaluation.Unusual]:
         """Return the score of unusual examples, calibrated on the examples of `apart`; None where there is none."""
         if not self.shares.calibration or self.config.ensemble:
             return None

@@ -21,6 +21,7 @@ from tfp_bfl.files import name
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tfp_bfl import keras
     from tfp_bfl.servers import curvatures
 else:
     tf, curvatures = Later("tensorflow"), Later("tfp_bfl.servers.curvatures")
@@ -132,7 +133,7 @@ class FinishedRun(NamedTuple):
     config: RunConfig
     data: bfl.data.OwnData
     clients: bfl.data.Clients
-    model_fn: Callable[[], tf.keras.Model]
+    model_fn: Callable[[], keras.Model]
     weights: bfl.models.ModelWeights
     held_out: Optional[bfl.data.Clients] = None
 

@@ -94,9 +94,7 @@ def model_fn(
       InvalidArgument: it fails or does not take an option that was given, or its model does not fit these examples or
         classes or is of another kind and cannot be converted.
     """
-    import tensorflow as tf
-
-    from tfp_bfl import models
+    from tfp_bfl import keras, models
 
     what, taken = name_of("model", function), parameters_of(function)
     # Where the model is converted, its dropout has the rate.
@@ -115,7 +113,7 @@ def model_fn(
         raise
     except Exception as error:
         raise InvalidArgument(f"{what} fails: {failure(error)}.") from error
-    if not isinstance(model, tf.keras.Model):
+    if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
     models.check_form(model)
     shapes = tuple(model.input_shape[1:]), model.output_shape[-1]

@@ -44,12 +44,12 @@ class _ByMomentum(Optimized, SGD):
             )
 
     def arguments(self, config: object, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        import tensorflow as tf
+        from tfp_bfl import keras
 
         given = super().arguments(config, unlabelled)
         momentum = given.pop("momentum")
         if self.optimizer in (None, "momentum"):
-            given["optimizer_fn"] = lambda: tf.keras.optimizers.SGD(momentum=momentum)
+            given["optimizer_fn"] = lambda: keras.optimizers.SGD(momentum=momentum)
         return given
 
 

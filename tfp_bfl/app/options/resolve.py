@@ -19,8 +19,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 
 if TYPE_CHECKING:
-    import tensorflow as tf
-
+    from tfp_bfl import keras
     from tfp_bfl.algorithms import fixed_points
     from tfp_bfl.training import inference
 else:
@@ -92,7 +91,7 @@ def settings_of(options: object, regression: bool) -> inference.Settings:
     )
 
 
-def weights_of(model: tf.keras.Model) -> str:
+def weights_of(model: keras.Model) -> str:
     """Return what the weights of a built model are: `GAUSSIAN`, `DROPOUT` or `POINT`."""
     if bfl.models.layout(model).variational:
         return GAUSSIAN

@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from tfp_bfl import keras
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.engines.tff.installation import require_tff
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed, zeros
@@ -15,7 +16,7 @@ from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed, zero
 tff = require_tff()
 
 
-def learning_process(round: Round, model_fn: Callable[[], tf.keras.Model]) -> Any:
+def learning_process(round: Round, model_fn: Callable[[], keras.Model]) -> Any:
     """Return the round as a `tff.learning.templates.LearningProcess`, over any number of clients in
     constant server memory.
     """
@@ -67,7 +68,7 @@ def _build(round: Round) -> Any:
 
 
 @contextlib.contextmanager
-def _keras_classes_kept(model: tf.keras.Model) -> Iterator[None]:
+def _keras_classes_kept(model: keras.Model) -> Iterator[None]:
     """Undo what TFF's tracing does to Keras.
 
     It traces in graphs of TensorFlow 1; a Keras model that is built there turns the classes of its layers into those of
