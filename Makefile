@@ -33,7 +33,7 @@ help:
 	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
 	@echo "make clusters  an environment of a cluster's machine, with Ray, in .venvs/clusters"
 	@echo "make test-clusters  Ray over network namespaces (as root): its bits, lost machines, strangers, unseen data"
-	@echo "make wheel   a wheel in fresh environments on Python 3.9 to 3.11"
+	@echo "make wheel   a wheel in fresh environments on Python 3.11 to 3.13"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
 	@echo "make sbom    what is installed, with licences: build/sbom.json (CycloneDX) and build/NOTICE"

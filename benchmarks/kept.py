@@ -21,7 +21,7 @@ def merge(path: pathlib.Path, found: Mapping[str, Mapping[str, Any]], where: Map
       where: `machine`, asked before it was put to work.
     """
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     rows = {name: {**one, "measured": now, "machine": dict(where)} for name, one in found.items()}
     path.write_text(json.dumps({**before, **rows}, indent=1) + "\n", encoding="utf-8")
 

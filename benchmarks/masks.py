@@ -18,8 +18,8 @@ import pathlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 import numpy as np

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from importlib import metadata
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import click
 import numpy as np
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
     rounds: int
     repetitions: int
     sides: tuple[str, ...]
-    cohort: Optional[int] = None
+    cohort: int | None = None
     unequal: bool = False
 
     @property

@@ -12,8 +12,8 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Any, Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 

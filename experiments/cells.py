@@ -6,8 +6,8 @@ import functools
 import json
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import click
 
@@ -40,8 +40,8 @@ def run_study(
     listed: bool,
     tables_only: bool = False,
     jobs: int = 1,
-    threads: Optional[int] = None,
-    held: Callable[[pathlib.Path], Optional[Options]] = options_in,
+    threads: int | None = None,
+    held: Callable[[pathlib.Path], Options | None] = options_in,
     goes_on: bool = False,
 ) -> None:
     """List the cells of a study, or run those that are not done.
@@ -87,7 +87,7 @@ class Study(NamedTuple):
     listed: bool
     tables_only: bool
     jobs: int
-    threads: Optional[int]
+    threads: int | None
     output: pathlib.Path
     results: pathlib.Path
     missing: bool = False
@@ -129,7 +129,7 @@ class Study(NamedTuple):
 
 
 def study_options(
-    study: str, results: Optional[pathlib.Path] = None
+    study: str, results: pathlib.Path | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the options of a study's command, which gets them as its first argument, a `Study`.
 

@@ -16,8 +16,8 @@ import pathlib
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -115,7 +115,7 @@ READERS: dict[str, Callable[[pathlib.Path], Splits]] = {
 }
 
 
-def write(name: str, splits: Splits, data_dir: Optional[str] = None) -> None:
+def write(name: str, splits: Splits, data_dir: str | None = None) -> None:
     """Write a dataset as TFDS's own builder of that name would."""
     own = tfds.builder(name, data_dir=data_dir)
 
@@ -152,7 +152,7 @@ def write(name: str, splits: Splits, data_dir: Optional[str] = None) -> None:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.argument("names", nargs=-1, type=click.Choice(list(READERS)))
 @click.option("--data-dir", help="Folder of TFDS's datasets; default: TFDS's data folder.")
-def main(names: tuple[str, ...], data_dir: Optional[str]) -> None:
+def main(names: tuple[str, ...], data_dir: str | None) -> None:
     for name in names or READERS:
         if tfds.builder(name, data_dir=data_dir).is_prepared():
             click.echo(f"{name}: prepared already")

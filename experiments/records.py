@@ -8,8 +8,8 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tfp_bfl.app.many_runs.cells import Options
 from tfp_bfl.errors import InvalidArgument

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Optional
 
 import numpy as np
 
@@ -18,7 +17,7 @@ def mean_and_sd(values: Sequence[float], digits: int = 4) -> str:
     return f"{mean} +- {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Optional[Difference]:
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
     """Return the first's scores less the second's, seed -> score each, over the seeds of both; None below two such
     seeds.
     """

@@ -10,7 +10,7 @@ hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes")
 serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
 rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
 
-NOW = datetime.datetime.now(datetime.timezone.utc)
+NOW = datetime.datetime.now(datetime.UTC)
 
 
 def named(name, organisation=None):

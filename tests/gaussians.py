@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -32,4 +33,4 @@ def clients_of(tables):
     rows = np.concatenate(tables).astype(np.float32)
     ends = np.cumsum([0, *map(len, tables)])
     source = data.Source("gaussians", "train", rows, np.zeros(len(rows), np.int32), ("none",))
-    return data.Clients(source, [np.arange(a, b) for a, b in zip(ends, ends[1:])])
+    return data.Clients(source, [np.arange(a, b) for a, b in itertools.pairwise(ends)])

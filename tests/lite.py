@@ -2,10 +2,10 @@
 
 import importlib.util
 import pathlib
-from typing import Any, Union
+from typing import Any
 
 
-def lite_interpreter(path: Union[str, pathlib.Path]) -> Any:
+def lite_interpreter(path: str | pathlib.Path) -> Any:
     """Return an interpreter of the file; TensorFlow 2.21 deprecates its own."""
     if importlib.util.find_spec("ai_edge_litert") is None:
         import tensorflow as tf

@@ -6,7 +6,7 @@ example is near.
 """
 
 import functools
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 
     agreement: float
     distance: float
-    rank: Optional[float]
+    rank: float | None
     ratio: float
 
 

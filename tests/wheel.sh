@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A wheel, installed by pip in a fresh environment of each version of Python, gives a working tfp-bfl.
-#   VERSIONS="3.9" tests/wheel.sh       of some versions only
+#   VERSIONS="3.12" tests/wheel.sh       of some versions only
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/environments.sh
@@ -10,7 +10,7 @@ try() {
     local version=$1 wheel=$2 folder=$PWD/.venvs/wheel-$1
     rm -rf "$folder"
     "$(find_python "$version")" -m venv "$folder"
-    "$folder/bin/pip" install --quiet --upgrade pip  # That of Python 3.9 and 3.10 searches for versions without an end.
+    "$folder/bin/pip" install --quiet --upgrade pip
     "$folder/bin/pip" install --quiet --disable-pip-version-check "$wheel"
     cd "$folder"  # Where there is no source.
     bin/tfp-bfl doctor
@@ -31,7 +31,7 @@ rm -rf .venvs/wheels
 git ls-files -z --deduplicate | xargs -0 cp --parents -t "$(mkdir -p .venvs/wheels/src && echo .venvs/wheels/src)"
 "$(find_python 3.11)" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir .venvs/wheels .venvs/wheels/src
 wheel=$(ls "$PWD"/.venvs/wheels/*.whl)
-for version in ${VERSIONS:-3.9 3.10 3.11}; do
+for version in ${VERSIONS:-3.11 3.12 3.13}; do
     SECONDS=0
     "$0" --one "$version" "$wheel" >".venvs/wheel-$version.log" 2>&1 || { cat ".venvs/wheel-$version.log"; echo "Python $version: failed"; exit 1; }
     echo "Python $version: $(basename "$wheel") works, after $SECONDS s"

@@ -11,11 +11,18 @@ what a `ServerStep[Given]` takes. Most have `ModelWeights` in both places. A `Ru
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable, Generic, Optional, Union, cast
+from collections.abc import Callable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    cast,
+)
 
 import tensorflow as tf
-from typing_extensions import Concatenate, NamedTuple, TypeVar  # Generic named tuples need it before Python 3.11.
+from typing_extensions import TypeVar
 
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import Scalar, TensorTree, is_padded
@@ -124,26 +131,26 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
 
     build: Callable[[], Work[Sent]]
     sends: str = WEIGHTS
-    memory: Optional[Callable[[ModelWeights, Scalar], Kept]] = None
+    memory: Callable[[ModelWeights, Scalar], Kept] | None = None
     shapes: str = ""
-    personal: Optional[Callable[[Kept, ModelWeights], ModelWeights]] = None
-    coding: Optional[Coding] = None
-    extra: Optional[Callable[[ModelWeights], TensorTree]] = None
+    personal: Callable[[Kept, ModelWeights], ModelWeights] | None = None
+    coding: Coding | None = None
+    extra: Callable[[ModelWeights], TensorTree] | None = None
     extra_pool: str = MEAN
     keeps_sent: bool = True
-    check: Optional[Callable[[ClientData], Optional[str]]] = None
+    check: Callable[[ClientData], str | None] | None = None
     is_private: bool = False
-    num_clients: Optional[int] = None
-    settings: Union[Mapping[str, Any], tuple[tuple[str, Any], ...]] = ()
+    num_clients: int | None = None
+    settings: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __call__(self) -> Work[Sent]:
         return self.build()
 
-    def checked(self, check: Callable[[ClientData], Optional[str]]) -> ClientWork[Sent, Kept]:
+    def checked(self, check: Callable[[ClientData], str | None]) -> ClientWork[Sent, Kept]:
         """Return client work with another check of the clients after its own."""
         checks = [self.check, check] if self.check else [check]
 
-        def every(clients: ClientData) -> Optional[str]:
+        def every(clients: ClientData) -> str | None:
             found = [each(clients) for each in checks]
             return " ".join(filter(None, found)) or None
 
@@ -241,12 +248,12 @@ class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):
     name: str = "custom"
     uses_anchor: bool = False
     min_clients: int = 1
-    takes: Optional[str] = WEIGHTS
+    takes: str | None = WEIGHTS
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
-    units: Optional[Callable[[_Anchor], Statistics]] = None
-    randomise: Optional[Callable[[Statistics, tf.Tensor], Statistics]] = None
+    units: Callable[[_Anchor], Statistics] | None = None
+    randomise: Callable[[Statistics, tf.Tensor], Statistics] | None = None
 
 
 class ModelRule(Rule[Statistics, Sent, Given, ModelWeights], Generic[Sent, Given, Statistics]):
@@ -275,7 +282,7 @@ class GatherRule(NamedTuple, Generic[_Local, _Pool, _Anchor]):
     name: str = "custom"
     uses_anchor: bool = False
     min_clients: int = 1
-    takes: Optional[str] = WEIGHTS
+    takes: str | None = WEIGHTS
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
@@ -288,7 +295,7 @@ class ModelGatherRule(GatherRule[Sent, Given, ModelWeights], Generic[Sent, Given
 
 
 # A rule by its name, one over posteriors, or one over what clients send: `AnyRule` alone is over a model's weights.
-AnyRule = Union[str, Rule, GatherRule, ModelRule[Sent, Given, Any], ModelGatherRule[Sent, Given]]
+AnyRule = str | Rule | GatherRule | ModelRule[Sent, Given, Any] | ModelGatherRule[Sent, Given]
 
 
 class ServerStep(NamedTuple, Generic[Given, State]):
@@ -324,15 +331,15 @@ class ServerStep(NamedTuple, Generic[Given, State]):
     next: Callable[Concatenate[State, ModelWeights, Given, tf.Tensor, ...], tuple[State, ModelWeights]]
     predictive: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
     tell: Callable[[State, ModelWeights], TensorTree] = lambda state, weights: ()
-    personal: Optional[Callable[[State, ModelWeights, int], ModelWeights]] = None
+    personal: Callable[[State, ModelWeights, int], ModelWeights] | None = None
     meet: Callable[[State, RoundSize, tf.Tensor], State] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
     extra: bool = False
     metrics: Callable[[Any], Metrics] = lambda extra: {}
     name: str = "custom"
-    most_clients: Optional[int] = None
-    most_in_round: Optional[int] = None
-    notice: Callable[[State, ModelWeights], Optional[str]] = lambda state, weights: None
+    most_clients: int | None = None
+    most_in_round: int | None = None
+    notice: Callable[[State, ModelWeights], str | None] = lambda state, weights: None
     measured: Callable[[State, ModelWeights, Any], Metrics] = lambda state, weights, extra: {}
     begin: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
     is_chain: bool = False

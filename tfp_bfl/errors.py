@@ -6,9 +6,7 @@ import numbers
 import reprlib
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
-
-from typing_extensions import TypeGuard
+from typing import Any, TypeGuard
 
 
 class Error(Exception):
@@ -122,7 +120,7 @@ _REASONS = {
 }
 
 
-def check_number(value: object, name: str, zero: bool = False, within: Optional[tuple[float, float]] = None) -> float:
+def check_number(value: object, name: str, zero: bool = False, within: tuple[float, float] | None = None) -> float:
     """Return `value` as a float.
 
     Raises:
@@ -140,7 +138,7 @@ def check_number(value: object, name: str, zero: bool = False, within: Optional[
     return check_range(number, name, within)
 
 
-def check_range(number: float, name: str, within: Optional[tuple[float, float]] = None) -> float:
+def check_range(number: float, name: str, within: tuple[float, float] | None = None) -> float:
     """Return a number that is 0 or within a range, None for that of numbers of this name.
 
     Raises:
@@ -231,6 +229,6 @@ def missing_package(name: object) -> MissingDependency:
     if name == "tensorflow_federated":
         return MissingDependency(
             "The engine 'tff' needs TensorFlow Federated, which is not installed: take the engine 'local', or, with "
-            f"Python 3.9 to 3.11, install with: {INSTALL_TFF_COMMAND}"
+            f"Python 3.11, install with: {INSTALL_TFF_COMMAND}"
         )
     return MissingDependency(f"The package {name!r} is not installed; install with: {INSTALL_COMMAND}")

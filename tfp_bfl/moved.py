@@ -12,7 +12,6 @@ import sys
 import types
 import warnings
 from collections.abc import Sequence
-from typing import Optional
 
 # Old package, new package -> the modules that moved, NEW=OLD where their own name changed. A module that is named as a
 # function of its old package (models.functional_call) is left out: there the name is the function's.
@@ -43,8 +42,8 @@ MOVED["tfp_bfl.models.weights"] = "tfp_bfl.weights.model_weights"
 
 class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
-        self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[types.ModuleType] = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.ModuleSpec(fullname, self) if _new_name(fullname) else None
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -55,7 +54,7 @@ class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules[old] = importlib.import_module(new)
 
 
-def _new_name(name: str) -> Optional[str]:
+def _new_name(name: str) -> str | None:
     """Return the name of a moved module, or of a module in a moved package; None for one that has not moved."""
     parts = name.split(".")
     for count in range(len(parts), 2, -1):

@@ -6,8 +6,8 @@ A table maps each name to its function or, if text gives it an argument, to a `W
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -28,7 +28,7 @@ class WithArgument(NamedTuple):
     check: Callable[[Any], Any] = lambda number: number
 
 
-Table = Mapping[str, Union[Callable[..., Any], WithArgument]]
+Table = Mapping[str, Callable[..., Any] | WithArgument]
 
 
 def forms(table: Table) -> list[str]:

@@ -7,7 +7,7 @@ import functools
 import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from tfp_bfl.errors import (
     InvalidArgument,
@@ -39,9 +39,9 @@ class Privacy(NamedTuple):
     noise_multiplier: float
     cohort_size: int
     delta: float = 1e-5
-    variance_clip_norm: Optional[float] = None
+    variance_clip_norm: float | None = None
 
-    def epsilon(self, num_clients: int, rounds: int) -> Optional[float]:
+    def epsilon(self, num_clients: int, rounds: int) -> float | None:
         """Return `epsilon` of so many rounds among so many clients."""
         return epsilon(self.noise_multiplier, num_clients, self.cohort_size, rounds, self.delta)
 
@@ -62,7 +62,7 @@ class Privacy(NamedTuple):
 
 def epsilon(
     noise_multiplier: float, num_clients: int, cohort_size: int, rounds: int, delta: float = 1e-5
-) -> Optional[float]:
+) -> float | None:
     """Return the epsilon of rounds of `rules.private`: the bound on what they reveal of one client's participation.
 
     P(model | with the client) <= exp(epsilon) P(model | without) + delta, and the reverse, of any set of models
@@ -126,7 +126,7 @@ def example_steps(noise_multiplier: float, num_examples: int, batch_size: int, e
 
 def largest_example_epsilon(
     noise_multiplier: float, sizes: Iterable[int], batch_size: int, epochs: int, delta: float = 1e-5
-) -> Optional[float]:
+) -> float | None:
     """Return the largest `composed_epsilon` of `example_steps` over clients with these numbers of examples.
 
     The largest is not that of the smallest client: one with B + 1 examples takes twice as many steps as one with B.
@@ -146,7 +146,7 @@ def largest_example_epsilon(
     return None if None in found else max((x for x in found if x is not None), default=0.0)
 
 
-def composed_epsilon(mechanisms: Sequence[Steps], delta: float = 1e-5) -> Optional[float]:
+def composed_epsilon(mechanisms: Sequence[Steps], delta: float = 1e-5) -> float | None:
     """Return the epsilon of all these sums together, as `epsilon` has it; None where some have no noise.
 
     Raises:
@@ -222,7 +222,7 @@ def _accountant() -> types.ModuleType:
     return dp_accounting
 
 
-def everyone_clipped_warning(privacy: Privacy, rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+def everyone_clipped_warning(privacy: Privacy, rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if clipping was active for every client in every round, else None."""
     if not all(row["clipped_clients"] == row["num_clients"] for row in rows):
         return None
@@ -232,7 +232,7 @@ def everyone_clipped_warning(privacy: Privacy, rows: Sequence[Mapping[str, Any]]
     )
 
 
-def taking_part_warning(privacy: Privacy, num_clients: int) -> Optional[str]:
+def taking_part_warning(privacy: Privacy, num_clients: int) -> str | None:
     """Return a warning if private clients take part in every round, else None."""
     if privacy.cohort_size < num_clients:
         return None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping
-from typing import Union
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 # A number, or a tensor of shape [].
-Scalar = Union[float, tf.Tensor]
+Scalar: TypeAlias = float | tf.Tensor
 # An array of numbers, or what becomes one.
-Array = Union[np.ndarray, tf.Tensor]
+Array: TypeAlias = np.ndarray | tf.Tensor
 # A structure of tensors, arrays and numbers, as `tf.nest` knows them; NamedTuples are tuples.
-TensorTree = Union[Array, float, tuple["TensorTree", ...], list["TensorTree"], Mapping[str, "TensorTree"]]
+TensorTree: TypeAlias = Array | float | tuple["TensorTree", ...] | list["TensorTree"] | Mapping[str, "TensorTree"]
 
 _for_xla: contextvars.ContextVar[tuple[bool, bool]] = contextvars.ContextVar("for_xla", default=(False, False))
 

@@ -5,7 +5,8 @@ Fischer et al. 2024 (arXiv:2403.15263), eqs. 18-21. KL is between whole posterio
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 

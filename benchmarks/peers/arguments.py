@@ -11,7 +11,8 @@ import statistics
 import sys
 import time
 import zipfile
-from typing import Callable, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 import psutil

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from typing import Callable
+from collections.abc import Callable
 
 BATCH, LEARNING_RATE, PRIOR_STDDEV, INITIAL_STDDEV = 32, 1e-3, 10.0, 0.003
 

@@ -8,6 +8,7 @@ pixel, and takes the mean of a layer's KL instead of the sum, which costs the sa
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from typing import Any
 
@@ -125,7 +126,7 @@ class Block(nn.Module):
 def resnet20(make: Any) -> nn.Module:
     widths = [16] * 4 + [32] * 3 + [64] * 3
     first = (make.convolution(3, 16, 3, bias=False, padding=1), nn.BatchNorm2d(16, eps=1e-3), nn.ReLU())
-    rest = (Block(make, inputs, outputs) for inputs, outputs in zip(widths, widths[1:]))
+    rest = (Block(make, inputs, outputs) for inputs, outputs in itertools.pairwise(widths))
     return nn.Sequential(*first, *rest, nn.AdaptiveAvgPool2d(1), nn.Flatten(), make.dense(64, 10))
 
 

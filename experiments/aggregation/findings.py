@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Compared(NamedTuple):
     second: Scores
     level: bool = False
 
-    def answer(self) -> tuple[str, Optional[Difference]]:
+    def answer(self) -> tuple[str, Difference | None]:
         difference = paired(self.first, self.second)
         if difference is None:
             return FEW, None

@@ -10,7 +10,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Any
 
 import click
 
@@ -33,7 +33,7 @@ TRIED = ("kind", "rule", "initial_stddev")
 NAMED = ("kind", "rule", "weighting", "partition", "clients", "local_epochs", "rounds", "seed")
 
 
-def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None) -> Iterator[Options]:
+def cells(table: str, size: str, records: Mapping[str, Record] | None = None) -> Iterator[Options]:
     """Return the options of each cell of a table; with a rate that trials choose, once the records have all of them."""
     settings = SIZES[size]
     for block in TABLES[table]:
@@ -53,7 +53,7 @@ def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None)
                 yield {**options, "seed": seed}
 
 
-def chosen_rate(table: str, size: str, options: Options, records: Mapping[str, Record]) -> Optional[float]:
+def chosen_rate(table: str, size: str, options: Options, records: Mapping[str, Record]) -> float | None:
     """Return the rate of the best trial of a method on its partition or its kind; None if a trial has no record."""
     trials, score = RATES_OF[table]
     places = (options["partition"], TRIED_ON[options["partition"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 from collections import defaultdict
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -120,7 +120,7 @@ def temperature_table(done: dict[str, Record]) -> list[list[str]]:
     for data in SIZES:
         for share in SHARES:
             names = [f"temperature,{data},{share:.2g},{t:g}" for t in TEMPERATURES]
-            values: list[Optional[float]] = [
+            values: list[float | None] = [
                 done[name]["rows"]["averaged"]["nll"] if name in done else None for name in names
             ]
             if any(x is not None for x in values):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +41,7 @@ class Federation(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def source(name: str, split: str, limit: Optional[int] = None) -> Source:
+def source(name: str, split: str, limit: int | None = None) -> Source:
     """Return a split of a dataset, or so many of its examples."""
     whole = bfl.data.load(name, split=split)
     return whole if limit is None else whole.subset(limit, 0)

@@ -13,7 +13,8 @@ the log odds 807 to 1,505 (median 1,205) of 2,000, R-hat at most 1.014; test acc
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf

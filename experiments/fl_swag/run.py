@@ -13,7 +13,7 @@ import json
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Any
 
 import click
 import numpy as np
@@ -34,7 +34,7 @@ from tfp_bfl.training.curvature import with_curvature
 HERE = pathlib.Path(__file__).parent
 
 
-def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None) -> Iterator[Cell]:
+def cells(table: str, size: str, records: Mapping[str, Record] | None = None) -> Iterator[Cell]:
     """Return the options of each cell of a table; with a rate that trials choose, once the records have all of them."""
     content, sizes = TABLES[table], SIZES[size]
     for setting in content["settings"]:
@@ -52,7 +52,7 @@ def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None)
                     yield {**own, "setting": setting, "dataset": dataset, **training, "seed": seed}
 
 
-def chosen(setting: str, dataset: str, size: str, records: Mapping[str, Record]) -> Optional[Cell]:
+def chosen(setting: str, dataset: str, size: str, records: Mapping[str, Record]) -> Cell | None:
     """Return the training of the best trial of FedAvg by momentum; None if a trial has no record."""
     trials = {
         cell_name(cell): cell

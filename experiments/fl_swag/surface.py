@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,7 @@ class Plane(NamedTuple):
 
     origin: np.ndarray
     axes: np.ndarray
-    explained: Optional[np.ndarray]
+    explained: np.ndarray | None
 
 
 class Surface(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def read_cell(folder: pathlib.Path) -> Record:
     return {name: x for name, x in read_summary(folder).items() if name not in ("options", "server")}
 
 
-def row_name(method: str, floor: Optional[float]) -> str:
+def row_name(method: str, floor: float | None) -> str:
     """Return a row's name with its floor, if it has one."""
     return method if floor is None else f"{method}, {floor:g}"
 

@@ -6,7 +6,7 @@ import functools
 import pathlib
 import string
 import urllib.request
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ TIMEOUT = 5.0
 MOST_TEST = 10_000
 
 
-def load_data(cache_dir: Optional[str] = None) -> tuple[Any, Any]:
+def load_data(cache_dir: str | None = None) -> tuple[Any, Any]:
     """Return TFF's train and test `ClientData`, downloaded (170 MB) unless they are in the folder.
 
     Args:
@@ -49,7 +49,7 @@ def load_data(cache_dir: Optional[str] = None) -> tuple[Any, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def load(num_writers: int, seed: int, cache_dir: Optional[str] = None) -> tuple[bfl.data.Clients, bfl.data.Source]:
+def load(num_writers: int, seed: int, cache_dir: str | None = None) -> tuple[bfl.data.Clients, bfl.data.Source]:
     """Return the writers' train splits, and 10,000 examples at most of their test splits.
 
     Raises:

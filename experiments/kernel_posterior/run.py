@@ -15,7 +15,7 @@ import json
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Any
 
 import click
 import numpy as np
@@ -45,7 +45,7 @@ Cell = dict[str, Any]
 
 
 def cells(
-    table: str, size: str, chosen: Mapping[str, str] = {}, records: Optional[Mapping[str, Record]] = None
+    table: str, size: str, chosen: Mapping[str, str] = {}, records: Mapping[str, Record] | None = None
 ) -> Iterator[Cell]:
     """Return the options of each cell of a table, of CHOICES with what was chosen, else with the last.
 
@@ -67,7 +67,7 @@ def cells(
                 yield {**cell, "cohort_size": cohort_size, "seed": seed, "seeds": None}
 
 
-def chosen_rate(partition: str, own: Cell, size: str, records: Mapping[str, Record]) -> Optional[float]:
+def chosen_rate(partition: str, own: Cell, size: str, records: Mapping[str, Record]) -> float | None:
     """Return the rate of the best trial of an algorithm and its server's step; None if a trial has no record."""
     same = {"partition": TRIED_ON[partition], "algorithm": own["algorithm"], "server": own["server"]}
     trials = {cell_name(cell): cell for cell in cells("rate_trials", size) if same.items() <= cell.items()}
@@ -108,7 +108,7 @@ def clients_and_test(cell: Cell) -> tuple[bfl.data.Clients, bfl.data.Source]:
     return clients, bfl.data.load(cell["dataset"], split="test")
 
 
-def choose(kind: str, asked: Optional[str], cache_dir: Optional[str] = None) -> str:
+def choose(kind: str, asked: str | None, cache_dir: str | None = None) -> str:
     """Return the requested dataset of a choice, or else the first available one, and print its name.
 
     Raises:
@@ -221,8 +221,8 @@ def main(
     tables: tuple[str, ...],
     size: str,
     seeds: tuple[int, ...],
-    cache_dir: Optional[str],
-    **asked: Optional[str],
+    cache_dir: str | None,
+    **asked: str | None,
 ) -> None:
     """Run the cells that are not done, and write their tables and figures."""
     study, names = study.of_size(size), tables or tuple(TABLES)

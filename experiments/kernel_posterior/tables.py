@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def last_alone(run: Run) -> float:
 
 
 # What is compared in pairs: a run's score, and its digits.
-PAIRED: dict[str, tuple[Callable[[Run], Optional[float]], int]] = {
+PAIRED: dict[str, tuple[Callable[[Run], float | None], int]] = {
     f"points, last {LAST}": (lambda run: 100 * last_rounds(run), 2),
     "points, each round alone": (lambda run: 100 * last_alone(run), 2),
     "points, the round's clients": (lambda run: 100 * last_rounds(run, "cohort_accuracy"), 2),
@@ -108,7 +109,7 @@ def pairs_table(runs: list[Run]) -> list[list[str]]:
     return table
 
 
-def _entry(score: Callable[[Run], Optional[float]], digits: int, own: list[Run], other: list[Run]) -> str:
+def _entry(score: Callable[[Run], float | None], digits: int, own: list[Run], other: list[Run]) -> str:
     """Return the entry of the seeds with both scores, with their number if it is not all."""
     first, second = (dict(enumerate(map(score, side))) for side in (own, other))
     seeds = [i for i in first if first[i] is not None and second[i] is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import click
 import numpy as np
@@ -61,7 +61,7 @@ def cell_name(options: Options) -> str:
 Pair = tuple[np.ndarray, np.ndarray]
 
 
-Predicted = tuple[list[Optional[Pair]], list[Optional[Pair]], list[Pair]]
+Predicted = tuple[list[Pair | None], list[Pair | None], list[Pair]]
 
 
 def score(options: Options) -> Options:
@@ -121,8 +121,8 @@ def covered(pair: Pair, limit: float) -> tuple[float, float]:
 
 
 def counts(
-    of_held_out: Sequence[Optional[Pair]],
-    of_known: Sequence[Optional[Pair]],
+    of_held_out: Sequence[Pair | None],
+    of_known: Sequence[Pair | None],
     of_unseen: Sequence[Pair],
     options: Options,
 ) -> Options:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pathlib
 import tempfile
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import matplotlib
 
@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from experiments.metavd.config import BINS, SHORT
 
 
-def reliability_figure(summaries: list[dict[str, Any]]) -> Optional[Any]:
+def reliability_figure(summaries: list[dict[str, Any]]) -> Any | None:
     """Draw accuracy over confidence of the predicted class, of all clients' examples, for the methods of `SHORT`."""
     usual = {"size": "fashion_mnist", "concentration": 0.5, "cohort": 10, "seed": 0}
     chosen = {

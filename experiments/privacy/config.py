@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 Options = dict[str, Any]
 COMMON = {
@@ -37,8 +37,8 @@ COLUMNS = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "epistemic":
 class Sent(NamedTuple):
     """The form of a message: integers for secure aggregation, compressed, or plain in fewer rounds."""
 
-    secure_sums: Optional[float] = None
-    compressor: Optional[str] = None
+    secure_sums: float | None = None
+    compressor: str | None = None
     error_memory: bool = False
     share_of_rounds: float = 1.0
 

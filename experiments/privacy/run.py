@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from typing import Any, Optional
+from typing import Any
 
 import click
 import numpy as np
@@ -71,7 +71,7 @@ def privacy_of(options: Options) -> Options:
     return {"privacy": settings, **TRAINING}
 
 
-def epsilon_of(options: Options, last: Options) -> Optional[float]:
+def epsilon_of(options: Options, last: Options) -> float | None:
     if options["federation"] != PARTIES or options["noise"] is None:
         return last.get("epsilon")
     epochs = options["rounds"] * options["local_epochs"]

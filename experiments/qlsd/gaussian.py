@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Optional
 
 import numpy as np
 
@@ -29,12 +28,12 @@ def norm_variance(center: float, variance: float, dim: int) -> float:
     return center**2 + dim * variance - norm_mean(center, variance, dim) ** 2
 
 
-def batch_number(size: int, share: Optional[float]) -> int:
+def batch_number(size: int, share: float | None) -> int:
     """Return n of N_i examples, as `clients.draw_batch` takes them: the share rounded up."""
     return size if share is None else max(math.ceil(share * size - 1e-3), 1)
 
 
-def batch_variance(tables: Sequence[np.ndarray], share: Optional[float]) -> float:
+def batch_variance(tables: Sequence[np.ndarray], share: float | None) -> float:
     """Return S = sum_i (N_i^2 / n_i) (1 - n_i / N_i) s_i^2, the variance per coordinate of the sum of batches'
     gradients.
 
@@ -61,7 +60,7 @@ def quantiser_factor(dim: int, levels: int) -> float:
 
 
 def stationary_variance(
-    tables: Sequence[np.ndarray], step: float, *, star: bool, share: Optional[float], omega: float = 0.0
+    tables: Sequence[np.ndarray], step: float, *, star: bool, share: float | None, omega: float = 0.0
 ) -> float:
     """Return the chain's stationary variance over the posterior's, at the step size step / L, per coordinate.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ def task(study: str = "logistic") -> Task:
     )
     largest = np.linalg.eigvalsh(features.T @ features)[-1]
     return Task(
-        bfl.data.Clients(source, [order[a:b] for a, b in zip(ends, ends[1:])]),
+        bfl.data.Clients(source, [order[a:b] for a, b in itertools.pairwise(ends)]),
         features,
         source.labels[rows],
         found.point[0].ravel().astype(np.float64),

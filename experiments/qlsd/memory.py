@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ def task() -> Task:
     found = bfl.clients.find_mode(model, rows, labels, prior_stddev=stddev, likelihood="density")
     largest = np.linalg.eigvalsh(rows.T.astype(np.float64) @ rows)[-1]
     return Task(
-        bfl.data.Clients(source, [np.arange(a, b) for a, b in zip(ends, ends[1:])]),
+        bfl.data.Clients(source, [np.arange(a, b) for a, b in itertools.pairwise(ends)]),
         rows,
         found.point[0],
         float(largest / 4 + settings["prior_precision"]),

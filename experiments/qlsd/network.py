@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -34,7 +34,7 @@ class Data(NamedTuple):
     train: bfl.data.Source
     unlabelled: np.ndarray
     test: bfl.data.Source
-    elsewhere: Optional[np.ndarray]
+    elsewhere: np.ndarray | None
 
 
 def data_of(options: Options) -> Data:
@@ -206,7 +206,7 @@ def predict(potential: bfl.clients.Potential, draws: np.ndarray, features: np.nd
     return np.concatenate([mean(tf.constant(features[i : i + AT_ONCE])).numpy() for i in parts])
 
 
-def scores(test: np.ndarray, labels: np.ndarray, elsewhere: Optional[np.ndarray]) -> dict[str, float]:
+def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -> dict[str, float]:
     """Return the scores of test predictions [N, C], and of out-of-distribution detection by entropy if there are such
     images.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import Any
 
 import click
 
@@ -55,7 +55,7 @@ STUDIES: dict[str, Callable[[Options, pathlib.Path], dict[str, Any]]] = {
 }
 
 
-def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
+def cells(size: str, runs: int | None = None) -> Iterator[Options]:
     """Return the options of each cell, in the order in which they run."""
     settings: Any = SIZES[size]
     more = {} if runs is None else {"runs": runs}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +45,7 @@ def federation() -> bfl.data.Clients:
     rows = np.concatenate(tables())
     ends = np.cumsum([0, *map(len, tables())])
     source = bfl.data.Source("gaussians", "train", rows, np.zeros(len(rows), np.int32), ("none",))
-    return bfl.data.Clients(source, [np.arange(a, b) for a, b in zip(ends, ends[1:])])
+    return bfl.data.Clients(source, [np.arange(a, b) for a, b in itertools.pairwise(ends)])
 
 
 def model() -> tf.keras.Model:
@@ -52,9 +53,7 @@ def model() -> tf.keras.Model:
     return bfl.models.density(log_density, dim, dim, mode())
 
 
-def process_of(
-    estimator: str, compressor: str, batch_size: Optional[float], step: float
-) -> bfl.federated.BayesianProcess:
+def process_of(estimator: str, compressor: str, batch_size: float | None, step: float) -> bfl.federated.BayesianProcess:
     """Return a chain at the step size step / L that starts at theta*."""
     rows = np.concatenate(tables())
     fixed = None
@@ -128,7 +127,7 @@ def scores(options: Options, norms: np.ndarray, squares: np.ndarray) -> dict[str
     }
 
 
-def bits(estimator: str, compressor: str, share: Optional[float], states: np.ndarray) -> dict[str, float]:
+def bits(estimator: str, compressor: str, share: float | None, states: np.ndarray) -> dict[str, float]:
     """Return bits of a client's message at states [M, D]: by the bound, by the levels' entropy and as encoded.
 
     32 bits of norm are in each; without compression all are 32 D.

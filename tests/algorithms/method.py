@@ -1,7 +1,8 @@
 """What the contract of all methods asks of one, and client work outside any engine."""
 
 import functools
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf

@@ -219,7 +219,7 @@ def test_counts_must_be_positive(arguments):
 def test_missing_tff_says_how_to_install(monkeypatch):
     require_tff = installation.require_tff.__wrapped__
     monkeypatch.setitem(sys.modules, "tensorflow_federated", None)
-    with pytest.raises(MissingDependency, match=r"not installed: .*'local', or, with Python 3.9 to 3.11, .*\.lock"):
+    with pytest.raises(MissingDependency, match=r"not installed: .*'local', or, with Python 3.11, .*\.lock"):
         require_tff()
 
 

@@ -1,5 +1,7 @@
 """Calibration errors of equal mass and of each class, and the continuous ranked probability score."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -29,7 +31,9 @@ def test_the_classwise_error_is_the_mean_over_classes():
         is_c = np.equal(LABELS, c)
         # As the top-label error of a classifier that says of each example with which probability it is of the class.
         edges = np.linspace(0, 1, 6)
-        inside = [(low < PROBABILITIES[:, c]) & (PROBABILITIES[:, c] <= high) for low, high in zip(edges, edges[1:])]
+        inside = [
+            (low < PROBABILITIES[:, c]) & (PROBABILITIES[:, c] <= high) for low, high in itertools.pairwise(edges)
+        ]
         gaps = [abs(np.sum(is_c[m] - PROBABILITIES[m, c])) / 101 for m in inside]
         errors.append(sum(gaps))
         order = np.argsort(PROBABILITIES[:, c])

@@ -1,6 +1,7 @@
 """The driver: seeds, cohorts, evaluation, metrics as plain numbers, checkpoints, collapse, and workers that end."""
 
 import functools
+import itertools
 import json
 import logging
 
@@ -124,7 +125,7 @@ def test_rounds_that_are_evaluated(simulate, rounds, every, evaluated):
     assert [row["round"] for row in result.rounds if "calls" in row] == evaluated
     assert len(calls) == len(evaluated)
     assert_close(calls[-1], result.state.weights, atol=0)
-    assert all(differ(a, b) for a, b in zip(calls, calls[1:]))
+    assert all(differ(a, b) for a, b in itertools.pairwise(calls))
 
 
 @pytest.mark.parametrize("kind", ["flipout", "deterministic"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 OPERATORS = {
     ast.Add: [ast.Sub],
@@ -40,7 +40,7 @@ class Mutant(NamedTuple):
 
     line: int
     change: str
-    place: tuple[ast.AST, str, Optional[int]]
+    place: tuple[ast.AST, str, int | None]
     old: Any
     new: Any
 
@@ -114,7 +114,7 @@ def _with(node: Any, **fields: Any) -> Any:
     return type(node)(**{**dict(ast.iter_fields(node)), **fields})
 
 
-def _put(place: tuple[Any, str, Optional[int]], node: Any) -> None:
+def _put(place: tuple[Any, str, int | None], node: Any) -> None:
     parent, field, i = place
     if i is None:
         setattr(parent, field, node)

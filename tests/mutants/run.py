@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from tests.mutants.mutations import Mutant, mutants
 
@@ -105,7 +105,7 @@ def accepted() -> dict[str, str]:
     return dict(block.split("\n    ", 1) for block in blocks if block and not block.startswith("#"))
 
 
-def start(path: str, source: Optional[str], folder: Path, cpu_seconds: int, tier: str = FAST) -> int:
+def start(path: str, source: str | None, folder: Path, cpu_seconds: int, tier: str = FAST) -> int:
     """Forks; the child runs the file's tests on `source` instead of what is there and ends with pytest's status."""
     folder.mkdir()
     pid = os.fork()

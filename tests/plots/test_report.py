@@ -1,6 +1,7 @@
 import base64
 import html.parser
 import io
+import itertools
 import xml.etree.ElementTree
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_can_be_read_without_the_pictures(of_two):
     assert any("Calibration: ECE" in alt for alt in read.alts)
     levels = [level for level, _ in read.heads]
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:]))
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
 def test_figures_follow_the_colours_of_the_page(of_one):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, Callable, Optional, Union, cast, overload
-
-from typing_extensions import Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, Unpack, cast, overload
 
 from tfp_bfl import clients, federated, keras, models
 from tfp_bfl import weighting as weightings
@@ -27,13 +25,13 @@ from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import Given, Sent
 
-Model = Union[keras.Model, Callable[[], keras.Model]]
+Model: TypeAlias = keras.Model | Callable[[], keras.Model]
 
 
 @overload
 def compose(
     model_fn: Model,
-    client_work: Union[ClientWork, Callable[[], Work]],
+    client_work: ClientWork | Callable[[], Work],
     rule: AnyRule,
     server_step: ServerStep[ModelWeights],
     **options: Unpack[ComposeOptions],
@@ -41,25 +39,25 @@ def compose(
 @overload
 def compose(
     model_fn: Model,
-    client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]],
-    rule: Union[ModelRule[Sent, Given], ModelGatherRule[Sent, Given]],
+    client_work: ClientWork[Sent] | Callable[[], Work[Sent]],
+    rule: ModelRule[Sent, Given] | ModelGatherRule[Sent, Given],
     server_step: ServerStep[Given],
     **options: Unpack[ComposeOptions],
 ) -> federated.BayesianProcess: ...
 def compose(
     model_fn: Model,
-    client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]],
+    client_work: ClientWork[Sent] | Callable[[], Work[Sent]],
     rule: AnyRule[Sent, Given],
     server_step: ServerStep[Given],
     *,
     weighting: str = "train_size",
-    robust: Optional[str] = None,
-    compressor: Optional[Union[str, Compressor]] = None,
+    robust: str | None = None,
+    compressor: str | Compressor | None = None,
     per_tensor: bool = False,
     error_memory: bool = False,
-    augmentation: Optional[Union[str, Augmentation]] = None,
-    privacy: Optional[Privacy] = None,
-    secure_sums: Optional[float] = None,
+    augmentation: str | Augmentation | None = None,
+    privacy: Privacy | None = None,
+    secure_sums: float | None = None,
     **process_options: Any,
 ) -> federated.BayesianProcess:
     """Return a process of any client work, rule, server step, weighting and robust aggregator that fit each other.
@@ -190,7 +188,7 @@ def _check_names(options: Mapping[str, object], names: tuple[str, ...], what: st
         lookup(dict.fromkeys(names), name, f"option of {what}")
 
 
-def _as_work(client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]]) -> ClientWork[Sent]:
+def _as_work(client_work: ClientWork[Sent] | Callable[[], Work[Sent]]) -> ClientWork[Sent]:
     if isinstance(client_work, ClientWork):
         return client_work
     if not callable(client_work):

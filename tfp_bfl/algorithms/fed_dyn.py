@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -86,7 +86,7 @@ def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWor
     return local.around(run)._replace(memory=zeros, keeps_sent=False)
 
 
-def _server(alpha: float, weighting: str, privacy: Optional[Privacy]) -> ServerStep:
+def _server(alpha: float, weighting: str, privacy: Privacy | None) -> ServerStep:
     def initialize(weights: ModelWeights) -> Dynamic:
         return Dynamic(tf.zeros_like(flat_values(weights)), tf.constant(1.0), tf.constant(True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, cast
+from typing import Any, cast
 
 from tfp_bfl import rules
 from tfp_bfl import weighting as weightings
@@ -77,7 +77,7 @@ def check_extra(
     rule: ModelRule[Sent, Given],
     step: ServerStep[Given],
     weighting: str,
-    robust: Optional[str],
+    robust: str | None,
 ) -> None:
     """Raise InvalidArgument unless the step takes the extra statistics that clients send and the rule pools them."""
     if step.extra != (work.extra is not None):
@@ -107,7 +107,7 @@ def check_extra(
 
 
 def check_compressible(
-    rule: ModelRule[Sent, Given], weighting: str, robust: Optional[str], secure_sums: Optional[float]
+    rule: ModelRule[Sent, Given], weighting: str, robust: str | None, secure_sums: float | None
 ) -> None:
     """Raise InvalidArgument where the noise of a compressor would be a bias of the pool."""
     if secure_sums is not None:
@@ -127,7 +127,7 @@ def check_compressible(
 
 
 def whole_rule(
-    rule: AnyRule[Sent, Given], privacy: Optional[Privacy], weighting: str, robust: Optional[str]
+    rule: AnyRule[Sent, Given], privacy: Privacy | None, weighting: str, robust: str | None
 ) -> ModelRule[Sent, Given]:
     """Return the rule over whole models, with privacy with clipping and noise (`rules.private`).
 
@@ -160,7 +160,7 @@ def whole_rule(
 
 
 def _summed(
-    rule: ModelRule[Sent, Given], largest_weight: Optional[float], weighting: str, max_ratio: Optional[float]
+    rule: ModelRule[Sent, Given], largest_weight: float | None, weighting: str, max_ratio: float | None
 ) -> ModelRule[Sent, Given]:
     if largest_weight is None:
         return rule
@@ -177,7 +177,7 @@ def _summed(
     return cast(Any, rules.quantised(cast(Any, rule), max_weight=largest_weight))
 
 
-def counts_alike(robust: Optional[str]) -> bool:
+def counts_alike(robust: str | None) -> bool:
     """Return whether all clients count the same under this robust aggregator, whatever the weighting."""
     return isinstance(robust, str) and not robust.startswith("clip")  # What is no name is refused later.
 
@@ -186,9 +186,9 @@ def defended_rule(
     whole: ModelRule[Sent, Given],
     work: ClientWork[Sent],
     weighting: str,
-    robust: Optional[str],
-    max_ratio: Optional[float],
-    secure_sums: Optional[float],
+    robust: str | None,
+    max_ratio: float | None,
+    secure_sums: float | None,
 ) -> ModelRule[Sent, Given]:
     """Return the rule with a robust aggregator, with weights that follow from all clients, or over whole numbers.
 

@@ -17,7 +17,7 @@ g_k in SGD (`Likelihood.max_gradient_norm`): while a client's gradient is longer
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Union
+from collections.abc import Callable
 
 from tfp_bfl import keras, models, rules
 from tfp_bfl.contracts import AnyRule
@@ -31,16 +31,16 @@ NATURAL = ("natural", "ivon")
 DEFAULT_RULE = "mean_precision_average"
 
 
-def default_rule(inference: Optional[str]) -> str:
+def default_rule(inference: str | None) -> str:
     """Return the rule under which an inference is stationary at the posterior; None for the default inference."""
     return "log_linear_pool" if inference in NATURAL else DEFAULT_RULE
 
 
 def notices_of(
-    model_fn: Union[keras.Model, Callable[[], keras.Model]],
+    model_fn: keras.Model | Callable[[], keras.Model],
     rule: AnyRule,
-    optimizer: Optional[Optimizer],
-    inference: Optional[str],
+    optimizer: Optimizer | None,
+    inference: str | None,
 ) -> tuple[str, ...]:
     """Return the notices of a process: the warning of its client step and rule, if there is one.
 
@@ -59,7 +59,7 @@ def notices_of(
     return (warning,) if warning else ()
 
 
-def fixed_point_warning(rule: str, optimizer: Optimizer, inference: Optional[str] = None) -> Optional[str]:
+def fixed_point_warning(rule: str, optimizer: Optimizer, inference: str | None = None) -> str | None:
     """Return a warning if rounds of a rule and a client step are not stationary at the posterior, else None.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
@@ -24,12 +24,12 @@ def qlsd(
     *,
     step_size: float,
     estimator: str = "anchored",
-    compressor: Union[str, Compressor, Sequence[Union[str, Compressor]]] = "quantiser:256",
-    prior_stddev: Optional[float] = 1.0,
+    compressor: str | Compressor | Sequence[str | Compressor] = "quantiser:256",
+    prior_stddev: float | None = 1.0,
     memory: bool = True,
     refresh_every: int = 100,
-    curvature: Union[float, str, None] = None,
-    thinning: Optional[federated.Thinning] = None,
+    curvature: float | str | None = None,
+    thinning: federated.Thinning | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """QLSD: w <- w - gamma G + sqrt(2 gamma) Z, G of the clients' compressed gradients; the rounds are draws.
@@ -90,8 +90,8 @@ def dg_sgld(
     *,
     step_size: float,
     coupling: float,
-    prior_stddev: Optional[float] = 1.0,
-    thinning: Optional[federated.Thinning] = None,
+    prior_stddev: float | None = 1.0,
+    thinning: federated.Thinning | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """DG-SGLD: each client runs a separate chain, coupled to the server's weights, which are drawn given all of them.
@@ -115,8 +115,8 @@ def fsgld(
     surrogates: Any,
     *,
     step_size: float,
-    prior_stddev: Optional[float] = 1.0,
-    thinning: Optional[federated.Thinning] = None,
+    prior_stddev: float | None = 1.0,
+    thinning: federated.Thinning | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """FSGLD: one client a round takes several steps of the chain, with Gaussians in place of the absent clients.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
@@ -13,7 +13,7 @@ def laplace(
     model_fn: Model,
     *,
     structure: str = "last_layer",
-    prior_stddev: Optional[float] = None,
+    prior_stddev: float | None = None,
     prior_by_layer: bool = False,
     temperature: float = 1.0,
     **options: object,

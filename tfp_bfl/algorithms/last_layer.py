@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.errors import InvalidArgument, lookup
@@ -16,8 +14,8 @@ def last_layer(
     model_fn: Model,
     *,
     likelihood: str = "categorical",
-    prior_stddev: Optional[float] = None,
-    noise_stddev: Optional[float] = None,
+    prior_stddev: float | None = None,
+    noise_stddev: float | None = None,
     temperature: float = 1.0,
     **options: object,
 ) -> federated.BayesianProcess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 import numpy as np
 
@@ -22,7 +21,7 @@ def meta_learning(
     *,
     learner: str = "maml",
     rule: str = "naive_weighted_average",
-    server_optimizer: Optional[ServerOptimizer] = None,
+    server_optimizer: ServerOptimizer | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """Build a process that trains weights to be adapted by one step on a client's data, pooled by any rule.
@@ -53,10 +52,10 @@ def meta_vd(
     learner: str = "plain",
     variances: str = "hypernetwork",
     rule: str = "log_linear_pool",
-    server_optimizer: Optional[Optimizer] = None,
-    threshold: Optional[float] = None,
-    variance_options: Optional[dict[str, object]] = None,
-    server_options: Optional[dict[str, object]] = None,
+    server_optimizer: Optimizer | None = None,
+    threshold: float | None = None,
+    variance_options: dict[str, object] | None = None,
+    server_options: dict[str, object] | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """MetaVD: every client's own dropout, which a hypernetwork on the server gives it, around any learner.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, TypedDict, Union
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,19 +18,19 @@ class ComposeOptions(TypedDict, total=False):
     """The keyword arguments of `compose`: its own, and those of `federated.build_process`."""
 
     weighting: str
-    robust: Optional[str]
-    compressor: Optional[Union[str, Compressor]]
+    robust: str | None
+    compressor: str | Compressor | None
     per_tensor: bool
     error_memory: bool
-    augmentation: Optional[Union[str, Augmentation]]
-    privacy: Optional[Privacy]
-    secure_sums: Optional[float]
-    element_spec: Optional[ClientExamples]
+    augmentation: str | Augmentation | None
+    privacy: Privacy | None
+    secure_sums: float | None
+    element_spec: ClientExamples | None
     seed: int
     max_magnitude: float
-    max_change_norm: Optional[float]
-    max_weight_ratio: Optional[float]
+    max_change_norm: float | None
+    max_weight_ratio: float | None
     min_examples: int
     burn_in_rounds: int
-    thinning: Optional[Thinning]
+    thinning: Thinning | None
     notices: Sequence[str]

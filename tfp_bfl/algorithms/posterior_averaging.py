@@ -7,8 +7,8 @@ FedPA (Al-Shedivat et al. 2021), SGLD and FedKP (Johansson & Gullbrandson 2022).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
@@ -25,7 +25,7 @@ MEAN = "naive_weighted_average"
 
 
 def fed_opt(
-    model_fn: Model, *, server_optimizer: Optional[ServerOptimizer] = None, **options: object
+    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: object
 ) -> federated.BayesianProcess:
     """FedOpt: local training, the mean of the clients, the server's optimizer; without one, federated averaging.
 
@@ -50,7 +50,7 @@ def fed_opt(
 
 
 def fed_prox(
-    model_fn: Model, *, proximal: float = 0.01, server_optimizer: Optional[ServerOptimizer] = None, **options: object
+    model_fn: Model, *, proximal: float = 0.01, server_optimizer: ServerOptimizer | None = None, **options: object
 ) -> federated.BayesianProcess:
     """FedProx: `fed_opt` with the term mu / 2 ||w - w_server||^2 in the clients' loss.
 
@@ -70,7 +70,7 @@ def fed_prox(
 
 
 def fed_ag(
-    model_fn: Model, *, server_optimizer: Optional[ServerOptimizer] = None, **options: object
+    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: object
 ) -> federated.BayesianProcess:
     """FedAG: `fed_opt` that predicts with draws from the Gaussian of the clients' weights.
 
@@ -91,8 +91,8 @@ def fed_be(
     model_fn: Model,
     features: Array,
     *,
-    ensemble: Optional[dict[str, object]] = None,
-    server_optimizer: Optional[ServerOptimizer] = None,
+    ensemble: dict[str, object] | None = None,
+    server_optimizer: ServerOptimizer | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """FedBE: an ensemble drawn from the clients' distribution teaches the server's model on unlabelled data.
@@ -121,7 +121,7 @@ def fed_be(
 
 
 def fed_pa(
-    model_fn: Model, *, server_optimizer: Optional[ServerOptimizer] = None, **options: object
+    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: object
 ) -> federated.BayesianProcess:
     """FedPA: clients sample from their posteriors and send the step to the product's mode, Sigma_k^-1 (w - mean_k).
 
@@ -140,8 +140,8 @@ def fed_kp(
     model_fn: Model,
     *,
     start: str = "clients",
-    kernel_options: Optional[dict[str, object]] = None,
-    server_optimizer: Optional[ServerOptimizer] = None,
+    kernel_options: dict[str, object] | None = None,
+    server_optimizer: ServerOptimizer | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """FedKP: `fed_opt` with the mode of a kernel density over the clients' values in the place of their mean.
@@ -168,8 +168,8 @@ def fed_kppa(
     model_fn: Model,
     *,
     start: str = "clients",
-    kernel_options: Optional[dict[str, object]] = None,
-    server_optimizer: Optional[ServerOptimizer] = None,
+    kernel_options: dict[str, object] | None = None,
+    server_optimizer: ServerOptimizer | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """FedKPPA: FedPA's clients with clustered FedKP's server.
@@ -189,7 +189,7 @@ def fed_sgld(
     step_size: float = 1e-6,
     burn_in_rounds: int = 0,
     max_samples: int = 20,
-    server_optimizer: Optional[ServerOptimizer] = None,
+    server_optimizer: ServerOptimizer | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round; the rounds are samples.
@@ -217,7 +217,7 @@ def _sampled(
     recipe: Callable[..., object],
     model_fn: Model,
     rule: Any,
-    server_optimizer: Optional[ServerOptimizer],
+    server_optimizer: ServerOptimizer | None,
     options: Mapping[str, object],
 ) -> federated.BayesianProcess:
     """Return the process of a recipe with clients that sample from their posteriors (`clients.posterior_averaging`)."""
@@ -245,5 +245,5 @@ def _kernel(start: str, options: object) -> rules.ModelGatherRule[ModelWeights, 
     return rules.kernel_posterior(start, **known_options(rules.kernel_posterior, options, "the kernel", ("start",)))
 
 
-def _step(server_optimizer: Optional[ServerOptimizer]) -> servers.ServerStep:
+def _step(server_optimizer: ServerOptimizer | None) -> servers.ServerStep:
     return servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)

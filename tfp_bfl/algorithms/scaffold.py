@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -38,7 +38,7 @@ def scaffold(
     model_fn: Model,
     *,
     rule: AnyRule = DEFAULT_RULE,
-    server_optimizer: Optional[ServerOptimizer] = None,
+    server_optimizer: ServerOptimizer | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """Federated averaging with clients that step along the mean gradient of all clients.
@@ -91,7 +91,7 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     return local.around(run)._replace(memory=zeros, extra=zeros, keeps_sent=False)
 
 
-def _server(inner: ServerStep, weighting: str, privacy: Optional[Privacy]) -> ServerStep:
+def _server(inner: ServerStep, weighting: str, privacy: Privacy | None) -> ServerStep:
     def initialize(weights: ModelWeights) -> Controlled:
         return Controlled(
             tf.zeros_like(flat_values(weights)), tf.constant(1.0), tf.constant(True), inner.initialize(weights)

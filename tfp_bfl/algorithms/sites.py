@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, split_options
@@ -10,7 +10,7 @@ from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compo
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", *COMPRESSION, "privacy"))
 
 
-def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **options: object) -> federated.BayesianProcess:
+def partitioned_vi(model_fn: Model, *, damping: float | None = None, **options: object) -> federated.BayesianProcess:
     """Partitioned variational inference: q = prior prod_k t_k, a factor t_k for each client, who keeps it.
 
     t_k <- t_k (q_k / q)^damping,   q <- q prod_k (q_k / q)^damping
@@ -46,9 +46,9 @@ def bayesian_admm(
     model_fn: Model,
     *,
     step_size: float = 1.0,
-    damping: Optional[float] = None,
+    damping: float | None = None,
     empty_sites: bool = False,
-    server_step_size: Optional[float] = None,
+    server_step_size: float | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """Bayesian ADMM: partitioned inference with a step size that holds clients to q, and an averaging server.
@@ -92,7 +92,7 @@ def fed_lap(
     covariance: bool = False,
     prior_stddev: float = 1.0,
     step_size: float = 1.0,
-    damping: Optional[float] = None,
+    damping: float | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """FedLap: federated ADMM as partitioned inference by Laplace's approximation; FedLap-Cov with precisions.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fitting import counts_alike
@@ -14,10 +12,10 @@ from tfp_bfl.training.inference import settings_for
 
 def variational(
     model_fn: Model,
-    rule: Optional[AnyRule] = None,
+    rule: AnyRule | None = None,
     weighting: str = "train_size",
     *,
-    robust: Optional[str] = None,
+    robust: str | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """Fit the broadcast posterior on each client by the negative ELBO; pool the clients' posteriors by `rule`.

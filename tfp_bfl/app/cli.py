@@ -7,7 +7,7 @@ import errno
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import click
 from rich.console import Console
@@ -163,9 +163,7 @@ _SYNONYMS = {
     help="Seeds, such as 0..4 or 0,1,7: one run for each, and one report with means and standard deviations.",
 )
 @config_options
-def run(
-    config_file: Optional[str], resumed: Optional[str], progress: Optional[str], seeds: Optional[str], **given: Any
-) -> None:
+def run(config_file: str | None, resumed: str | None, progress: str | None, seeds: str | None, **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.app.options.config import make_config
     from tfp_bfl.app.options.own_model import OPTIONS as CODE
@@ -222,7 +220,7 @@ def run(
 )
 @click.option("--dataset", metavar="FILE.py:FUNCTION", help="The dataset of RUN where it is code, which is run.")
 def report(
-    run_folders: tuple[str, ...], output: str, ood: Optional[str], dataset: Optional[str], rows: Any, **table: Any
+    run_folders: tuple[str, ...], output: str, ood: str | None, dataset: str | None, rows: Any, **table: Any
 ) -> None:
     """Write one page about a complete run, or several side by side; RUN may be a folder of many.
 

@@ -6,8 +6,9 @@ import os
 import pathlib
 import platform
 import time
+from collections.abc import Callable
 from importlib import metadata
-from typing import Any, Callable
+from typing import Any
 
 import psutil
 from packaging.requirements import Requirement
@@ -68,7 +69,7 @@ def _worker() -> str:
 
     if not engine("tff").is_installed():
         return (
-            "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.9 to 3.11, "
+            "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.11, "
             f"{INSTALL_TFF_COMMAND} installs it"
         )
     tff = federated.require_tff()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, Optional
+from typing import Any
 
 import click
 import numpy as np
@@ -34,7 +34,7 @@ Examples:
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
 @click.option("--predict", metavar="TABLE", help="Rows to predict, of known and new clients; needs --output.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
-def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> None:
+def glm_model(table: str, family: str, output: str | None, **given: Any) -> None:
     """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place."""
     lookup(dict.fromkeys(FAMILIES), family, "family")
     if not 0 < check_number(given["level"], "--level") < 1:

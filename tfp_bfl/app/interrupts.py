@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Optional
 
 STATUS = 130
 MESSAGE = "tfp-bfl: interrupted."
@@ -34,7 +33,7 @@ def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
     read, write = os.pipe()
     os.set_blocking(write, False)
 
-    def handle(number: int, frame: Optional[FrameType]) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if _is_importing(frame):
             _end()
         signal.default_int_handler(number, frame)
@@ -72,7 +71,7 @@ def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
         os.close(read)
 
 
-def _is_importing(frame: Optional[FrameType]) -> bool:
+def _is_importing(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -40,8 +41,8 @@ def exact_chains(
     num_draws: int,
     burn_in: int,
     kernel: str = "hmc",
-    prior_stddev: Optional[float] = 1.0,
-    step_size: Optional[float] = None,
+    prior_stddev: float | None = 1.0,
+    step_size: float | None = None,
     num_leapfrog_steps: int = 30,
     thin: int = 1,
     seed: int = 0,

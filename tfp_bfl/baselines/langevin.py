@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.potential import Potential
 from tfp_bfl.weights import check_form, check_layers
 
-Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
+Schedule = float | Callable[[tf.Tensor], tf.Tensor]
 DECAY, STABILIZER = 0.99, 1e-5
 
 
@@ -114,7 +115,7 @@ class _Steps(NamedTuple):
     batch_size: int
     precision: float
     step_size: Schedule
-    second_moments: Optional[tuple[float, float]]
+    second_moments: tuple[float, float] | None
 
     def size(self, steps: tf.Tensor) -> Any:
         """Return the step size after so many steps."""
@@ -169,8 +170,8 @@ def langevin_chain(
     burn_in: int = 0,
     thin: int = 1,
     batch_size: int = 32,
-    prior_stddev: Optional[float] = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
     preconditioned: bool = False,
     decay: float = DECAY,
     stabilizer: float = STABILIZER,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
@@ -15,7 +13,7 @@ from tfp_bfl.weights import ClientResult, ServerMessage
 from tfp_bfl.weights.kinds import Sent
 
 
-def augmented(work: ClientWork[Sent], augmentation: Union[str, Augmentation]) -> ClientWork[Sent]:
+def augmented(work: ClientWork[Sent], augmentation: str | Augmentation) -> ClientWork[Sent]:
     """Return the same work with augmentation(features, seed) in place of a batch's features.
 
     The seed is a function of (run seed, round, client, step), as that of all noise, so that a run can be repeated. With

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -17,8 +17,8 @@ from tfp_bfl.training.potential import Potential
 from tfp_bfl.weights import ScaledGradient
 
 _T = TypeVar("_T")
-PerClient = Union[_T, Sequence[_T]]
-AnyCompressor = Union[str, Compressor]
+PerClient: TypeAlias = _T | Sequence[_T]
+AnyCompressor = str | Compressor
 
 
 class Settings(NamedTuple):
@@ -54,7 +54,7 @@ class ClientSettings(NamedTuple):
     shared: Compressor
     is_scaled: bool
     everyone: bool
-    num_clients: Optional[int]
+    num_clients: int | None
 
 
 def client_settings(
@@ -62,7 +62,7 @@ def client_settings(
     compressor: PerClient[AnyCompressor],
     per_tensor: bool,
     participation: PerClient[float],
-    rate: Optional[PerClient[float]],
+    rate: PerClient[float] | None,
 ) -> ClientSettings:
     """Check settings that are one value for all clients, or a sequence with one for each.
 
@@ -146,7 +146,7 @@ def _compressors_of(given: Sequence[AnyCompressor], potential: Potential, per_te
     return [made[one] for one in given]
 
 
-def _check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) -> None:
+def _check_memory_rate(rate: float | None, compressor: Compressor, size: int) -> None:
     """Raise InvalidArgument for a rate with which the memories would run away from what is sent."""
     if rate is None:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ _NOISE = 2**30
 
 
 def compressed(
-    work: ClientWork, compressor: Union[str, Compressor], per_tensor: bool = False, error_memory: bool = False
+    work: ClientWork, compressor: str | Compressor, per_tensor: bool = False, error_memory: bool = False
 ) -> ClientWork:
     """Return the same work with the change of means and point weights w_k sent compressed: w + C(w_k - w).
 

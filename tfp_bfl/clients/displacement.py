@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -35,9 +36,9 @@ def reach_of(
     *,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
-    learning_rate: Optional[Schedule] = None,
-    optimizer_fn: Optional[Optimizer] = None,
-    inference: Optional[str] = None,
+    learning_rate: Schedule | None = None,
+    optimizer_fn: Optimizer | None = None,
+    inference: str | None = None,
     update_prior: bool = False,
     **others: object,
 ) -> Callable[[Scalar, Scalar], Reach]:

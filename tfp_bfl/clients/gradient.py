@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional, Union, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -55,13 +56,13 @@ def stochastic_gradient(
     model_fn: Callable[[], keras.Model],
     *,
     estimator: str = "plain",
-    batch_size: Union[int, float, None] = None,
+    batch_size: int | float | None = None,
     compressor: PerClient[AnyCompressor] = "none",
     per_tensor: bool = False,
-    memory_rate: Optional[PerClient[float]] = None,
+    memory_rate: PerClient[float] | None = None,
     participation: PerClient[float] = 1.0,
-    fixed_point: Optional[Mode] = None,
-    likelihood: Union[str, Likelihood] = "categorical",
+    fixed_point: Mode | None = None,
+    likelihood: str | Likelihood = "categorical",
     count_bits: bool = True,
 ) -> ClientWork[Any]:
     """Return client work that sends g = C(H - eta), with H the gradient of its potential U_i = sum_j u_j, estimated:
@@ -171,7 +172,7 @@ def _met(message: ServerMessage, potential: Potential, examples: ClientExamples)
 
 
 def _batch(
-    examples: ClientExamples, batch_size: Union[int, float, None], seed: tf.Tensor
+    examples: ClientExamples, batch_size: int | float | None, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
     """Return a client's number of examples, and the features, labels and counts of a batch (`draw_batch`)."""
     is_present = examples.client >= 0
@@ -215,7 +216,7 @@ def _coding(settings: ClientSettings, size: int) -> Coding:
 
 
 def draw_batch(
-    is_present: tf.Tensor, number: tf.Tensor, batch_size: Union[int, float, None], seed: tf.Tensor
+    is_present: tf.Tensor, number: tf.Tensor, batch_size: int | float | None, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Draw n rows without replacement from those with `is_present` [N]; return them and N_i / n for each, 0 beyond n.
 
@@ -260,7 +261,7 @@ def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Scalar, seed: tf.Tensor) 
     return tf.while_loop(lambda k, _: k < most, add, (tf.constant(0), tf.fill([most], -1)), parallel_iterations=1)[1]
 
 
-def check_batch_size(batch_size: Union[int, float, None]) -> None:
+def check_batch_size(batch_size: int | float | None) -> None:
     """Raise InvalidArgument for what is neither a number of examples, nor a share of them, nor None."""
     if isinstance(batch_size, float) and not 0 < batch_size < 1:
         raise InvalidArgument(f"batch_size is {shown(batch_size)}, but must be an integer, or a share between 0 and 1.")
@@ -269,8 +270,8 @@ def check_batch_size(batch_size: Union[int, float, None]) -> None:
 
 
 def _checked_mode(
-    mode: Optional[Mode], potential: Potential, estimator: str, likelihood: Union[str, Likelihood]
-) -> Optional[np.ndarray]:
+    mode: Mode | None, potential: Potential, estimator: str, likelihood: str | Likelihood
+) -> np.ndarray | None:
     if (mode is None) != (estimator != "fixed_point"):
         raise InvalidArgument(
             "The estimator 'fixed_point' needs a fixed_point: take clients.find_mode(...)."

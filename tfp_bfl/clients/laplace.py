@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -52,7 +53,7 @@ def laplace(
     model_fn: Callable[[], keras.Model],
     *,
     structure: str = "last_layer",
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
     batch_size: int = 32,
 ) -> ClientWork[ClientCurvature]:
     """Build client work that sums Gauss-Newton terms, gradients and losses at the server's weights, without training.
@@ -88,7 +89,7 @@ def laplace(
 def last_layer_sums(
     model_fn: Callable[[], keras.Model],
     *,
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
     batch_size: int = 256,
 ) -> ClientWork[ClientCurvature]:
     """Build client work that sends the sums of `laplace` for the structure "last_layer" in float64.

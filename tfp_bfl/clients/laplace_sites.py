@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Union
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -38,13 +38,13 @@ def laplace_sites(
     covariance: bool = False,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
-    learning_rate: Optional[Schedule] = None,
+    learning_rate: Schedule | None = None,
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
     temperature: float = 1.0,
     prior_stddev: float = 1.0,
     step_size: float = 1.0,
-    damping: Optional[float] = None,
+    damping: float | None = None,
 ) -> ClientWork[Site]:
     """Build client work that trains point weights from the server's w and refines the client's own site t_k.
 

@@ -6,8 +6,8 @@ once, with the initial weights or the surrogates, are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -45,8 +45,8 @@ def coupled_langevin(
     step_size: float,
     coupling: float,
     local_steps: int = 1,
-    batch_size: Union[int, float, None] = None,
-    likelihood: Union[str, Likelihood] = "categorical",
+    batch_size: int | float | None = None,
+    likelihood: str | Likelihood = "categorical",
 ) -> ClientWork[tf.Tensor]:
     """Return DG-SGLD's client work: each client keeps weights z_i of its own, which the server's pull, in `local_steps`
     steps
@@ -86,10 +86,10 @@ def conducive_langevin(
     surrogates: Sequence[Surrogate],
     *,
     step_size: float,
-    prior_stddev: Optional[float] = 1.0,
+    prior_stddev: float | None = 1.0,
     local_steps: int = 16,
-    batch_size: Union[int, float, None] = None,
-    likelihood: Union[str, Likelihood] = "categorical",
+    batch_size: int | float | None = None,
+    likelihood: str | Likelihood = "categorical",
 ) -> ClientWork[tf.Tensor]:
     """Return FSGLD's client work: `local_steps` steps of the whole chain by one client, drawn with probability 1 / b,
 
@@ -137,8 +137,8 @@ def fit_surrogate(
     features: Array,
     labels: Array,
     *,
-    prior_stddev: Optional[float] = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
     max_steps: int = 1000,
 ) -> Surrogate:
     """Return a Gaussian near one client's likelihood: about the mode of its own posterior, as precise as its gradients
@@ -170,8 +170,8 @@ def fit_surrogates(
     model_fn: Callable[[], keras.Model],
     clients: ClientData,
     *,
-    prior_stddev: Optional[float] = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
     max_steps: int = 1000,
 ) -> list[Surrogate]:
     """Return `fit_surrogate` of the examples of each client, in the order of the clients' numbers.
@@ -190,8 +190,8 @@ def _local(
     drift: Callable[..., tf.Tensor],
     step_size: float,
     local_steps: int,
-    batch_size: Union[int, float, None],
-    likelihood: Union[str, Likelihood],
+    batch_size: int | float | None,
+    likelihood: str | Likelihood,
     keeps: bool,
 ) -> ClientWork[tf.Tensor]:
     model_fn = as_model_fn(model_fn)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Callable, Optional
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -23,7 +22,7 @@ def meta_gradient(
     inner_rate: float,
     clip_norm: float = float("inf"),
     difference: float = 1e-4,
-    penalty: Optional[Loss] = None,
+    penalty: Loss | None = None,
     apart: bool = False,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Return L_2 where the learner judges it, and the gradient by which it steps.
@@ -75,7 +74,7 @@ def meta_gradient(
 
 
 def _gradient(
-    loss: Loss, weights: Sequence[tf.Tensor], penalty: Optional[Loss] = None
+    loss: Loss, weights: Sequence[tf.Tensor], penalty: Loss | None = None
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(weights))

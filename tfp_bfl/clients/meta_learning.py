@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -40,14 +40,14 @@ def meta_learning(
     learner: str = "plain",
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 64,
-    learning_rate: Optional[Schedule] = None,
-    logit_rate: Optional[Schedule] = None,
+    learning_rate: Schedule | None = None,
+    logit_rate: Schedule | None = None,
     inner_rate: float = 0.02,
     clip_norm: float = 5.0,
     difference: float = 1e-4,
     kl_reduction: str = "sum",
     kl_weight: Schedule = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
 ) -> ClientWork:
     """Return client work by stochastic gradient descent on point weights, means and logits of variances, together.
 
@@ -133,7 +133,7 @@ def meta_learning(
     return ClientWork(build, settings=tuple(stated_training(learning_rate, "sgd").items()))
 
 
-def _check(learner: str, kl_reduction: str, model: keras.Model, logit_rate: Optional[Schedule]) -> None:
+def _check(learner: str, kl_reduction: str, model: keras.Model, logit_rate: Schedule | None) -> None:
     lookup(LEARNERS, learner, "learner")
     if kl_reduction not in KL_REDUCTIONS:
         raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")

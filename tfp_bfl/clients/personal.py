@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import numpy as np
 import tensorflow as tf
 
@@ -26,7 +24,7 @@ NO_PRECISION = 1e10
 _BITS = ("upload_bits", "download_bits")
 
 
-def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional[float] = None) -> ClientWork:
+def personal(work: ClientWork, variances: PersonalVariances, threshold: float | None = None) -> ClientWork:
     """Return the same work from the client's own variances, of logits l = h(e_m), and what it learns of h and e_m.
 
     sends: theta, sigma^2 as trained,   (d l / d psi)^T (l - l'),   (d l / d e_m)^T (l - l')
@@ -100,7 +98,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
     return ClientWork(build, extra=extra, is_private=work.is_private, settings=work.settings)
 
 
-def _bits(weights: ModelWeights, mask: tf.Tensor, threshold: Optional[float], of_each: float) -> tf.Tensor:
+def _bits(weights: ModelWeights, mask: tf.Tensor, threshold: float | None, of_each: float) -> tf.Tensor:
     """Return the bits of the unpruned weights, theta and l in float32 or theta alone, of all others, and of one mask
     bit for each weight.
     """

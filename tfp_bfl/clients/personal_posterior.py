@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -52,7 +53,7 @@ def personal_posterior(
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     kl_weight: float = 10.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
 ) -> ClientWork:
     """Return client work that fits the client's own posterior v_k beside its copy w_k of the server's posterior w.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable, NamedTuple, Optional, Union
+from collections.abc import Callable
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -78,12 +79,12 @@ def posterior_averaging(
     shrinkage: float = 0.1,
     burn_in_rounds: int = 0,
     local_burn_in_epochs: int = 0,
-    steps_per_sample: Optional[int] = None,
+    steps_per_sample: int | None = None,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     optimizer_fn: Optimizer = lambda: keras.optimizers.SGD(momentum=0.9),
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
 ) -> ClientWork:
     """Return client work that samples by iterate-averaged SGD (IASG) and moves the weights by `posterior_delta`.
 

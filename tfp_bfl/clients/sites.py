@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Union, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -56,16 +57,16 @@ def sites(
     *,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
-    learning_rate: Optional[Schedule] = None,
+    learning_rate: Schedule | None = None,
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
     inference: str = SITES_INFERENCE,
-    noise: Optional[str] = None,
-    decay: Optional[float] = None,
-    likelihood: Union[str, Likelihood] = "categorical",
-    temperature: Optional[float] = None,
-    step_damping: Optional[float] = None,
+    noise: str | None = None,
+    decay: float | None = None,
+    likelihood: str | Likelihood = "categorical",
+    temperature: float | None = None,
+    step_damping: float | None = None,
     step_size: float = 1.0,
-    damping: Optional[float] = None,
+    damping: float | None = None,
     send_site: bool = True,
     empty: bool = False,
     keep_momentum: bool = False,
@@ -225,7 +226,7 @@ def _first_site(first: Site, weights: ModelWeights, share: Scalar) -> Site:
     return Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
 
 
-def _check_sites(damping: Optional[float], empty: bool, send_site: bool, keep_momentum: bool, inference: str) -> None:
+def _check_sites(damping: float | None, empty: bool, send_site: bool, keep_momentum: bool, inference: str) -> None:
     check_damping(damping)
     if empty and send_site:
         raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -35,7 +36,7 @@ class _Chain(NamedTuple):
 
     shares: np.ndarray
     noise: np.ndarray
-    rates: Optional[np.ndarray]
+    rates: np.ndarray | None
 
 
 def largest_step_size(
@@ -43,8 +44,8 @@ def largest_step_size(
     *,
     omegas: PerClient[float] = 0.0,
     participation: PerClient[float] = 1.0,
-    memory_rates: Optional[PerClient[float]] = None,
-    prior_stddev: Optional[float] = None,
+    memory_rates: PerClient[float] | None = None,
+    prior_stddev: float | None = None,
 ) -> float:
     """Return the step size from which on `algorithms.qlsd` diverges on a Gaussian posterior.
 
@@ -93,7 +94,7 @@ def largest_step_size(
     return float(low / total)
 
 
-def _by_client(values: Optional[PerClient[float]], name: str, number: int) -> np.ndarray:
+def _by_client(values: PerClient[float] | None, name: str, number: int) -> np.ndarray:
     """Return one number for each client [b]; a rate that is None is the smallest positive number."""
     array = np.asarray(np.finfo(float).tiny if values is None else values, float)
     if array.ndim > 1 or (array.ndim and array.size not in (1, number)) or not np.all(np.isfinite(array)):
@@ -138,16 +139,16 @@ def check_step_size(
     model_fn: Callable[[], keras.Model],
     clients: ClientData,
     step_size: float,
-    curvature: Union[float, str],
+    curvature: float | str,
     *,
-    prior_stddev: Optional[float] = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
     compressor: PerClient[AnyCompressor] = "none",
     per_tensor: bool = False,
     participation: PerClient[float] = 1.0,
-    memory_rate: Optional[PerClient[float]] = None,
+    memory_rate: PerClient[float] | None = None,
     **others: object,
-) -> Optional[str]:
+) -> str | None:
     """Compare the step size of a chain of compressed gradients with the bound of `largest_step_size`.
 
     Each client has a part of the curvature of all examples in proportion to the number of its examples.
@@ -211,9 +212,9 @@ def largest_curvature(
     features: Array,
     labels: Array,
     *,
-    prior_stddev: Optional[float] = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
-    num_examples: Optional[int] = None,
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    num_examples: int | None = None,
     steps: int = 20,
 ) -> float:
     """Estimate the largest curvature of the potential at the model's own weights, by power iteration.

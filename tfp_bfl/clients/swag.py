@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable, Optional, Union
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -46,8 +46,8 @@ def swag(
     *,
     last_layer: bool = False,
     local_epochs: int = 20,
-    burn_in_epochs: Optional[int] = None,
-    collect_every: Optional[int] = None,
+    burn_in_epochs: int | None = None,
+    collect_every: int | None = None,
     max_columns: int = 20,
     min_variance: float = 1e-6,
     batch_size: int = 32,
@@ -55,7 +55,7 @@ def swag(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     curvature: bool = False,
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
 ) -> ClientWork[ClientPosterior]:
     """Return client work that runs SGD from the server's weights and returns the SWAG posterior of its iterates.
 
@@ -201,8 +201,8 @@ def swag_weights(model: keras.Model, last_layer: bool = False) -> list[tf.Variab
 def smallest_client(
     *,
     local_epochs: int = 20,
-    burn_in_epochs: Optional[int] = None,
-    collect_every: Optional[int] = None,
+    burn_in_epochs: int | None = None,
+    collect_every: int | None = None,
     batch_size: int = 32,
     **others: object,
 ) -> int:
@@ -239,7 +239,7 @@ def _features(network: keras.Model, inputs: tf.Tensor) -> tf.Tensor:
 def _check_options(
     local_epochs: int,
     burn_in_epochs: int,
-    collect_every: Optional[int],
+    collect_every: int | None,
     max_columns: int,
     min_variance: float,
     batch_size: int,

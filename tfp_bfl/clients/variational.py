@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,21 +31,21 @@ def variational(
     *,
     local_epochs: int = LOCAL_EPOCHS,
     batch_size: int = 32,
-    learning_rate: Optional[Schedule] = None,
-    optimizer_fn: Optional[Optimizer] = None,
-    inference: Optional[str] = None,
-    noise: Optional[str] = None,
-    decay: Optional[float] = None,
+    learning_rate: Schedule | None = None,
+    optimizer_fn: Optimizer | None = None,
+    inference: str | None = None,
+    noise: str | None = None,
+    decay: float | None = None,
     stddev_rate: float = 1.0,
-    step_damping: Optional[float] = None,
-    kl: Optional[str] = None,
+    step_damping: float | None = None,
+    kl: str | None = None,
     weighting: str = "train_size",
-    temperature: Optional[float] = None,
-    likelihood: Union[str, Likelihood] = "categorical",
+    temperature: float | None = None,
+    likelihood: str | Likelihood = "categorical",
     update_prior: bool = False,
     pretrained: bool = False,
     proximal: float = 0.0,
-    example_privacy: Optional[ExamplePrivacy] = None,
+    example_privacy: ExamplePrivacy | None = None,
 ) -> ClientWork:
     """Return client work that fits the posterior to the client's data from the server's posterior on.
 

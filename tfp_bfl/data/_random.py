@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import Union
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 
 
-def generator(seed: int, *path: Union[str, int]) -> np.random.Generator:
+def generator(seed: int, *path: str | int) -> np.random.Generator:
     """Return the random generator of one purpose: its stream depends on `(seed, path)` and on nothing else.
 
     Raises:

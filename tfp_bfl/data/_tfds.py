@@ -12,7 +12,7 @@ import socket
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ MOST_VERSIONS, MOST_FEATURES_BYTES = 100, 2**20
 PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a prepared copy
 
 
-def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | None = None) -> Any:
+def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = None) -> Any:
     """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be.
 
     Raises:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.named import Table, WithArgument, parse

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tfp_bfl.data.numerals import match_numbers
 from tfp_bfl.errors import InvalidArgument, shown
 
 
-def numbers_rows(cells: Cells, owners: Optional[np.ndarray]) -> bool:
+def numbers_rows(cells: Cells, owners: np.ndarray | None) -> bool:
     """Return whether a column numbers the rows, of the whole table or of each client.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,8 +103,8 @@ def read_columns(
     names: Sequence[str],
     troubles: Troubles,
     categorical: Collection[str] = (),
-    date_unit: Optional[str] = None,
-    client: Optional[str] = None,
+    date_unit: str | None = None,
+    client: str | None = None,
 ) -> list[Cells]:
     """Return columns by the values that they hold, those without a trouble.
 
@@ -142,9 +142,9 @@ def read_cells(
     name: str,
     troubles: Troubles,
     is_category: bool = False,
-    date_unit: Optional[str] = None,
+    date_unit: str | None = None,
     commas: str = "",
-) -> Optional[Cells]:
+) -> Cells | None:
     """Return a column by the values that it holds; None if something is wrong with it.
 
     Numbers are numbers, of whichever type, and text is a category, unless all of it are numbers. Columns of
@@ -200,7 +200,7 @@ def read_as(
     table: Any,
     kinds: Iterable[tuple[str, str]],
     troubles: Troubles,
-    date_unit: Optional[str] = None,
+    date_unit: str | None = None,
     among: Collection[str] = (),
     signs: Mapping[str, str] = {},
 ) -> list[Cells]:
@@ -225,9 +225,9 @@ def _read_as(
     name: str,
     kind: str,
     troubles: Troubles,
-    date_unit: Optional[str],
+    date_unit: str | None,
     commas: str,
-    sign: Optional[str],
+    sign: str | None,
 ) -> Cells:
     import pyarrow
 
@@ -296,7 +296,7 @@ def declared(column: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(as_category, _in_words(whole.dictionary))))
 
 
-def _few(cells: Cells, troubles: Troubles) -> Optional[Cells]:
+def _few(cells: Cells, troubles: Troubles) -> Cells | None:
     """Return categories, unless they have more than `MOST_LEVELS` levels."""
     number = len(set(cells.values.tolist()) - {""})
     if not number:
@@ -350,7 +350,7 @@ def _without_words(column: object) -> Any:
     return compute.if_else(empty, None, trimmed)
 
 
-def _numbers(column: Any, name: str, troubles: Troubles, commas: str, sign: Optional[str] = None) -> Optional[Cells]:
+def _numbers(column: Any, name: str, troubles: Troubles, commas: str, sign: str | None = None) -> Cells | None:
     """Return a column without dictionaries as numbers; None if a cell is no number."""
     import pyarrow.types as types
 
@@ -365,7 +365,7 @@ def _numbers(column: Any, name: str, troubles: Troubles, commas: str, sign: Opti
     return Cells(name, kind, exact, is_whole=types.is_integer(column.type), sign=beside)
 
 
-def _dates(column: Any, name: str, troubles: Troubles, unit: Optional[str]) -> Optional[Cells]:
+def _dates(column: Any, name: str, troubles: Troubles, unit: str | None) -> Cells | None:
     import pyarrow
     import pyarrow.types as types
 

@@ -10,7 +10,7 @@ import pathlib
 import tempfile
 import zipfile
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class ClientFiles(ClientData):
       InvalidArgument: the folder holds no clients, or those of another version.
     """
 
-    def __init__(self, folder: Union[str, os.PathLike[str]]):
+    def __init__(self, folder: str | os.PathLike[str]):
         self.folder = pathlib.Path(folder).absolute()
         index = _index(self.folder)
         self.source: Schema = index["source"]
@@ -108,7 +108,7 @@ class ClientFiles(ClientData):
         return [Reference(str(self.folder), self.digest, tuple(part)) for part in self.shares(chosen, most)]
 
 
-def write_clients(clients: Clients, folder: Union[str, os.PathLike[str]]) -> ClientFiles:
+def write_clients(clients: Clients, folder: str | os.PathLike[str]) -> ClientFiles:
     """Write each client's examples to a separate file, and an index of all.
 
     A folder that holds these clients already is left as it is.

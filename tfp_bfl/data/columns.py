@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def numbers(
     troubles: Troubles,
     full: bool = True,
     among: Collection[str] = (),
-    sign: Optional[str] = "",
+    sign: str | None = "",
 ) -> np.ndarray:
     """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
 
@@ -97,7 +97,7 @@ def numbers(
     return np.stack([_numbers(table[name], name, troubles, full, commas, sign) for name in columns], -1)
 
 
-def texts(table: Any, name: str, troubles: Optional[Troubles] = None) -> np.ndarray:
+def texts(table: Any, name: str, troubles: Troubles | None = None) -> np.ndarray:
     """Return a column as names, object [N], as of `names.as_text`.
 
     Args:
@@ -124,7 +124,7 @@ def decoded(column: Any) -> Any:
     return column.cast(pyarrow.string()) if str(column.type) in _OTHER_TEXT else column
 
 
-def _numbers(column: Any, name: str, troubles: Troubles, full: bool, commas: str, sign: Optional[str]) -> np.ndarray:
+def _numbers(column: Any, name: str, troubles: Troubles, full: bool, commas: str, sign: str | None) -> np.ndarray:
     column = decoded(column)
     exact, _ = to_float(column, name, troubles, commas, sign)
     if exact is None:
@@ -154,8 +154,8 @@ def is_text(column: Any) -> bool:
 
 
 def to_float(
-    column: Any, name: str, troubles: Troubles, commas: str = "", sign: Optional[str] = None
-) -> tuple[Optional[np.ndarray], str]:
+    column: Any, name: str, troubles: Troubles, commas: str = "", sign: str | None = None
+) -> tuple[np.ndarray | None, str]:
     """Return a column as float64 [N], NaN for an empty cell, None if a cell is no number; and the sign of its numbers.
 
     Args:
@@ -205,8 +205,8 @@ def _check_sign(column: Any, row: int, name: str, troubles: Troubles, found: str
 
 
 def _from_text(
-    column: Any, name: str, troubles: Troubles, commas: str, sign: Optional[str]
-) -> tuple[Optional[np.ndarray], str]:
+    column: Any, name: str, troubles: Troubles, commas: str, sign: str | None
+) -> tuple[np.ndarray | None, str]:
     """Return the result of `to_float` for a column of text."""
     import pyarrow
     import pyarrow.compute as compute

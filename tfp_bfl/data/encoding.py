@@ -16,7 +16,7 @@ and the means and standard deviations by which they are scaled: with N rows, n f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Feature(NamedTuple):
     levels: tuple[str, ...] = ()
     has_rare: bool = False
     has_missing: bool = False
-    unit: Optional[str] = None
+    unit: str | None = None
 
     @property
     def is_text(self) -> bool:
@@ -144,7 +144,7 @@ class Raw:
       unit: of dates.
     """
 
-    def __init__(self, columns: Sequence[Cells], unit: Optional[str] = None):
+    def __init__(self, columns: Sequence[Cells], unit: str | None = None):
         self.columns, self.unit = tuple(columns), unit
 
     def __len__(self) -> int:
@@ -173,7 +173,7 @@ def describe_column(cells: Cells) -> ColumnMessage:
 
 
 def fit_column(
-    cells: Cells, messages: Sequence[ColumnMessage], unit: Optional[str] = None
+    cells: Cells, messages: Sequence[ColumnMessage], unit: str | None = None
 ) -> tuple[Feature, tuple[Column, ...]]:
     """Return how a column becomes columns of the model, and their means and standard deviations.
 
@@ -259,7 +259,7 @@ def scaled(values: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
     return standardised
 
 
-def fit_encoding(raw: Raw, owners: Optional[np.ndarray] = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
+def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
     """Return the features of a table and the columns of the model, from one message of each client.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,9 +32,9 @@ class Examples(NamedTuple):
       notes: sentences on what was left out.
     """
 
-    features: Union[np.ndarray, Raw]
+    features: np.ndarray | Raw
     labels: np.ndarray
-    owners: Optional[np.ndarray] = None
+    owners: np.ndarray | None = None
     columns: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -61,13 +61,13 @@ class Reading(NamedTuple):
     """
 
     label: str = "label"
-    client: Optional[str] = None
+    client: str | None = None
     regresses: bool = False
     drop: tuple[str, ...] = ()
-    separator: Optional[str] = None
+    separator: str | None = None
     only: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
-    date_unit: Optional[str] = None
+    date_unit: str | None = None
     columns: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     numeric = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
     troubles = Troubles(where, numeric if strict else "leave columns out with --drop")
     features: Any = numbers(table, columns, troubles) if strict else _raw(table, columns, reading, troubles)
-    owners: Optional[np.ndarray] = None
+    owners: np.ndarray | None = None
     of_clients: list[str] = []
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
@@ -226,8 +226,8 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
 
 
 def _features(
-    raw: Raw, reading: Reading, owners: Optional[np.ndarray]
-) -> tuple[Union[np.ndarray, Raw], tuple[str, ...], list[str]]:
+    raw: Raw, reading: Reading, owners: np.ndarray | None
+) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
     """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
     notes = [note for x in raw.columns for note in x.notes]
     if not reading.columns:

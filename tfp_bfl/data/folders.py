@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import pathlib
 from collections.abc import Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class LabelledImages(NamedTuple):
 
     pixels: np.ndarray
     labels: np.ndarray
-    owners: Optional[np.ndarray] = None
+    owners: np.ndarray | None = None
 
 
 def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -79,7 +79,7 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return dict(zip(("train", "test"), found))
 
 
-def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, Optional[LabelledImages]]:
+def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, LabelledImages | None]:
     """Read the images of a folder, and its test set if it has one (`splits`).
 
     Args:

@@ -9,7 +9,7 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, Optional, Union
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -53,9 +53,7 @@ class _Unreadable(Exception):
     """The reason why a file cannot be read."""
 
 
-def read_images(
-    paths: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]], shape: tuple[int, int, int]
-) -> Images:
+def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: tuple[int, int, int]) -> Images:
     """Read images of one shape; one that can't be read does not stop the others.
 
     A path is an image file, a folder (its files .png, .jpg, .jpeg, .bmp and .gif that are not hidden, sorted by name),
@@ -181,7 +179,7 @@ def _open(file: BinaryIO) -> Any:
         return Image.open(file, formats=_DECODERS)
 
 
-def _channels(image: Any) -> Optional[int]:
+def _channels(image: Any) -> int | None:
     """Return the number of channels of an image, None for a kind that is not read."""
     channels = CHANNELS.get(image.mode)
     is_extra = "transparency" in image.info and channels in (1, 3)

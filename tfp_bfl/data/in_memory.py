@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 import numpy as np
 
@@ -22,7 +21,7 @@ _FORMS = (
 _PARTS = ("features", "labels", "clients")
 
 
-def kind_of(value: object) -> Optional[str]:
+def kind_of(value: object) -> str | None:
     """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table, such as "DataFrame".
 
     Returns None for anything else, such as a path.
@@ -69,7 +68,7 @@ def examples_in(value: object, where: str, reading: Reading) -> Examples:
     return Examples(features, np.asarray(arrays["labels"]), owners, columns, notes=notes)
 
 
-def in_one_form(train: Examples, test: Optional[Examples]) -> tuple[Examples, Optional[Examples]]:
+def in_one_form(train: Examples, test: Examples | None) -> tuple[Examples, Examples | None]:
     """Return training and test examples with checked features, of one shape and type.
 
     A table that is to be encoded stays as it is.

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,7 +112,7 @@ def _load_embedded(name: str, split: str) -> Source:
     return Source(name, split, features[keep], numbers[keep], columns=columns, target=target)
 
 
-def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:
+def load(name: str, split: str = "train", data_dir: str | os.PathLike | None = None) -> Source:
     """Load one split of a dataset into memory.
 
     "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255), "breast_cancer" (float32 [N, 30]: each column
@@ -146,7 +146,7 @@ def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | No
     return Source(name, split, features, labels, class_names)
 
 
-def peek(name: str, data_dir: Union[str, os.PathLike] | None = None) -> Source:
+def peek(name: str, data_dir: str | os.PathLike | None = None) -> Source:
     """Return one example or more of the train split, read at once: enough to know the shapes and the classes.
 
     Raises:
@@ -165,7 +165,7 @@ def list_sources() -> tuple[str, ...]:
     return (*sorted({*EMBEDDED, *FEDERATIONS}), *COMMON_TFDS)
 
 
-def names_clients(dataset: Union[str, os.PathLike]) -> bool:
+def names_clients(dataset: str | os.PathLike) -> bool:
     """Return whether data other than tables name the client of each example: embedded data, folders or archives.
 
     Args:

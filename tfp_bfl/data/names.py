@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def _parts(letter: str) -> set[str]:
     return {letter, *("".join([x, *marks]) for x in _parts(base))}
 
 
-def value(name: str) -> Optional[Decimal]:
+def value(name: str) -> Decimal | None:
     """Return the number that a name states, exactly; None for other text.
 
     Args:
@@ -172,7 +172,7 @@ def _by_rules(text: str, rules: Sequence[tuple[str, str]] = _NUMBER_RULES) -> st
     return text
 
 
-def as_names(names: Union[str, Iterable[str]]) -> tuple[str, ...]:
+def as_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names that an option states in `canonical` form; text is one name."""
     return tuple(map(canonical, (names,) if isinstance(names, str) else names))
 

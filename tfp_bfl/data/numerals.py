@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,7 +108,7 @@ def match_numbers(column: object, decimal_commas: bool = False) -> Matches:
     return Matches(column, good[found], empty, signs)
 
 
-def with_notation(table: Any, written: Optional[Callable[[list[str]], Any]] = None) -> Any:
+def with_notation(table: Any, written: Callable[[list[str]], Any] | None = None) -> Any:
     """Return a table that says which columns have decimal commas and which decimal points, for `decimal_commas`.
 
     If one has commas, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number:

@@ -8,7 +8,7 @@ import os
 import pathlib
 import zipfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ _MOST_CLASSES = 20
 # Of tables and arrays in memory, which have no name of their own.
 NAME = "data"
 
-Path = Union[str, "os.PathLike[str]"]
+Path = str | os.PathLike[str]
 
 
 class OwnData(NamedTuple):
@@ -51,7 +51,7 @@ class OwnData(NamedTuple):
 
     train: Source
     test: Source
-    clients: Optional[Clients] = None
+    clients: Clients | None = None
     client_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -82,16 +82,16 @@ def folders_name_clients(path: Path) -> bool:
 
 
 def read_own(
-    path: Union[Path, Any],
+    path: Path | Any,
     label: str = "label",
-    client: Optional[str] = None,
-    test: Union[Path, Any, None] = None,
+    client: str | None = None,
+    test: Path | Any | None = None,
     task: str = "classification",
     drop: Sequence[str] = (),
-    separator: Optional[str] = None,
+    separator: str | None = None,
     only: Sequence[str] = (),
     categorical: Sequence[str] = (),
-    date_unit: Optional[str] = None,
+    date_unit: str | None = None,
 ) -> OwnData:
     """Read your own dataset, from files or from memory.
 
@@ -147,14 +147,14 @@ def read_own(
 def read_part(
     path: Path,
     label: str = "label",
-    test: Optional[Path] = None,
+    test: Path | None = None,
     task: str = "classification",
     drop: Sequence[str] = (),
-    separator: Optional[str] = None,
+    separator: str | None = None,
     left_out: Sequence[str] = (),
     only: Sequence[str] = (),
     categorical: Sequence[str] = (),
-    date_unit: Optional[str] = None,
+    date_unit: str | None = None,
 ) -> PartData:
     """Read the data of one site, as `read_own` reads data in one place; a table stays as it is (`Part`).
 
@@ -186,7 +186,7 @@ def read_part(
     return PartData(first, second, notes)
 
 
-def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples], Optional[Column]]:
+def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples], Column | None]:
     """Return the examples for training and test with checked labels, and the target of a regression."""
     label, is_part = reading.label, reading.is_part
     reading = reading._replace(plain_labels=is_part or test is not None)
@@ -246,7 +246,7 @@ def digest(data: OwnData) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, task: str) -> OwnData:
+def _of_source(given: Source | Clients, client: str | None, test: Any, task: str) -> OwnData:
     """Return the parts of a source or of clients in memory."""
     source, clients = (given, given.clients) if isinstance(given, Source) else (given.source, given)
     if client is not None:
@@ -266,7 +266,7 @@ def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, 
     return OwnData(rest, test, Clients(rest, rows_by_client(owners[~held], clients.num_clients)), names)
 
 
-def _read(data: object, reading: Reading, where: str = "dataset") -> tuple[Examples, Optional[Examples]]:
+def _read(data: object, reading: Reading, where: str = "dataset") -> tuple[Examples, Examples | None]:
     """Return the examples of a path or in memory, and the test set that lies beside them, if there is one."""
     if not isinstance(data, (str, os.PathLike)):
         return examples_in(data, where, reading), None
@@ -314,7 +314,7 @@ def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
         check_spelling({client: [names[i] for i in found] for client, found in labels.items()})
 
 
-def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, Optional[Examples]]:
+def _read_archive(path: pathlib.Path, client: str | None) -> tuple[Examples, Examples | None]:
     arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
     for name in ("features", "labels", *([client] if client else [])):
         if name not in arrays:
@@ -342,7 +342,7 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, 
     return train, Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
 
 
-def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
+def _held_out(labels: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
     """Return a mask of test examples: `TEST_SHARE` of each client's and class's, but not all of a client's."""
     places = np.zeros(len(labels), np.int64) if owners is None else np.unique(owners, return_inverse=True)[1]
     rng = generator(0, "held out")
@@ -365,7 +365,7 @@ def _part(examples: Examples, keep: np.ndarray) -> Examples:
     return examples._replace(features=examples.features[keep], labels=examples.labels[keep], owners=owners)
 
 
-def _standardised(name: str, *parts: Examples, target: Optional[Column]) -> list[Source]:
+def _standardised(name: str, *parts: Examples, target: Column | None) -> list[Source]:
     """Return the sources of both; tables by the columns' means and standard deviations in the first."""
     columns: tuple[Column, ...] = ()
     encoding: tuple[Feature, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Part:
     features: Raw
     labels: np.ndarray
     class_names: tuple[str, ...] = ()
-    target: Optional[Column] = None
+    target: Column | None = None
 
     def __post_init__(self) -> None:
         if self.target is not None:
@@ -73,8 +73,8 @@ class PartData(NamedTuple):
       notes: sentences on columns and rows that were left out.
     """
 
-    train: Union[Source, Part]
-    test: Union[Source, Part]
+    train: Source | Part
+    test: Source | Part
     notes: tuple[str, ...] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from tfp_bfl.data.names import as_names
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import read_table
 
-Path = Union[str, "os.PathLike[str]"]
+Path = str | os.PathLike[str]
 
 
 class EncodedRows(NamedTuple):
@@ -33,7 +33,7 @@ class EncodedRows(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = None) -> np.ndarray:
+def read_rows(path: Path, columns: Sequence[str], separator: str | None = None) -> np.ndarray:
     """Read the columns that a model requires from a table, by name; other columns are ignored.
 
     Args:
@@ -58,7 +58,7 @@ def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = Non
 
 
 def read_encoded(
-    path: Path, features: Sequence[Feature], columns: Sequence[Column], separator: Optional[str] = None
+    path: Path, features: Sequence[Feature], columns: Sequence[Column], separator: str | None = None
 ) -> EncodedRows:
     """Read the columns that a model requires from a table as it is, and encode categories and empty cells.
 

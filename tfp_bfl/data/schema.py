@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Schema(Learnt):
     is_image: bool
     class_names: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
-    target: Optional[Column] = None
+    target: Column | None = None
     encoding: tuple[Feature, ...] = ()
 
 

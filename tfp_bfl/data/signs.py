@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Signs(NamedTuple):
     aside: np.ndarray
     words: np.ndarray
     sign: str = ""
-    wrong: Optional[tuple[int, str, str]] = None
+    wrong: tuple[int, str, str] | None = None
 
 
 class _Cell(NamedTuple):
@@ -87,7 +87,7 @@ def signs_of(column: Any) -> Signs:
 
 def _fault(
     cells: Sequence[_Cell], texts: Sequence[str], row_of: Callable[[int], int]
-) -> tuple[str, Optional[tuple[int, str, str]]]:
+) -> tuple[str, tuple[int, str, str] | None]:
     """Return the sign of a column of numbers, and what is wrong with it, as of `Signs`."""
     signs: dict[str, int] = {}
     for i, cell in enumerate(cells):

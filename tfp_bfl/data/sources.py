@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Learnt:
 
     name: str
     class_names: tuple[str, ...]
-    target: Optional[Column]
+    target: Column | None
     element_shape: Any
     is_image: Any
 
@@ -94,9 +94,9 @@ class Source(Learnt):
     labels: np.ndarray
     class_names: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
-    target: Optional[Column] = None
+    target: Column | None = None
     encoding: tuple[Feature, ...] = ()
-    owners: Optional[np.ndarray] = None
+    owners: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         features = checked_features(self.features)
@@ -152,7 +152,7 @@ class Source(Learnt):
         return () if self.owners is None else tuple(sorted(set(self.owners.tolist()), key=natural))
 
     @property
-    def clients(self) -> Optional[Clients]:
+    def clients(self) -> Clients | None:
         """The clients that the data name, in the order of `client_names`; None where they name none."""
         if self.owners is None:
             return None
@@ -204,7 +204,7 @@ class Source(Learnt):
         keep = np.sort(rng.choice(self.num_examples, num_examples, replace=False))
         return self.select(keep)
 
-    def select(self, rows: np.ndarray, split: Optional[str] = None) -> Source:
+    def select(self, rows: np.ndarray, split: str | None = None) -> Source:
         """Return examples by their places or a mask.
 
         Args:

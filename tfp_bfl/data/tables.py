@@ -9,7 +9,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO
 
 from tfp_bfl import files
 from tfp_bfl.data.columns import decoded
@@ -28,7 +28,7 @@ _INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 
 def read_table(
     path: pathlib.Path,
-    separator: Optional[str] = None,
+    separator: str | None = None,
     text: Collection[str] = (),
     drop: Collection[str] = (),
     keep: Collection[str] = (),
@@ -169,7 +169,7 @@ def _checked(
     where: str,
     drop: Collection[str],
     named: Collection[str],
-    written: Optional[Callable[[list[str]], Any]] = None,
+    written: Callable[[list[str]], Any] | None = None,
 ) -> Any:
     """Return the result of `read` without the columns of `drop` and without row indices that are not in `named`.
 
@@ -206,7 +206,7 @@ def _read_parquet(file: BinaryIO) -> Any:
     return pyarrow.parquet.read_table(file)
 
 
-def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text: Collection[str]) -> Any:
+def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: Collection[str]) -> Any:
     import pyarrow
     import pyarrow.csv
 

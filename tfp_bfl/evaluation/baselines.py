@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,7 +102,7 @@ def nll_of_numbers(mean: np.ndarray, stddev: np.ndarray, truth: np.ndarray) -> n
     return losses
 
 
-def better_baseline(losses: np.ndarray, baselines: Sequence[Baseline]) -> Optional[Baseline]:
+def better_baseline(losses: np.ndarray, baselines: Sequence[Baseline]) -> Baseline | None:
     """Return the baseline with the lowest NLL of those that are better than a model on test data, else None.
 
     A baseline is better if the mean difference of the NLL, example by example, is above `STANDARD_ERRORS` of its

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -47,9 +47,9 @@ class ClassScores(NamedTuple):
     recall: np.ndarray
     precision: np.ndarray
     balanced_accuracy: float
-    auroc: Optional[float]
-    sensitivity: Optional[Proportion]
-    specificity: Optional[Proportion]
+    auroc: float | None
+    sensitivity: Proportion | None
+    specificity: Proportion | None
 
 
 def confusion_matrix(probabilities: object, labels: object) -> np.ndarray:
@@ -76,7 +76,7 @@ def confusion_matrix(probabilities: object, labels: object) -> np.ndarray:
     return np.bincount(true * classes + tensor.numpy().argmax(-1), minlength=classes**2).reshape(classes, classes)
 
 
-def auroc(probabilities: object, labels: object) -> Optional[float]:
+def auroc(probabilities: object, labels: object) -> float | None:
     """Compute the area under the ROC curve: of class 1 for two classes, else the mean over classes against the rest.
 
         auroc_c = P(p_c of an example of class c > p_c of another) + P(equal) / 2,    auroc = mean_c auroc_c
@@ -109,7 +109,7 @@ def auroc(probabilities: object, labels: object) -> Optional[float]:
     return float(np.mean(defined)) if defined else None
 
 
-def _area(values: np.ndarray, positive: np.ndarray) -> Optional[float]:
+def _area(values: np.ndarray, positive: np.ndarray) -> float | None:
     """Return the area by the Mann-Whitney statistic; None without positive or without negative examples."""
     number = int(positive.sum())
     if not 0 < number < len(positive):
@@ -214,7 +214,7 @@ def class_scores(
     counts = confusion_matrix(probabilities, labels)
     right, examples, predicted = np.diagonal(counts), counts.sum(1), counts.sum(0)
     recall = np.where(examples > 0, right / np.maximum(examples, 1), np.nan)
-    recalls: list[Optional[Proportion]] = [None, None]
+    recalls: list[Proportion | None] = [None, None]
     if len(counts) == 2:
         for c in np.flatnonzero(examples):
             ends = proportion_interval(int(right[c]), int(examples[c]), confidence, interval)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -26,8 +26,8 @@ def client_scores(
     labels: object,
     clients: object,
     *,
-    covered: Optional[Any] = None,
-    losses: Optional[Any] = None,
+    covered: Any | None = None,
+    losses: Any | None = None,
     names: Sequence[str] = (),
 ) -> list[Row]:
     """Score each client on its own rows, the client with the lowest accuracy or the largest RMSE first.
@@ -77,9 +77,7 @@ def client_scores(
     return scores_of_sums(sums, of_errors)
 
 
-def _columns(
-    predictions: Any, labels: Any, losses: Optional[Any]
-) -> tuple[dict[str, np.ndarray], Optional[np.ndarray]]:
+def _columns(predictions: Any, labels: Any, losses: Any | None) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
     """Return the summands of each row, and the absolute errors of numbers."""
     if np.ndim(predictions) == 1:
         errors = np.abs(np.asarray(predictions, np.float64) - np.asarray(labels, np.float64))
@@ -96,7 +94,7 @@ def _columns(
     return found, None
 
 
-def scores_of_sums(sums: Mapping[str, Mapping[str, Any]], p_values: Optional[Mapping[str, float]] = None) -> list[Row]:
+def scores_of_sums(sums: Mapping[str, Mapping[str, Any]], p_values: Mapping[str, float] | None = None) -> list[Row]:
     """Return the rows of `client_scores` from sums over each client's rows.
 
     Args:
@@ -136,7 +134,7 @@ def _proportion(name: str, count: Any, number: Any) -> Row:
     return {name: float(count) / float(number), f"{name}_low": low, f"{name}_high": high}
 
 
-def _rmse(square: float, fourth: Optional[Any], count: float) -> Row:
+def _rmse(square: float, fourth: Any | None, count: float) -> Row:
     mean = square / count
     if fourth is None or count < 2:
         return {"rmse": mean**0.5}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special, stats
@@ -19,7 +19,7 @@ _NEGLIGIBLE, _ROUNDING = 1e-15, 1e-9
 
 
 def label_histogram(
-    probabilities: object, labels: object, bins: int = BINS, score: Union[str, Score] = "probability"
+    probabilities: object, labels: object, bins: int = BINS, score: str | Score = "probability"
 ) -> np.ndarray:
     """Return how often the score of the label lies in each of equal bins of [0, 1]: int64 [bins].
 
@@ -64,14 +64,14 @@ class ClientCalibration(NamedTuple):
     weights: np.ndarray
     coverage: float
     confidence: float
-    unseen: Union[float, str]
+    unseen: float | str
 
     @property
     def concentration(self) -> float:
         """The most probable c."""
         return float(self.concentrations[np.argmax(self.weights)])
 
-    def limit(self, own: Optional[np.ndarray] = None) -> float:
+    def limit(self, own: np.ndarray | None = None) -> float:
         """Return the least probability with which a class is in a client's prediction sets (`prediction_sets`).
 
         With F(t) the share of all examples with a label of probability at least t, and n, k(t) the number of the
@@ -183,7 +183,7 @@ def calibrate_clients(
     return ClientCalibration(pooled, np.exp(logs), weights / weights.sum(), float(coverage), float(confidence), unseen)
 
 
-def _unseen(counts: np.ndarray, coverage: float, confidence: float) -> Union[float, str]:
+def _unseen(counts: np.ndarray, coverage: float, confidence: float) -> float | str:
     """Compute the limit for a client that was never seen (`calibrate_clients`), or return why there is none."""
     number, bins = counts.shape
     miss = (number + 1) * (1 - confidence)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Union
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def raps(penalty: float, free: int = 1) -> Score:
 SCORES: Table = {"probability": probability, "aps": aps, "raps": WithArgument(raps, "penalty")}
 
 
-def score_of(score: Union[str, Score]) -> Score:
+def score_of(score: str | Score) -> Score:
     """Return the score that text names.
 
     Raises:
@@ -78,9 +79,7 @@ def score_of(score: Union[str, Score]) -> Score:
     return parse(SCORES, score, "score")() if isinstance(score, str) else score
 
 
-def conformal_limit(
-    probabilities: Any, labels: Any, coverage: float, score: Union[str, Score] = "probability"
-) -> float:
+def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str | Score = "probability") -> float:
     """Return the least score with which a class is in a prediction set (`prediction_sets`).
 
         t = the k-th largest of the scores of the labels s_b,y_b,    k = ceil((B + 1) coverage)
@@ -123,7 +122,7 @@ def conformal_limit(
     return float(np.sort(true)[::-1][k - 1])
 
 
-def prediction_sets(probabilities: object, limit: float, score: Union[str, Score] = "probability") -> np.ndarray:
+def prediction_sets(probabilities: object, limit: float, score: str | Score = "probability") -> np.ndarray:
     """Return each example's prediction set, bool [B, C]: classes of at least that score, and the likeliest.
 
     Args:

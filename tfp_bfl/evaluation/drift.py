@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class Drift(NamedTuple):
     too_few: bool = False
 
 
-def feature_histograms(features: object, names: Sequence[str] = (), bins: Optional[Histograms] = None) -> Histograms:
+def feature_histograms(features: object, names: Sequence[str] = (), bins: Histograms | None = None) -> Histograms:
     """Count examples of a client: columns of a table, or brightness and contrast of each channel of images.
 
     Args:
@@ -177,8 +177,8 @@ def count_between(reference: object, new: object, bins: int = 10) -> tuple[np.nd
 
 
 def homogeneity(
-    reference: Union[np.ndarray, Counts],
-    new: Union[np.ndarray, Counts],
+    reference: np.ndarray | Counts,
+    new: np.ndarray | Counts,
     *,
     ordered: bool = True,
     resolution: float = 1e-4,
@@ -217,7 +217,7 @@ def homogeneity(
     return distance, _chi_square(_merged(counts, _COARSE if ordered else np.inf, least))
 
 
-def _aligned(reference: Union[np.ndarray, Counts], new: Union[np.ndarray, Counts]) -> np.ndarray:
+def _aligned(reference: np.ndarray | Counts, new: np.ndarray | Counts) -> np.ndarray:
     """Return counts of two samples in the same bins [2, B]."""
     if not isinstance(reference, Counts) or not isinstance(new, Counts):
         return np.stack([np.asarray(reference), np.asarray(new)])

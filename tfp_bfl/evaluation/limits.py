@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -122,8 +122,8 @@ def abstention_limit(
     labels: object,
     uncertainty: object,
     *,
-    accuracy: Optional[float] = None,
-    coverage: Optional[float] = None,
+    accuracy: float | None = None,
+    coverage: float | None = None,
     confidence: float = 0.9,
 ) -> Limit:
     """Return the largest limit with enough accuracy below it, or the smallest that keeps enough of them.

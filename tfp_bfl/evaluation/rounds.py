@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_count
 
 
-def rounds_to(rows: Sequence[Mapping[str, Any]], threshold: float, metric: str = "accuracy") -> Optional[int]:
+def rounds_to(rows: Sequence[Mapping[str, Any]], threshold: float, metric: str = "accuracy") -> int | None:
     """Return the first round in which a metric is at least `threshold`; None if it never is.
 
     Rounds without the metric do not count.

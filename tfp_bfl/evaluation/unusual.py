@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -164,14 +165,14 @@ def fit_unusual(
     return _with_thresholds(unfitted, *_parts(unfitted, features_of(held_out), held_out), false_alarms)
 
 
-def _parts(unusual: Unusual, features: np.ndarray, inputs: object) -> tuple[np.ndarray, Optional[np.ndarray]]:
+def _parts(unusual: Unusual, features: np.ndarray, inputs: object) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the distances [n], and for tables the ranges [n], without their thresholds."""
     distances = _distance(unusual, tf.constant(features, tf.float32)).numpy()
     return distances, _range(unusual, tf.constant(inputs, tf.float32)).numpy() if unusual.low.size else None
 
 
 def _with_thresholds(
-    unusual: Unusual, distances: np.ndarray, ranges: Optional[np.ndarray], false_alarms: float
+    unusual: Unusual, distances: np.ndarray, ranges: np.ndarray | None, false_alarms: float
 ) -> Unusual:
     """Return the score with the thresholds of held-out examples' `_parts`, and their rate of false alarms."""
     number, parts = len(distances), 1 if ranges is None else 2

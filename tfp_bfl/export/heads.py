@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -52,7 +52,7 @@ class Head(NamedTuple):
     in_units: Callable[[Outputs, tf.DType], Outputs]
 
 
-def head(target: Optional[Sequence[Any]], unusual: bool = False) -> Head:
+def head(target: Sequence[Any] | None, unusual: bool = False) -> Head:
     """Return the head of a regression model with target (name, mean, standard deviation), or of a
     classifier for None; `unusual` for one that also scores unusual examples.
     """

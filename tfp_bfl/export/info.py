@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -49,12 +49,12 @@ class Info(NamedTuple):
       model: the model itself; `save` fills it: name, input_shape, num_classes, stochastic, num_weights, versions.
     """
 
-    class_names: Optional[Sequence[str]] = None
-    configuration: Optional[Mapping[str, Any]] = None
-    metrics: Optional[Mapping[str, Any]] = None
-    data: Optional[Mapping[str, Any]] = None
-    calibration: Optional[Mapping[str, Any]] = None
-    model: Optional[Mapping[str, Any]] = None
+    class_names: Sequence[str] | None = None
+    configuration: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | None = None
+    model: Mapping[str, Any] | None = None
 
 
 def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def features_of(info: Info) -> tuple[Feature, ...]:
     return features
 
 
-def target_of(info: Info) -> Optional[tuple[str, float, float]]:
+def target_of(info: Info) -> tuple[str, float, float] | None:
     """Return (name, mean, standard deviation) of the number that a model predicts; None for one of classes.
 
     Raises:
@@ -221,24 +221,24 @@ class Calibration(NamedTuple):
     num_samples: int
     temperature: float
     by: str
-    limit: Optional[float]
+    limit: float | None
     coverage: float
     accuracy: float
-    at_least: Optional[float]
+    at_least: float | None
     confidence: float
     set_coverage: float
     set_limit: float
-    best_accuracy: Optional[float] = None
-    best_coverage: Optional[float] = None
+    best_accuracy: float | None = None
+    best_coverage: float | None = None
     set_score: str = "probability"
-    clients: Optional[Sequence[Mapping[str, Any]]] = None
-    unseen_set_limit: Optional[float] = None
+    clients: Sequence[Mapping[str, Any]] | None = None
+    unseen_set_limit: float | None = None
 
 
 _NONE_ALLOWED = ("limit", "at_least", "best_accuracy", "best_coverage", "clients", "unseen_set_limit")
 
 
-def calibration_of(info: Info) -> Optional[Calibration]:
+def calibration_of(info: Info) -> Calibration | None:
     """Return the result of `tfp-bfl calibrate`; None for a model that was not calibrated.
 
     Raises:
@@ -272,7 +272,7 @@ def _is_row(row: Any) -> bool:
     return bool(rest) and _named(row.get("client")) and all(_is_number(x) and math.isfinite(x) for x in rest.values())
 
 
-def merged(new: Optional[Info], old: Info) -> Info:
+def merged(new: Info | None, old: Info) -> Info:
     """Return `old`, with what `new` knows."""
     return Info._make(b if a is None else a for a, b in zip(new or Info(), old))
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -31,7 +31,7 @@ MOST_INDEX_BYTES = 2**24
 _Made = TypeVar("_Made")
 
 
-def load(path: Union[str, os.PathLike]) -> Any:
+def load(path: str | os.PathLike) -> Any:
     """Load a SavedModel that `save` wrote, and no other.
 
         loaded = bfl.export.load("saved/")
@@ -58,7 +58,7 @@ def load(path: Union[str, os.PathLike]) -> Any:
     return _reading(path, _load)
 
 
-def read_info(path: Union[str, os.PathLike]) -> Info:
+def read_info(path: str | os.PathLike) -> Info:
     """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from tfp_bfl.export.info import Info, calibration_of, columns_of, features_of, offsets_of, target_of
 from tfp_bfl.export.rows import inputs_of
@@ -245,7 +245,7 @@ def _clients(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n" + "\n".join(lines)
 
 
-def _unusual(stated: Optional[Mapping[str, Any]]) -> str:
+def _unusual(stated: Mapping[str, Any] | None) -> str:
     """Return the meaning of the output `unusual`, if the model has it."""
     if stated is None:
         return ""
@@ -256,23 +256,23 @@ def _unusual(stated: Optional[Mapping[str, Any]]) -> str:
     )
 
 
-def _method(configuration: Optional[Mapping[str, Any]]) -> str:
+def _method(configuration: Mapping[str, Any] | None) -> str:
     found = statement(configuration)
     return f"{_cell(found)}.\n\n" if found else ""
 
 
-def _renamed(configuration: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
+def _renamed(configuration: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the options with the posterior temperature by its full name: a calibration has another temperature."""
     if configuration is None:
         return None
     return {"posterior temperature" if name == "temperature" else name: x for name, x in configuration.items()}
 
 
-def _labelled(metrics: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
+def _labelled(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return None if metrics is None else {label_of(name): x for name, x in metrics.items()}
 
 
-def _epistemic(temperature: Optional[float]) -> str:
+def _epistemic(temperature: float | None) -> str:
     """Return the meaning of the epistemic part, given the posterior temperature (None if unknown)."""
     if temperature is None or temperature == 1:
         return "More training data would\n  reduce it, if the approximate posterior is as wide as the exact one."
@@ -294,7 +294,7 @@ def _measured_on(data: Mapping[str, Any]) -> str:
     return f"Split: {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
 
 
-def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any], calibrated: bool) -> str:
+def _outside(metrics: Mapping[str, Any] | None, data: Mapping[str, Any], calibrated: bool) -> str:
     """Return what an epsilon among the metrics does not cover."""
     if not {"epsilon", "example_epsilon"} & set(metrics or {}):
         return ""
@@ -312,7 +312,7 @@ def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any], cali
     )
 
 
-def _table(values: Optional[Mapping[str, Any]], title: str) -> str:
+def _table(values: Mapping[str, Any] | None, title: str) -> str:
     if not values:
         return "Not recorded at export."
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items() if value is not None]
@@ -324,7 +324,7 @@ def _cell(value: object) -> str:
     return _MARKS.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
 
 
-def _list(names: Optional[Any]) -> str:
+def _list(names: Any | None) -> str:
     if not names:
         return "Not recorded at export."
     if list(names) == [str(number) for number in range(len(names))]:

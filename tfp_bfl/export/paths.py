@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, Union
+from typing import Any
 
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
@@ -13,7 +13,7 @@ from tfp_bfl.errors import InvalidArgument, shown
 GRAPH = "saved_model.pb"
 
 
-def find(run: Union[str, os.PathLike]) -> pathlib.Path:
+def find(run: str | os.PathLike) -> pathlib.Path:
     """Return the folder of the SavedModel of a run, or of one that is given itself.
 
     Raises:

@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from typing import Any, Optional, Union
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -24,7 +24,7 @@ from tfp_bfl.models import check_keras_2
 
 logger = logging.getLogger(__name__)
 
-Source = Union[keras.Model, str, "os.PathLike[str]", Any]
+Source: TypeAlias = keras.Model | str | os.PathLike[str] | Any
 
 # What a round records of how it went, not of the model.
 _BOOKKEEPING = {
@@ -35,9 +35,9 @@ _BOOKKEEPING = {
 
 def save(
     model_or_run: Source,
-    path: Union[str, os.PathLike],
-    info: Optional[Info] = None,
-    unusual: Optional[Unusual] = None,
+    path: str | os.PathLike,
+    info: Info | None = None,
+    unusual: Unusual | None = None,
 ) -> None:
     """Write a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
@@ -155,7 +155,7 @@ def _texts(info: Info) -> dict[str, str]:
 
 
 def _write(
-    model: keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info, unusual: Optional[Unusual]
+    model: keras.Model, folder: pathlib.Path, texts: dict[str, str], info: Info, unusual: Unusual | None
 ) -> None:
     features = information.features_of(info)
     module = make_functions(model, information.columns_of(info), information.target_of(info), features, unusual)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -48,9 +48,9 @@ def output_type(name: str) -> tf.DType:
 def make_functions(
     model: keras.Model,
     columns: Sequence[Sequence[Any]] = (),
-    target: Optional[Sequence[Any]] = None,
+    target: Sequence[Any] | None = None,
     features: Sequence[Feature] = (),
-    unusual: Optional[Unusual] = None,
+    unusual: Unusual | None = None,
 ) -> tf.Module:
     """Return a module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 # Setting -> its name in a sentence.
 _NAMES = {
@@ -19,7 +19,7 @@ _NAMES = {
 _WITHOUT_POSTERIOR = "there is no posterior over the weights, and temperature, KL, prior and noise are not used"
 
 
-def temperature_of(settings: Optional[Mapping[str, Any]]) -> Optional[float]:
+def temperature_of(settings: Mapping[str, Any] | None) -> float | None:
     """Return the posterior temperature in the settings of a training; None where they state none."""
     value: Any = (settings or {}).get("temperature")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -35,7 +35,7 @@ def in_words(temperature: float) -> str:
     return f"posterior at temperature {temperature:g}: as if each example had been seen {number} times"
 
 
-def statement(settings: Optional[Mapping[str, Any]]) -> str:
+def statement(settings: Mapping[str, Any] | None) -> str:
     """Return the weights, the method and the posterior temperature in one sentence without a full stop.
 
     Args:

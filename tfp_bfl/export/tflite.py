@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, Union
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
@@ -28,7 +28,7 @@ from tfp_bfl.weights import num_members
 MOST_BYTES = 2**31 - 2**20
 
 
-def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples: int = 20, seed: int = 0) -> None:
+def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int = 20, seed: int = 0) -> None:
     """Write a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
 
         interpreter = ai_edge_litert.interpreter.Interpreter("model.tflite")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -108,7 +108,7 @@ class Attempts:
         self,
         process: BayesianProcess,
         engine: Engine,
-        clients: Union[ClientData, Parties],
+        clients: ClientData | Parties,
         cohorts: Cohorts,
         seed: int,
         max_restarts: int,
@@ -245,7 +245,7 @@ class Attempts:
                     suspects.append((half, failure))
         return {} if is_spoilt and 2 * len(reasons) > len(present) else reasons
 
-    def _failure(self, state: ServerState, present: Sequence[int]) -> Optional[ComputationError]:
+    def _failure(self, state: ServerState, present: Sequence[int]) -> ComputationError | None:
         """Return why a trial of these clients fails; None if it does not."""
         try:
             self._trial(state, present)

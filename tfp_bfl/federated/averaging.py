@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +32,7 @@ class Averaged(NamedTuple):
     metrics: dict[str, Any]
 
 
-def check_average_rounds(process: BayesianProcess, average_rounds: Optional[int], rounds: int) -> int:
+def check_average_rounds(process: BayesianProcess, average_rounds: int | None, rounds: int) -> int:
     """Return R, the number of rounds to average; 1 for None.
 
     Raises:
@@ -113,7 +113,7 @@ class RoundAverage:
         terms = self._terms(weights())
         self.sums = [a + b for a, b in zip(self.sums, terms)] if self.sums else terms
 
-    def restore(self, number: int, first: Optional[int], sums: Sequence[np.ndarray]) -> None:
+    def restore(self, number: int, first: int | None, sums: Sequence[np.ndarray]) -> None:
         """Continue from the checkpoint of round `number`, with sums that begin with round `first`.
 
         Raises:

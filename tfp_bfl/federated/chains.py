@@ -6,8 +6,8 @@ import functools
 import logging
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -29,7 +29,7 @@ from tfp_bfl.tensors import traced_for_xla
 from tfp_bfl.weights import ModelWeights
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tfp_bfl.federated.options import CohortKeywords
 
@@ -56,7 +56,7 @@ class Chains(NamedTuple):
     draws: ModelWeights
     rounds: np.ndarray
     metrics: dict[str, np.ndarray]
-    most: Optional[int] = None
+    most: int | None = None
 
     def predictive(self) -> ModelWeights:
         """Return the weights with all chains' draws, the last `most` of each, as the posterior over them, for
@@ -81,12 +81,12 @@ def simulate_chains(
     rounds: int,
     *,
     num_chains: int = 1,
-    cohorts: Union[Cohorts, int, None] = None,
-    seed: Optional[int] = None,
-    start: Optional[ModelWeights] = None,
-    thinning: Optional[Thinning] = None,
+    cohorts: Cohorts | int | None = None,
+    seed: int | None = None,
+    start: ModelWeights | None = None,
+    thinning: Thinning | None = None,
     metrics: Sequence[str] = (),
-    draws_dir: Union[str, os.PathLike, None] = None,
+    draws_dir: str | os.PathLike | None = None,
     xla: bool = False,
     **options: Unpack[CohortKeywords],
 ) -> Chains:
@@ -181,7 +181,7 @@ def _check_sizes(shapes: str, sizes: np.ndarray) -> None:
 
 
 def _first_states(
-    process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: Optional[ModelWeights]
+    process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: ModelWeights | None
 ) -> ServerState:
     first = process.local.initialize()
     each = [first] * num_chains

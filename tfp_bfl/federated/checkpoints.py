@@ -17,7 +17,7 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import pydantic
@@ -56,11 +56,11 @@ class Record(pydantic.BaseModel):
 
     rows: list[dict[str, Any]] = []
     first_stddev: float = float("nan")
-    collapsed: Optional[int] = None
+    collapsed: int | None = None
     draws: dict[str, str] = {}
     concurrent_calls: int = 0
-    average_from: Optional[int] = None
-    start: Optional[str] = None
+    average_from: int | None = None
+    start: str | None = None
     sums: list[Any] = pydantic.Field(default=[], exclude=True)
 
 
@@ -92,7 +92,7 @@ class Checkpoints:
       keep: how many stay.
     """
 
-    def __init__(self, directory: Union[str, os.PathLike], description: Mapping[str, str], keep: int = 3):
+    def __init__(self, directory: str | os.PathLike, description: Mapping[str, str], keep: int = 3):
         self.directory = pathlib.Path(directory)
         self._description = dict(description)
         self._keep = check_count(keep, "keep_checkpoints")
@@ -146,7 +146,7 @@ class Checkpoints:
         found = [match for name in names if (match := _OURS.fullmatch(name))]
         return sorted(int(match[1]) for match in found if match[2] == _SUMS and not match[3])
 
-    def latest(self, first: ServerState, specs: Optional[Sequence[tf.TensorSpec]] = None) -> Optional[Found]:
+    def latest(self, first: ServerState, specs: Sequence[tf.TensorSpec] | None = None) -> Found | None:
         """Return the newest checkpoint that is whole, of the run that began with `first`; None if there is no
         checkpoint.
 
@@ -189,7 +189,7 @@ class Checkpoints:
     def _prefix(self, number: int) -> pathlib.Path:
         return self.directory / f"round_{number}"
 
-    def _read(self, number: int, first: ServerState, specs: Optional[Sequence[tf.TensorSpec]]) -> Found:
+    def _read(self, number: int, first: ServerState, specs: Sequence[tf.TensorSpec] | None) -> Found:
         prefix = self._prefix(number)
         try:
             digests = files.read_regular(_with(prefix, _SUMS), "file of sums", _LONGEST[_SUMS]).decode("ascii").split()

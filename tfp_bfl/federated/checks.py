@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
-
 import numpy as np
 
 from tfp_bfl.data import ClientData, Parties, answering, cohort
@@ -16,7 +14,7 @@ from tfp_bfl.privacy import Privacy
 
 
 def check_settings(
-    process: BayesianProcess, clients: Union[ClientData, Parties], rounds: int, settings: Settings
+    process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: Settings
 ) -> Settings:
     """Return the settings with the seed, the cohort size, the engine and the number of rounds to average filled in.
 
@@ -67,7 +65,7 @@ def check_settings(
     return settings._replace(cohorts=cohorts, seed=seed, prediction=prediction, engine=backend)
 
 
-def _private_size(privacy: Privacy, clients: Union[ClientData, Parties], cohorts: Cohorts) -> int:
+def _private_size(privacy: Privacy, clients: ClientData | Parties, cohorts: Cohorts) -> int:
     expected = privacy.cohort_size
     if isinstance(clients, Parties):
         raise InvalidArgument(
@@ -85,9 +83,9 @@ def _private_size(privacy: Privacy, clients: Union[ClientData, Parties], cohorts
 
 def check_clients(
     process: BayesianProcess,
-    clients: Union[ClientData, Parties],
-    cohort_size: Optional[int] = None,
-    popularity: Optional[float] = None,
+    clients: ClientData | Parties,
+    cohort_size: int | None = None,
+    popularity: float | None = None,
 ) -> None:
     """Raise InvalidArgument for clients that `simulate` would refuse: too few, too many, or with data unfit."""
     if not isinstance(clients, (ClientData, Parties)):
@@ -146,7 +144,7 @@ def check_clients(
     work_warning(process, clients)
 
 
-def work_warning(process: BayesianProcess, clients: Union[ClientData, Parties]) -> Optional[str]:
+def work_warning(process: BayesianProcess, clients: ClientData | Parties) -> str | None:
     """Return the warning of the client work's own check of the clients; None without one."""
     check = process.client_work.check
     return check(clients) if check is not None and isinstance(clients, ClientData) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Thinning(NamedTuple):
 
     burn_in: int = 0
     every: int = 1
-    most: Optional[int] = None
+    most: int | None = None
 
     def is_due(self, number: int) -> bool:
         """Return whether a round's sample is stored; rounds count from 1."""
@@ -63,7 +63,7 @@ class Draws:
       InvalidArgument: counts out of range.
     """
 
-    def __init__(self, thinning: Thinning, folder: Union[str, os.PathLike, None] = None):
+    def __init__(self, thinning: Thinning, folder: str | os.PathLike | None = None):
         self._thinning = check_thinning(thinning)
         self._folder = None if folder is None else pathlib.Path(folder)
         self._kept: list[tuple[np.ndarray, ...]] = []
@@ -98,7 +98,7 @@ class Draws:
                 arrays = read_arrays(path, "draw", MOST_BYTES)
                 self._keep(tuple(arrays[str(i)] for i in range(len(weights.point))))
 
-    def samples(self) -> Optional[Samples]:
+    def samples(self) -> Samples | None:
         """Return the kept draws as a posterior; None before the first."""
         return Samples(tuple(np.stack(leaves) for leaves in zip(*self._kept))) if self._kept else None
 

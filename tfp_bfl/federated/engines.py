@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument, lookup
@@ -77,7 +77,7 @@ def default_engine() -> str:
     return "tff" if engine("tff").is_installed() else "local"
 
 
-def check_engine(name: Optional[str]) -> str:
+def check_engine(name: str | None) -> str:
     """Return the name of an engine; the default's for None.
 
     Raises:

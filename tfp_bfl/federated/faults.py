@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -47,16 +47,16 @@ class Limits(NamedTuple):
     """
 
     max_magnitude: float = 1e6
-    max_change_norm: Optional[float] = None
+    max_change_norm: float | None = None
     min_examples: int = 1
     min_stddev: float = 0.0
-    max_weight_ratio: Optional[float] = None
+    max_weight_ratio: float | None = None
 
 
 LIMITS = Limits()
 
 
-def check_max_change_norm(max_change_norm: Optional[float], sends_weights: bool = True) -> None:
+def check_max_change_norm(max_change_norm: float | None, sends_weights: bool = True) -> None:
     """Raise InvalidArgument for a bound that is not above zero, or on messages that are no model's weights."""
     if max_change_norm is None:
         return
@@ -75,8 +75,8 @@ def find_fault(
     anchor: ModelWeights,
     weight: tf.Tensor,
     limits: Limits = LIMITS,
-    given: Optional[Scalar] = None,
-    known: Union[bool, tf.Tensor] = True,
+    given: Scalar | None = None,
+    known: bool | tf.Tensor = True,
 ) -> tf.Tensor:
     """Return the code of the first fault in what a client returns: a scalar int32, 0 if there is none.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +63,7 @@ class LocalEngine:
         """Return the state before the first round."""
         return as_arrays(self._round.initialize())
 
-    def next(self, state: ServerState, datasets: Sequence[Union[tf.data.Dataset, ClientRows]]) -> Output:
+    def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset | ClientRows]) -> Output:
         """Return the round after the state's, over all clients of the datasets.
 
         Raises:

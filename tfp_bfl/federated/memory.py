@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,7 @@ def no_rows(row: TensorTree) -> Any:
 
 
 def with_clients(
-    state: ServerState, clients: Sequence[int], shares: object, first: Optional[Callable[..., Any]]
+    state: ServerState, clients: Sequence[int], shares: object, first: Callable[..., Any] | None
 ) -> ServerState:
     """Return the state with a first row for each of the clients that has none; arrays.
 

@@ -6,7 +6,7 @@ import collections
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def one_shot_warning(rule: str, rounds: int) -> str:
     )
 
 
-def cores_warning(before: int, now: int) -> Optional[str]:
+def cores_warning(before: int, now: int) -> str | None:
     """Return the warning that a run resumes with clients in other sums; None where it does not."""
     if not before or before == now:
         return None
@@ -64,7 +64,7 @@ def cores_warning(before: int, now: int) -> Optional[str]:
     )
 
 
-def start_warning(before: Optional[str], now: str) -> Optional[str]:
+def start_warning(before: str | None, now: str) -> str | None:
     """Return the warning that a run resumes with other weights to start from, which it does not use; None otherwise.
 
     Args:
@@ -79,7 +79,7 @@ def start_warning(before: Optional[str], now: str) -> Optional[str]:
     )
 
 
-def left_out_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+def left_out_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the warning that a chain's rounds went on without faulty clients; None if none did."""
     first: dict[str, Any] = {}
     for row in rows:
@@ -95,7 +95,7 @@ def left_out_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
     )
 
 
-def faulty_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+def faulty_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if half of the clients or more were left out of a round as faulty; None if not."""
     bad = [row for row in rows if row.get("num_faulty", 0) and 2 * row["num_faulty"] >= row["num_clients"]]
     if not bad:
@@ -152,7 +152,7 @@ def divergence_clause(steps: Mapping[int, int]) -> str:
     return f"; training diverged first at client {client}, in local step {step}{first}"
 
 
-def chance_warning(accuracy: float, largest_share: float, learning_rate: Optional[float]) -> Optional[str]:
+def chance_warning(accuracy: float, largest_share: float, learning_rate: float | None) -> str | None:
     """Return a warning if a model predicts no better than its most frequent class, else None.
 
     A training that diverges with finite weights ends there: its last layer predicts the classes' shares.
@@ -171,7 +171,7 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: Optiona
     )
 
 
-def constant_warning(rmse: float, rmse_of_mean: float) -> Optional[str]:
+def constant_warning(rmse: float, rmse_of_mean: float) -> str | None:
     """Return a warning if a model of numbers predicts no better than the mean of the training labels, else None.
 
     Args:
@@ -194,7 +194,7 @@ def baseline_warning(nll: float, name: str, baseline: float) -> str:
     )
 
 
-def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+def spread_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if the standard deviations after the last round are all the same number, else None.
 
     Args:
@@ -219,7 +219,7 @@ def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
     )
 
 
-def saturated_noise_warning(row: Mapping[str, Any]) -> Optional[str]:
+def saturated_noise_warning(row: Mapping[str, Any]) -> str | None:
     """Return a warning if most variances of the clients are at the top of their range, else None.
 
     Args:
@@ -234,7 +234,7 @@ def saturated_noise_warning(row: Mapping[str, Any]) -> Optional[str]:
     )
 
 
-def absurd_loss_warning(row: Mapping[str, Any]) -> Optional[str]:
+def absurd_loss_warning(row: Mapping[str, Any]) -> str | None:
     """Return a warning if the last round's training loss is finite and beyond all that training gives, else None."""
     nll = row.get("nll")
     if nll is None or not nll > ABSURD_LOSS:
@@ -245,7 +245,7 @@ def absurd_loss_warning(row: Mapping[str, Any]) -> Optional[str]:
     )
 
 
-def saturation_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+def saturation_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if numbers of secure sums were beyond their range in some round, else None."""
     clipped = [row["clipped_numbers"] for row in rows if row.get("clipped_numbers")]
     if not clipped:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, TypedDict, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -16,7 +16,7 @@ from tfp_bfl.weights import ModelWeights
 if TYPE_CHECKING:
     from tfp_bfl.federated.engines import MakeEngine
 
-Path = Union[str, os.PathLike]
+Path = str | os.PathLike
 Row = dict[str, Any]
 Evaluate = Callable[[keras.Model], dict[str, float]]
 
@@ -34,8 +34,8 @@ class Cohorts(NamedTuple):
         chains stop instead.
     """
 
-    size: Optional[int] = None
-    popularity: Optional[float] = None
+    size: int | None = None
+    popularity: float | None = None
     dropout: float = 0.0
     max_retries: int = 3
 
@@ -53,7 +53,7 @@ class Checkpointing(NamedTuple):
         scores.
     """
 
-    folder: Optional[Path] = None
+    folder: Path | None = None
     every: int = 1
     keep: int = 3
     about: Mapping[str, str] = MappingProxyType({})
@@ -72,11 +72,11 @@ class Monitor(NamedTuple):
       stop: Function from a round's metrics to whether it was the last, whatever `rounds` says.
     """
 
-    evaluate: Optional[Evaluate] = None
+    evaluate: Evaluate | None = None
     every: int = 1
-    evaluate_cohort: Optional[Callable[[keras.Model, Any, Any], dict[str, float]]] = None
-    on_round: Optional[Callable[[Row], None]] = None
-    stop: Optional[Callable[[Row], bool]] = None
+    evaluate_cohort: Callable[[keras.Model, Any, Any], dict[str, float]] | None = None
+    on_round: Callable[[Row], None] | None = None
+    stop: Callable[[Row], bool] | None = None
 
 
 class Prediction(NamedTuple):
@@ -91,8 +91,8 @@ class Prediction(NamedTuple):
         (`models.predictive_model`).
     """
 
-    average_rounds: Optional[int] = None
-    draws: Optional[Thinning] = None
+    average_rounds: int | None = None
+    draws: Thinning | None = None
     batch_norm_examples: Any = None
 
 
@@ -111,7 +111,7 @@ class Backend(NamedTuple):
         repeated.
     """
 
-    engine: Union[str, MakeEngine, None] = None
+    engine: str | MakeEngine | None = None
     runtime: Any = None
     max_restarts: int = 3
 
@@ -120,10 +120,10 @@ class Settings(NamedTuple):
     """Hold all options of a simulation."""
 
     cohorts: Cohorts = Cohorts()
-    seed: Optional[int] = None
+    seed: int | None = None
     checkpoints: Checkpointing = Checkpointing()
     monitor: Monitor = Monitor()
-    start: Optional[ModelWeights] = None
+    start: ModelWeights | None = None
     prediction: Prediction = Prediction()
     engine: Backend = Backend()
 
@@ -131,20 +131,20 @@ class Settings(NamedTuple):
 class Keywords(TypedDict, total=False):
     """Fields of the option objects as keywords of `simulate`."""
 
-    cohort_size: Optional[int]
-    popularity: Optional[float]
+    cohort_size: int | None
+    popularity: float | None
     dropout: float
     max_retries: int
-    checkpoint_dir: Optional[Path]
+    checkpoint_dir: Path | None
     checkpoint_every: int
     keep_checkpoints: int
-    evaluate: Optional[Evaluate]
+    evaluate: Evaluate | None
     evaluate_every: int
-    evaluate_cohort: Optional[Callable[[keras.Model, Any, Any], dict[str, float]]]
-    on_round: Optional[Callable[[Row], None]]
-    stop: Optional[Callable[[Row], bool]]
-    average_rounds: Optional[int]
-    draws: Optional[Thinning]
+    evaluate_cohort: Callable[[keras.Model, Any, Any], dict[str, float]] | None
+    on_round: Callable[[Row], None] | None
+    stop: Callable[[Row], bool] | None
+    average_rounds: int | None
+    draws: Thinning | None
     batch_norm_examples: Any
     runtime: Any
     max_restarts: int
@@ -153,19 +153,19 @@ class Keywords(TypedDict, total=False):
 class CohortKeywords(TypedDict, total=False):
     """Fields of `Cohorts` as keywords of `simulate_chains`."""
 
-    cohort_size: Optional[int]
-    popularity: Optional[float]
+    cohort_size: int | None
+    popularity: float | None
 
 
 class Options(Keywords, total=False):
     """Options of `simulate` that other drivers pass on: its objects, and the fields of these as keywords."""
 
-    cohorts: Union[Cohorts, int, None]
-    seed: Optional[int]
-    checkpoints: Union[Checkpointing, Path, None]
-    monitor: Union[Monitor, Evaluate, None]
-    start: Optional[ModelWeights]
-    prediction: Optional[Prediction]
+    cohorts: Cohorts | int | None
+    seed: int | None
+    checkpoints: Checkpointing | Path | None
+    monitor: Monitor | Evaluate | None
+    start: ModelWeights | None
+    prediction: Prediction | None
 
 
 # Fields of `Settings` that other drivers pass on.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -43,7 +43,7 @@ class ClientScores(NamedTuple):
     client: int
     num_examples: int
     before: dict[str, float]
-    after: Optional[dict[str, float]] = None
+    after: dict[str, float] | None = None
 
 
 def evaluate_clients(
@@ -53,11 +53,11 @@ def evaluate_clients(
     test: Clients,
     evaluate: Callable[[keras.Model, Any, Any], dict[str, float]],
     *,
-    adaptation: Optional[ClientWork] = None,
-    most_examples: Optional[int] = None,
+    adaptation: ClientWork | None = None,
+    most_examples: int | None = None,
     first: int = 0,
     seed: int = 0,
-    weights: Optional[Sequence[ModelWeights]] = None,
+    weights: Sequence[ModelWeights] | None = None,
     noise: str = "own",
 ) -> list[ClientScores]:
     """Score each client's own model (`process.personal_weights`) on its test examples, before and after adaptation.
@@ -130,7 +130,7 @@ def _starts(
     number: int,
     first: int,
     noise: str,
-    weights: Optional[Sequence[ModelWeights]],
+    weights: Sequence[ModelWeights] | None,
 ) -> Callable[[int], ModelWeights]:
     """Return the function from a client's place among those evaluated to its weights before adaptation."""
     lookup(EVALUATION_NOISES, noise, "noise of evaluation")

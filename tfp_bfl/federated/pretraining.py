@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -37,9 +38,9 @@ def pretrain(
     max_epochs: int = 100,
     patience: int = 10,
     seed: int = 0,
-    runtime: Optional[Any] = None,
+    runtime: Any | None = None,
     *,
-    engine: Optional[str] = None,
+    engine: str | None = None,
 ) -> Pretrained:
     """Train the global model with early stopping: a federation of one client, the server.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -71,12 +71,12 @@ class BayesianProcess:
         server_step: ServerStep[Any],
         round: Round,
         burn_in_rounds: int,
-        thinning: Optional[Thinning],
+        thinning: Thinning | None,
         limits: Limits = LIMITS,
-        weigh: Optional[Weigh] = None,
-        privacy: Optional[Privacy] = None,
+        weigh: Weigh | None = None,
+        privacy: Privacy | None = None,
         notices: Sequence[str] = (),
-        model: Optional[keras.Model] = None,
+        model: keras.Model | None = None,
     ):
         model = model or model_fn()
         self.round = round
@@ -221,19 +221,19 @@ class BayesianProcess:
 def build_process(
     model_fn: Callable[[], keras.Model],
     *,
-    client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]],
+    client_work: ClientWork[Sent] | Callable[[], Work[Sent]],
     weigh: Weigh,
     rule: ModelRule[Sent, Given],
     server_step: ServerStep[Given],
-    element_spec: Optional[ClientExamples] = None,
+    element_spec: ClientExamples | None = None,
     seed: int = 0,
     max_magnitude: float = LIMITS.max_magnitude,
-    max_change_norm: Optional[float] = None,
-    max_weight_ratio: Optional[float] = None,
+    max_change_norm: float | None = None,
+    max_weight_ratio: float | None = None,
     min_examples: int = 1,
     burn_in_rounds: int = 0,
-    thinning: Optional[Thinning] = None,
-    privacy: Optional[Privacy] = None,
+    thinning: Thinning | None = None,
+    privacy: Privacy | None = None,
     notices: Sequence[str] = (),
 ) -> BayesianProcess:
     """Build the process; its round runs in any engine, over any number of clients in constant server memory.

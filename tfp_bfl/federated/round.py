@@ -9,8 +9,8 @@ An algorithm is the three parts that it puts in: client work, rule, server step.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Protocol, TypeVar, Union
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -96,7 +96,7 @@ class Take(Protocol):
         result: ClientResult[Any],
         client: Scalar,
         given: Scalar,
-        known: Union[bool, tf.Tensor] = True,
+        known: bool | tf.Tensor = True,
     ) -> Contribution:
         """Return the contribution, all zeros of a client with a fault.
 
@@ -175,7 +175,7 @@ def make_round(
         result: ClientResult[Sent],
         client: Scalar,
         given: Scalar,
-        known: Union[bool, tf.Tensor] = True,
+        known: bool | tf.Tensor = True,
     ) -> Contribution:
         anchor = message.weights
         importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)

@@ -9,7 +9,7 @@ import os
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +56,7 @@ from tfp_bfl.privacy import everyone_clipped_warning, taking_part_warning
 from tfp_bfl.weights import ModelWeights, predictive_model, scaling_bytes
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tfp_bfl.federated.options import Keywords
 
@@ -81,24 +81,24 @@ class SimulationResult(NamedTuple):
     model: keras.Model
     state: ServerState
     rounds: list[dict[str, Any]]
-    collapsed: Optional[int]
-    draws: Optional[Samples] = None
+    collapsed: int | None
+    draws: Samples | None = None
     warnings: Sequence[str] = ()
-    averaged: Optional[Averaged] = None
-    ensemble: Optional[Members] = None
+    averaged: Averaged | None = None
+    ensemble: Members | None = None
 
 
 def simulate(
-    process: Union[BayesianProcess, Ensemble],
-    clients: Union[ClientData, Parties],
+    process: BayesianProcess | Ensemble,
+    clients: ClientData | Parties,
     rounds: int,
-    cohorts: Union[Cohorts, int, None] = None,
-    seed: Optional[int] = None,
-    checkpoints: Union[Checkpointing, Path, None] = None,
-    monitor: Union[Monitor, Evaluate, None] = None,
-    start: Optional[ModelWeights] = None,
-    prediction: Optional[Prediction] = None,
-    engine: Union[Backend, str, MakeEngine, None] = None,
+    cohorts: Cohorts | int | None = None,
+    seed: int | None = None,
+    checkpoints: Checkpointing | Path | None = None,
+    monitor: Monitor | Evaluate | None = None,
+    start: ModelWeights | None = None,
+    prediction: Prediction | None = None,
+    engine: Backend | str | MakeEngine | None = None,
     **options: Unpack[Keywords],
 ) -> SimulationResult:
     """Run a process for a number of rounds.
@@ -179,7 +179,7 @@ def secret_seed() -> np.ndarray:
 
 
 def _simulate(
-    process: BayesianProcess, clients: Union[ClientData, Parties], rounds: int, settings: Settings
+    process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: Settings
 ) -> SimulationResult:
     run = _Run(process, clients, rounds, check_settings(process, clients, rounds, settings))
     with run.engine() as engine:
@@ -200,7 +200,7 @@ class _Run:
       settings: of `check_settings`.
     """
 
-    def __init__(self, process: BayesianProcess, clients: Union[ClientData, Parties], rounds: int, settings: Settings):
+    def __init__(self, process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: Settings):
         self._process, self._clients, self._rounds = process, clients, rounds
         self._settings, self._monitor = settings, settings.monitor
         folder, draws = settings.checkpoints.folder, settings.prediction.draws
@@ -211,7 +211,7 @@ class _Run:
         for warning in _warnings_before(process, clients, rounds):
             self._warn(warning)
         self._saved, self._stopped = 0, False
-        self._model: Optional[keras.Model] = None
+        self._model: keras.Model | None = None
 
     def engine(self) -> Any:
         """Return the context of the engine."""
@@ -243,7 +243,7 @@ class _Run:
             self._draws.restore({n: x for n, x in record.draws.items() if int(n) <= done}, state.weights)
         drawn_by = int.from_bytes(np.asarray(state.noise).tobytes(), "little") if process.privacy else self._seed
         self._attempts = Attempts(process, engine, clients, settings.cohorts, drawn_by, settings.engine.max_restarts)
-        self._average: Optional[RoundAverage] = None
+        self._average: RoundAverage | None = None
         if self._num_averaged > 1:
             self._average = average_of(process, self._num_averaged, self._rounds, self._predictive(state))
         if self._average and checkpoint:
@@ -340,13 +340,13 @@ class _Run:
         examples = self._settings.prediction.batch_norm_examples
         return scaling_bytes(predictive_model(self._model, weights, examples))
 
-    def _warn(self, warning: Optional[str]) -> None:
+    def _warn(self, warning: str | None) -> None:
         if warning:
             logger.warning(warning)
             self._warnings.append(warning)
 
 
-def _warnings_before(process: BayesianProcess, clients: Union[ClientData, Parties], rounds: int) -> list[str]:
+def _warnings_before(process: BayesianProcess, clients: ClientData | Parties, rounds: int) -> list[str]:
     """Return what there is to know of a run before it begins."""
     num_clients = clients.num_clients
     warnings = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []

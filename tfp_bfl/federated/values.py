@@ -8,7 +8,7 @@ import functools
 import hashlib
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -111,7 +111,7 @@ def _attributes(value: object) -> dict[str, Any]:
 
 
 def _parts_of_function(function: Any, above: list[int]) -> Iterator[str]:
-    cells: dict[str, Optional[Sequence[Any]]] = {}
+    cells: dict[str, Sequence[Any] | None] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         try:
             cells[name] = [cell.cell_contents]

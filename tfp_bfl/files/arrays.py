@@ -6,8 +6,8 @@ import contextlib
 import io
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
-from typing import Callable, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 

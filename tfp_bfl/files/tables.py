@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
-from typing import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 Rows = Sequence[Sequence[str]]
 # Numbers with a sign, also with an interval beside them: no formula that a spreadsheet could run.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 def check_index(
-    table: bytes, variables: dict[str, tuple[Any, tuple[Optional[int], ...]]], texts: Sequence[str] = ()
+    table: bytes, variables: dict[str, tuple[Any, tuple[int | None, ...]]], texts: Sequence[str] = ()
 ) -> dict[str, Span]:
     """Return the position of each variable and text in the file of values, by name in the checkpoint.
 

@@ -8,9 +8,8 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Optional, Union
 
-Path = Union[str, "os.PathLike[str]"]
+Path = str | os.PathLike[str]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors of TensorFlow, which is not imported here, that a writer of files raises.
 _OF_WRITERS = {
@@ -33,7 +32,7 @@ def is_full(error: BaseException) -> bool:
     return type(error).__name__ == "ResourceExhaustedError" and any(os.strerror(x) in str(error) for x in _FULL)
 
 
-def system_error(error: BaseException, before: str = "; ") -> Optional[OSError]:
+def system_error(error: BaseException, before: str = "; ") -> OSError | None:
     """Return an error as an OSError if it is one, or an error of TensorFlow such as "/data/x; Permission denied".
 
     Args:
@@ -75,7 +74,7 @@ def space(path: Path, writes: bool = False) -> Iterator[None]:
         raise OSError(number, os.strerror(number), os.fspath(path)) from None
 
 
-def _number(error: Exception) -> Optional[int]:
+def _number(error: Exception) -> int | None:
     """Return the number of the system's error that an error of a writer of TensorFlow states; None for others."""
     if isinstance(error, OSError):
         return None

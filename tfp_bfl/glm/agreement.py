@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     columns: tuple[Column, ...]
     events: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    date_unit: Optional[str] = None
+    date_unit: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -83,7 +83,7 @@ def describe(
     only: Sequence[str] = (),
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
-    date_unit: Optional[str] = None,
+    date_unit: str | None = None,
 ) -> dict[str, Any]:
     """Return what a site says of its table as JSON: columns, the levels of text, and the values of the event.
 
@@ -120,7 +120,7 @@ def describe(
 
 
 def _describe(
-    table: Any, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: Optional[str]
+    table: Any, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
 ) -> Column:
     import pyarrow
 
@@ -153,7 +153,7 @@ def agree(
     descriptions: Mapping[str, Mapping[str, Any]],
     outcome: Outcome,
     missing: str,
-    date_unit: Optional[str] = None,
+    date_unit: str | None = None,
     categorical: Sequence[str] = (),
 ) -> Plan:
     """Return the columns of all sites, with the union of their levels.

@@ -16,7 +16,7 @@ Source: Efron 1977, section 3; Lu et al. 2015 (WebDISCO) for sums over risk sets
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -174,8 +174,8 @@ class Trend(NamedTuple):
       variance, variance_g, variance_gg: sum of the variances, and of g and g^2 times them [p, p].
     """
 
-    num_events: Union[float, np.ndarray]
-    when: Union[float, np.ndarray]
+    num_events: float | np.ndarray
+    when: float | np.ndarray
     score: np.ndarray
     score_g: np.ndarray
     variance: np.ndarray

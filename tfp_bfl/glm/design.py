@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Design(NamedTuple):
     """
 
     clients: list[tuple[np.ndarray, np.ndarray]]
-    exposure: Optional[list[np.ndarray]]
+    exposure: list[np.ndarray] | None
     names: list[str]
     client_names: list[str]
     notes: list[str]
@@ -41,16 +41,16 @@ class Design(NamedTuple):
 
 
 def read_design(
-    path: Union[str, pathlib.Path, Any],
+    path: str | pathlib.Path | Any,
     outcome: Outcome,
-    client_column: Optional[str] = None,
+    client_column: str | None = None,
     *,
     only: Sequence[str] = (),
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: str = "drop",
-    separator: Optional[str] = None,
-    date_unit: Optional[str] = None,
+    separator: str | None = None,
+    date_unit: str | None = None,
 ) -> Design:
     """Read a table for a generalised linear model, as sites read theirs: each client is one (`agreement`).
 
@@ -125,7 +125,7 @@ def read_design(
     )
 
 
-def _reserved(outcome: Outcome, client_column: Optional[str]) -> list[str]:
+def _reserved(outcome: Outcome, client_column: str | None) -> list[str]:
     """Return the columns that are no features, which must differ."""
     reserved = [x for x in (outcome.column, outcome.event, outcome.exposure, client_column) if x]
     if len({*reserved}) < len(reserved):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class OwnRows(NamedTuple):
 
     features: np.ndarray
     outcome: np.ndarray
-    exposure: Optional[np.ndarray]
+    exposure: np.ndarray | None
 
 
 class Cells:
@@ -170,7 +170,7 @@ def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Enco
     return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
 
 
-def _block(table: Any, column: Column, where: str, date_unit: Optional[str]) -> np.ndarray:
+def _block(table: Any, column: Column, where: str, date_unit: str | None) -> np.ndarray:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)

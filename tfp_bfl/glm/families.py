@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -50,7 +50,7 @@ class Family(NamedTuple):
     is_valid: Callable[[Array], Array]
     events: Callable[[Array], float]
     limit: Callable[[float, float], float]
-    ratio: Optional[str]
+    ratio: str | None
     is_count: bool = False
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Optional
 
 import numpy as np
 
@@ -28,11 +27,11 @@ def fit(
     clients: Given,
     family: str = "gaussian",
     *,
-    prior_stddev: Optional[float] = None,
-    intercept_stddev: Optional[float] = None,
-    dispersion: Optional[float] = None,
-    exposure: Optional[Sequence[np.ndarray]] = None,
-    names: Optional[Sequence[str]] = None,
+    prior_stddev: float | None = None,
+    intercept_stddev: float | None = None,
+    dispersion: float | None = None,
+    exposure: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] | None = None,
     stratified: bool = False,
     second_order: bool = False,
     secure_sums: bool = False,
@@ -105,9 +104,9 @@ def fit_federation(
     federation: Federation,
     family: str,
     *,
-    prior_stddev: Optional[float] = None,
-    intercept_stddev: Optional[float] = None,
-    dispersion: Optional[float] = None,
+    prior_stddev: float | None = None,
+    intercept_stddev: float | None = None,
+    dispersion: float | None = None,
     stratified: bool = False,
     second_order: bool = False,
 ) -> Posterior:
@@ -163,9 +162,7 @@ def fit_federation(
     )
 
 
-def prior_precision(
-    names: Sequence[str], prior_stddev: Optional[float], intercept_stddev: Optional[float]
-) -> np.ndarray:
+def prior_precision(names: Sequence[str], prior_stddev: float | None, intercept_stddev: float | None) -> np.ndarray:
     """Return 1 / s^2 of each coefficient [p]; 0 for a flat prior."""
     of = lambda stddev: 0.0 if stddev is None else 1 / stddev**2
     first = prior_stddev if intercept_stddev is None else intercept_stddev
@@ -174,9 +171,9 @@ def prior_precision(
 
 def check_options(
     family: str,
-    prior_stddev: Optional[float] = None,
-    intercept_stddev: Optional[float] = None,
-    dispersion: Optional[float] = None,
+    prior_stddev: float | None = None,
+    intercept_stddev: float | None = None,
+    dispersion: float | None = None,
     stratified: bool = False,
 ) -> None:
     """Check the options of `fit`.
@@ -196,7 +193,7 @@ def check_options(
         raise InvalidArgument(f"stratified is for the family 'cox', but the family is {family!r}.")
 
 
-def _gaussian(federation: Federation, precision: np.ndarray, dispersion: Optional[float]) -> Posterior:
+def _gaussian(federation: Federation, precision: np.ndarray, dispersion: float | None) -> Posterior:
     sums = ask_sums(federation, Question("sums", np.zeros(len(precision))))[0]
     check_columns(federation, sums, precision)
     posterior = gaussian_of_sums(sums, precision, dispersion, federation.names)
@@ -205,7 +202,7 @@ def _gaussian(federation: Federation, precision: np.ndarray, dispersion: Optiona
     return dataclasses.replace(posterior, num_clients=federation.num_clients)
 
 
-def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: Optional[float], names: Sequence[str]) -> Posterior:
+def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: float | None, names: Sequence[str]) -> Posterior:
     """Return the posterior of Gaussian outcomes from sums at coefficients of 0: X'X, X'y and -y'y / 2.
 
     Without a dispersion d the fixed point of d = RSS / (N - gamma), gamma = p - tr(covariance diag(precision)), which

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Optional
 
 import numpy as np
 
@@ -57,7 +56,7 @@ class Hierarchical:
         """Standard deviations of the coefficients between clients [d]."""
         return np.sqrt(np.diag(self.between))
 
-    def linear_predictor(self, features: np.ndarray, client: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
+    def linear_predictor(self, features: np.ndarray, client: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation of x' b + z' u for each row, [n] and [n].
 
             variance = a' covariance a + z' Cov(u | b) z,   a = x + (du / db)' z
@@ -77,7 +76,7 @@ class Hierarchical:
         variance += np.einsum("ia,ab,ib->i", z, effect.covariance, z)
         return design @ self.posterior.mean + z @ effect.mean, np.sqrt(variance)
 
-    def degrees_at(self, features: np.ndarray, client: Optional[int] = None) -> Optional[np.ndarray]:
+    def degrees_at(self, features: np.ndarray, client: int | None = None) -> np.ndarray | None:
         """Return the degrees of freedom of Student's t for x' b + z' u of each row [n]; None for normal intervals.
 
         For a new client they count that the variance between clients is estimated; for one of the fit they are those of
@@ -102,7 +101,7 @@ class Hierarchical:
         root = np.linalg.cholesky(self.covariance[size:, size:])
         return of_variances.degrees(design, np.sum(of_factor**2, 1), root.T @ slopes)
 
-    def _parts(self, features: np.ndarray, client: Optional[int]) -> tuple[np.ndarray, np.ndarray, Effect]:
+    def _parts(self, features: np.ndarray, client: int | None) -> tuple[np.ndarray, np.ndarray, Effect]:
         """Return the design [n, p], its random columns [n, d], and the effect of the client."""
         if client is not None and not self.effects:
             raise InvalidArgument("The effects of the clients are at the clients alone: predict for a new client.")
@@ -114,7 +113,7 @@ class Hierarchical:
         effect = new if client is None else self.effects[client]
         return design, design[:, [names.index(name) for name in self.random]], effect
 
-    def predict(self, features: np.ndarray, client: Optional[int] = None) -> np.ndarray:
+    def predict(self, features: np.ndarray, client: int | None = None) -> np.ndarray:
         """Return the mean of the outcome for each row, for a client of the fit or a new one [n].
 
         Raises:
@@ -128,12 +127,12 @@ def fit_hierarchical(
     family: str = "gaussian",
     *,
     random: Sequence[str] = (INTERCEPT,),
-    prior_stddev: Optional[float] = None,
-    intercept_stddev: Optional[float] = None,
-    between_stddev: Optional[float] = None,
-    exposure: Optional[Sequence[np.ndarray]] = None,
-    names: Optional[Sequence[str]] = None,
-    restricted: Optional[bool] = None,
+    prior_stddev: float | None = None,
+    intercept_stddev: float | None = None,
+    between_stddev: float | None = None,
+    exposure: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] | None = None,
+    restricted: bool | None = None,
     second_order: bool = False,
     secure_sums: bool = False,
 ) -> Hierarchical:
@@ -194,10 +193,10 @@ def fit_hierarchical_federation(
     family: str,
     *,
     random: Sequence[str] = (INTERCEPT,),
-    prior_stddev: Optional[float] = None,
-    intercept_stddev: Optional[float] = None,
-    between_stddev: Optional[float] = None,
-    restricted: Optional[bool] = None,
+    prior_stddev: float | None = None,
+    intercept_stddev: float | None = None,
+    between_stddev: float | None = None,
+    restricted: bool | None = None,
     second_order: bool = False,
 ) -> Hierarchical:
     """Fit a model with random effects to clients that answer questions; the result is without their effects.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -75,7 +75,7 @@ def maximise(
     precision: np.ndarray,
     names: Sequence[str],
     messages: int = 1,
-    start: Optional[np.ndarray] = None,
+    start: np.ndarray | None = None,
 ) -> Maximum:
     """Return the maximum of sum_k log p(y_k | b) - sum_j precision_j b_j^2 / 2.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,19 +28,19 @@ class OneMessage(NamedTuple):
 
     posterior: Posterior
     clients: list[Posterior]
-    exact: Optional[Posterior]
-    distance: Optional[np.ndarray]
+    exact: Posterior | None
+    distance: np.ndarray | None
 
 
 def one_message(
     clients: Given,
     family: str = "bernoulli",
     *,
-    prior_stddev: Optional[float] = None,
-    intercept_stddev: Optional[float] = None,
-    exposure: Optional[Sequence[np.ndarray]] = None,
-    names: Optional[Sequence[str]] = None,
-    client_names: Optional[Sequence[str]] = None,
+    prior_stddev: float | None = None,
+    intercept_stddev: float | None = None,
+    exposure: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] | None = None,
+    client_names: Sequence[str] | None = None,
     compare: bool = True,
 ) -> OneMessage:
     """Combine the clients' own maxima b_k and information A_k, which each client computes alone and sends once.

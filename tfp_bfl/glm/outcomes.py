@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,9 @@ class Outcome(NamedTuple):
 
     column: str
     family: str
-    event: Optional[str] = None
+    event: str | None = None
     event_values: Sequence[str] = ()
-    exposure: Optional[str] = None
+    exposure: str | None = None
 
     def in_one_form(self) -> Outcome:
         """Return the outcome with `data.names.canonical` names."""
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
         return self._replace(column=canonical(self.column), event=form(self.event), exposure=form(self.exposure))
 
 
-def read_outcome(table: Any, outcome: Outcome, where: str, events: Optional[Sequence[str]] = None) -> np.ndarray:
+def read_outcome(table: Any, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
     """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
 
     Args:
@@ -71,7 +71,7 @@ def read_outcome(table: Any, outcome: Outcome, where: str, events: Optional[Sequ
     return numbers(table, outcome.column, where)
 
 
-def are_filled(values: np.ndarray, exposure: Optional[np.ndarray]) -> np.ndarray:
+def are_filled(values: np.ndarray, exposure: np.ndarray | None) -> np.ndarray:
     """Return which outcomes [N] or [N, 2] have no empty cell, and an exposure [N] if there is one, bool [N]."""
     found: np.ndarray = np.all(np.isfinite(values), tuple(range(1, values.ndim)))
     return found if exposure is None else found & np.isfinite(exposure)
@@ -142,7 +142,7 @@ def note_event(table: Any, outcome: Outcome, where: str) -> list[str]:
 
 
 def numbers(
-    table: Any, name: str, where: str, kind: str = "number", date_unit: Optional[str] = None, sign: str = ""
+    table: Any, name: str, where: str, kind: str = "number", date_unit: str | None = None, sign: str = ""
 ) -> np.ndarray:
     """Read a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
 
@@ -159,7 +159,7 @@ def numbers(
     return cells.values
 
 
-def categories(cells: Cells) -> Optional[np.ndarray]:
+def categories(cells: Cells) -> np.ndarray | None:
     """Return text and truth values as text, object [N], "" for an empty cell; None for numbers."""
     if cells.kind == "truth":
         return np.where(cells.empty, "", np.where(cells.values == 1, "True", "False")).astype(object)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special, stats
@@ -97,11 +97,11 @@ class Posterior:
     precision: np.ndarray
     dispersion: float = 1.0
     warnings: Sequence[str] = ()
-    sums: Optional[Sums] = None
-    sums_at: Optional[np.ndarray] = None
-    given_dispersion: Optional[float] = None
-    degrees_of_freedom: Optional[Union[float, np.ndarray]] = None
-    satterthwaite: Optional[Satterthwaite] = None
+    sums: Sums | None = None
+    sums_at: np.ndarray | None = None
+    given_dispersion: float | None = None
+    degrees_of_freedom: float | np.ndarray | None = None
+    satterthwaite: Satterthwaite | None = None
 
     @property
     def stddev(self) -> np.ndarray:
@@ -109,7 +109,7 @@ class Posterior:
         return np.sqrt(np.diag(self.covariance))
 
     @property
-    def ratio(self) -> Optional[str]:
+    def ratio(self) -> str | None:
         """The name of exp(coefficient): odds ratio, rate ratio or hazard ratio; None for Gaussian outcomes."""
         return FAMILIES[self.family].ratio if self.family in FAMILIES else "hazard ratio"
 
@@ -176,7 +176,7 @@ class Posterior:
         design = self.design(features)
         return design @ self.mean, np.sqrt(np.einsum("ij,jk,ik->i", design, self.covariance, design))
 
-    def degrees_at(self, features: np.ndarray) -> Optional[np.ndarray]:
+    def degrees_at(self, features: np.ndarray) -> np.ndarray | None:
         """Return the degrees of freedom of Student's t for x' b of each row [n]; None for normal intervals.
 
         Args:
@@ -203,7 +203,7 @@ class Posterior:
         return mean_outcome(self.family, *self.linear_predictor(features))
 
 
-def quantile(level: float, degrees_of_freedom: Optional[Union[float, np.ndarray]] = None) -> Any:
+def quantile(level: float, degrees_of_freedom: float | np.ndarray | None = None) -> Any:
     """Return the half width of a central interval, in standard deviations.
 
     Args:

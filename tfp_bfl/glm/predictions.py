@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,8 @@ def read_rows(
     path: pathlib.Path,
     plan: Plan,
     encoding: Encoding,
-    client_column: Optional[str] = None,
-    separator: Optional[str] = None,
+    client_column: str | None = None,
+    separator: str | None = None,
 ) -> Rows:
     """Return the rows of a table, encoded in the columns of a fit.
 

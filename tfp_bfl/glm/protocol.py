@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Answers:
         self,
         rows: Rows,
         family: str,
-        fit: Optional[Callable[[Federation], Any]],
+        fit: Callable[[Federation], Any] | None,
         names: Sequence[str],
         num_clients: int,
         is_secure: bool,
@@ -92,7 +92,7 @@ class Answers:
         self._rows, self._family, self._fit, self._most = rows, family, fit, most_questions
         self._names, self._num_clients, self._is_secure = names, num_clients, is_secure
         self._totals: list[np.ndarray] = []
-        self._last: Optional[tuple[Question, np.ndarray]] = None
+        self._last: tuple[Question, np.ndarray] | None = None
         width = len(names) - (INTERCEPT in names) + (2 if family == "cox" else 1)
         # With secure sums, the smallest client determines the number: the rows of others are not known.
         self.most_numbers, self.numbers = len(rows.design) * width * (num_clients if is_secure else 1), 0

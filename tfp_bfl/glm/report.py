@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
 from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page
 
-Result = Union[Posterior, Hierarchical]
+Result = Posterior | Hierarchical
 # More coefficients or clients than these a forest plot does not draw: the largest clients are drawn.
 _MOST_PANELS, _MOST_CLIENTS = 12, 25
 
@@ -96,10 +96,10 @@ def estimates(
     result: Result,
     clients: Sequence[tuple[np.ndarray, np.ndarray]],
     client_names: Sequence[str],
-    exposure: Optional[Sequence[np.ndarray]],
+    exposure: Sequence[np.ndarray] | None,
     level: float,
     priors: Mapping[str, Any],
-) -> Optional[Estimates]:
+) -> Estimates | None:
     """Return the coefficients of the largest clients, and the pooled ones; None for one client.
 
     With random effects they are the posterior means of the clients' coefficients; otherwise each client is fitted
@@ -146,7 +146,7 @@ def estimates(
     return Estimates([posterior.names[j] for j in places], found, pooled)
 
 
-def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: float) -> Optional[Estimates]:
+def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: float) -> Estimates | None:
     """Return each client's own coefficients by one Newton step from the pooled ones; None without sums of clients.
 
         b_k = b + (information_k + diag(1 / s^2))^-1 (gradient_k - diag(1 / s^2) b),   b = posterior.sums_at
@@ -185,8 +185,8 @@ def write_folder(
     level: float,
     notes: Sequence[str],
     outcome: Mapping[str, Any],
-    found: Optional[Estimates] = None,
-    columns: Optional[Mapping[str, Any]] = None,
+    found: Estimates | None = None,
+    columns: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the files of a fit to a new folder.
 
@@ -293,7 +293,7 @@ def from_json(record: Mapping[str, Any]) -> Posterior:
 
 
 def _of_clients(
-    found: Optional[Estimates], num_clients: int, size: int, is_hierarchical: bool, level: float
+    found: Estimates | None, num_clients: int, size: int, is_hierarchical: bool, level: float
 ) -> list[Section]:
     """Return the forest plot of the clients, and their numbers below it."""
     if found is None:

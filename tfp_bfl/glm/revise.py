@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,8 @@ def revise(
     add: Given = (),
     remove: Given = (),
     *,
-    add_exposure: Optional[Sequence[np.ndarray]] = None,
-    remove_exposure: Optional[Sequence[np.ndarray]] = None,
+    add_exposure: Sequence[np.ndarray] | None = None,
+    remove_exposure: Sequence[np.ndarray] | None = None,
 ) -> Revised:
     """Add clients to a fit and remove others; only these clients compute.
 
@@ -140,7 +140,7 @@ def _check_sums(posterior: Posterior) -> None:
         )
 
 
-def _sums(posterior: Posterior, given: Given, exposure: Optional[Sequence[np.ndarray]]) -> tuple[Optional[Sums], int]:
+def _sums(posterior: Posterior, given: Given, exposure: Sequence[np.ndarray] | None) -> tuple[Sums | None, int]:
     """Return the sums of some clients at the coefficients of the last message, and their number."""
     if not isinstance(given, Sequence) or len(given):
         family = FAMILIES[posterior.family]

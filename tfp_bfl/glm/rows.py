@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tfp_bfl.glm.families import Family
 
 INTERCEPT = "(intercept)"
 _LARGEST = 1e50  # squares of larger numbers, and their sums, leave float64
-Given = Union[Clients, Sequence[tuple[np.ndarray, np.ndarray]]]
+Given = Clients | Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 class Rows(NamedTuple):
@@ -45,9 +45,9 @@ class Table(NamedTuple):
 
 def read(
     clients: Given,
-    family: Optional[Family],
-    names: Optional[Sequence[str]] = None,
-    exposure: Optional[Sequence[np.ndarray]] = None,
+    family: Family | None,
+    names: Sequence[str] | None = None,
+    exposure: Sequence[np.ndarray] | None = None,
     intercept: bool = True,
 ) -> Table:
     """Return the rows of all clients in float64.
@@ -83,7 +83,7 @@ def read(
     return Table(rows, [INTERCEPT, *chosen] if intercept else chosen)
 
 
-def _pairs(clients: Given, family: Optional[Family]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pairs(clients: Given, family: Family | None) -> list[tuple[np.ndarray, np.ndarray]]:
     if not isinstance(clients, Clients):
         pairs = list(clients)
         for k, pair in enumerate(pairs):
@@ -97,7 +97,7 @@ def _pairs(clients: Given, family: Optional[Family]) -> list[tuple[np.ndarray, n
     return [(features[part], outcome[part]) for part in clients.indices]
 
 
-def _outcome(source: Source, family: Optional[Family]) -> np.ndarray:
+def _outcome(source: Source, family: Family | None) -> np.ndarray:
     """Return the labels of a source in the units of the table: labels of classes are the numbers that name the classes.
 
     For "bernoulli" the second of two classes is the event, unless the classes are 0 and 1.
@@ -121,7 +121,7 @@ def _outcome(source: Source, family: Optional[Family]) -> np.ndarray:
     return np.array(values, np.float64)[source.labels]
 
 
-def _names(clients: Given, names: Optional[Sequence[str]], width: int) -> list[str]:
+def _names(clients: Given, names: Sequence[str] | None, width: int) -> list[str]:
     if names is None and isinstance(clients, Clients) and clients.source.columns:
         names = [column.name for column in clients.source.columns]
     chosen = [f"x{j + 1}" for j in range(width)] if names is None else [canonical(str(name)) for name in names]
@@ -149,7 +149,7 @@ def _floats(values: np.ndarray, what: str) -> np.ndarray:
     return numbers
 
 
-def _check_outcome(outcome: np.ndarray, count: int, family: Optional[Family], client: int) -> None:
+def _check_outcome(outcome: np.ndarray, count: int, family: Family | None, client: int) -> None:
     shape = (count,) if family else (count, 2)
     if outcome.shape != shape:
         raise InvalidArgument(f"The outcome of client {client} has shape {outcome.shape}, but must have {shape}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Sums(NamedTuple):
         return cls(float(rows), float(events), float(value), gradient, information, pearson)
 
 
-def pack(*leaves: Union[float, np.ndarray]) -> np.ndarray:
+def pack(*leaves: float | np.ndarray) -> np.ndarray:
     """Return all numbers of some arrays in one array [n]."""
     return np.concatenate([np.ravel(leaf) for leaf in leaves])
 

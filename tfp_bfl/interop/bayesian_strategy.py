@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Optional
 
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.interop.server import Answer, Server
@@ -24,13 +23,13 @@ logger = logging.getLogger(__name__)
 class BayesianStrategy(FedAvg):
     """FedAvg of Flower with the pooling of a `Server`; see `interop.flower_strategy`."""
 
-    def __init__(self, server: Server, *, client_key: Optional[str] = None, **options: object):
+    def __init__(self, server: Server, *, client_key: str | None = None, **options: object):
         super().__init__(**options)
         self.server = server
         self._client_key = client_key
 
     def start(
-        self, grid: Grid, initial_arrays: Optional[ArrayRecord] = None, num_rounds: int = 3, **options: object
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int = 3, **options: object
     ) -> Result:
         """Run the rounds that are left of `num_rounds`; those that the server's folder holds are done already.
 
@@ -62,7 +61,7 @@ class BayesianStrategy(FedAvg):
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[Optional[ArrayRecord], Optional[MetricRecord]]:
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the server's arrays after the round, and the numbers that it reports.
 
         A round without a valid reply leaves the arrays as they are.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from tfp_bfl.interop.server import Server
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tfp_bfl.interop.bayesian_strategy import BayesianStrategy
 
 
-def flower_strategy(server: Server, *, client_key: Optional[str] = None, **options: object) -> BayesianStrategy:
+def flower_strategy(server: Server, *, client_key: str | None = None, **options: object) -> BayesianStrategy:
     """Return a strategy of Flower that pools the means and variances of its clients by a `Server`.
 
     Clients get the arrays "mean/NAME", "variance/NAME" and "point/NAME" in an ArrayRecord. They reply with arrays of

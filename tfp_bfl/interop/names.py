@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Names(NamedTuple):
     point: dict[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, mean: Arrays, variance: Union[Arrays, float], point: Arrays) -> tuple[Names, ModelWeights]:
+    def of(cls, mean: Arrays, variance: Arrays | float, point: Arrays) -> tuple[Names, ModelWeights]:
         """Return the names and the weights of a server's first arrays; arguments as of `Server`.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional, Union
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -96,21 +96,21 @@ class Server:
     def __init__(
         self,
         mean: Arrays,
-        variance: Union[Arrays, float],
-        point: Optional[Arrays] = None,
+        variance: Arrays | float,
+        point: Arrays | None = None,
         *,
         rule: AnyRule = "log_linear_pool",
-        server_step: Optional[ServerStep] = None,
+        server_step: ServerStep | None = None,
         weighting: str = "train_size",
-        robust: Optional[str] = None,
-        num_clients: Optional[int] = None,
-        folder: Optional[Path] = None,
+        robust: str | None = None,
+        num_clients: int | None = None,
+        folder: Path | None = None,
         seed: int = 0,
         min_stddev: float = 1e-5,
         max_magnitude: float = LIMITS.max_magnitude,
-        max_change_norm: Optional[float] = None,
+        max_change_norm: float | None = None,
         min_examples: int = 1,
-        max_examples: Optional[int] = None,
+        max_examples: int | None = None,
     ):
         lookup(dict.fromkeys(WEIGHTINGS), weighting, "weighting")
         self._names, first = Names.of(mean, variance, point or {})
@@ -207,9 +207,9 @@ class Server:
 
     def _summed(
         self, state: ServerState, given: dict[str, Answer], clients: Sequence[str]
-    ) -> tuple[Optional[Contribution], dict[str, str]]:
+    ) -> tuple[Contribution | None, dict[str, str]]:
         """Return the sum of the contributions of answers in the right form, and the reasons of the others."""
-        total: Optional[Contribution] = None
+        total: Contribution | None = None
         faulty: dict[str, str] = {}
         for number, name in enumerate(clients):
             try:
@@ -245,7 +245,7 @@ def _by_client(answers: Iterable[Answer]) -> dict[str, Answer]:
     return given
 
 
-def _limits(max_magnitude: float, max_change_norm: Optional[float], min_examples: int, min_stddev: float) -> Limits:
+def _limits(max_magnitude: float, max_change_norm: float | None, min_examples: int, min_stddev: float) -> Limits:
     check_max_change_norm(max_change_norm)
     check_number(max_magnitude, "max_magnitude")
     check_number(min_stddev, "min_stddev", zero=True)
@@ -258,7 +258,7 @@ def _round(
     whole: ModelRule,
     step: ServerStep,
     weighting: str,
-    robust: Optional[str],
+    robust: str | None,
     limits: Limits,
     seed: int,
 ) -> Round:

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -71,14 +71,14 @@ class Store:
         finally:
             os.close(folder)
 
-    def _mark(self) -> Optional[tuple[str, int, int]]:
+    def _mark(self) -> tuple[str, int, int] | None:
         """Return what identifies the newest file: each write makes a new one."""
         for path in self._files()[:1]:
             stat = path.stat()
             return path.name, stat.st_ino, stat.st_mtime_ns
         return None
 
-    def newest(self) -> Optional[ServerState]:
+    def newest(self) -> ServerState | None:
         """Return the newest state that can be read; None where there is no file.
 
         Raises:
@@ -89,7 +89,7 @@ class Store:
             try:
                 arrays = read_arrays(path, "state", path.stat().st_size)
                 is_ours = np.array_equal(arrays.pop("settings"), self._digest)
-                state: Optional[ServerState] = from_arrays(arrays, self._spec) if is_ours else None
+                state: ServerState | None = from_arrays(arrays, self._spec) if is_ours else None
             except (InvalidArgument, KeyError) as error:
                 damage = damage or error
                 logger.warning("%s is left out: %s", path, error)

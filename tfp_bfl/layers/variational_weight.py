@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -42,7 +43,7 @@ class VariationalWeight(NamedTuple):
 
     mean: tf.Variable
     scale: tf.Variable
-    prior_stddev: Optional[float]
+    prior_stddev: float | None
     min_stddev: float
     parametrization: Parametrization = LOG_STDDEV
     detached: bool = False
@@ -76,7 +77,7 @@ class VariationalWeight(NamedTuple):
 class Between(keras.constraints.Constraint):
     """Keeps a variable between two numbers, by projection; None where there is no upper one."""
 
-    def __init__(self, minimum: float, maximum: Optional[float] = None):
+    def __init__(self, minimum: float, maximum: float | None = None):
         self.minimum = minimum
         self.maximum = maximum
 
@@ -84,5 +85,5 @@ class Between(keras.constraints.Constraint):
         w = tf.maximum(w, tf.cast(self.minimum, w.dtype))
         return w if self.maximum is None else tf.minimum(w, tf.cast(self.maximum, w.dtype))
 
-    def get_config(self) -> dict[str, Optional[float]]:
+    def get_config(self) -> dict[str, float | None]:
         return {"minimum": self.minimum, "maximum": self.maximum}

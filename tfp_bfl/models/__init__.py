@@ -3,7 +3,7 @@
 A new model is one file of this folder and one entry in `MODELS`.
 """
 
-from typing import Callable
+from collections.abc import Callable
 
 from tfp_bfl import keras
 from tfp_bfl.models.conv_net import conv_net

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -145,7 +146,7 @@ def _losses(layer: Any) -> InvalidArgument:
     )
 
 
-def _graph(model: object) -> Optional[Any]:
+def _graph(model: object) -> Any | None:
     """Return what holds the graph of a functional or built Sequential model; None for another layer."""
     sequential = getattr(model, "_functional", None)
     graph = sequential if sequential is not None else model
@@ -268,7 +269,7 @@ def _ends() -> dict[Any, str]:
     return {keras.activations.linear: "linear", keras.activations.softmax: "softmax"}
 
 
-def _dense(layer: Any, name: Callable[[str], str]) -> Optional[keras.layers.Layer]:
+def _dense(layer: Any, name: Callable[[str], str]) -> keras.layers.Layer | None:
     """Return the Keras 2 layer of a dense layer that may end a model; None for another."""
     ends = _ends()
     if layer.activation not in ends or getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None:

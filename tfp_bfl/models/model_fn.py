@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +41,7 @@ def as_model_fn(model: object) -> Callable[[], keras.Model]:
     return _building(lambda: keras.models.clone_model(model), model.get_weights())
 
 
-def _building(clone: Callable[[], keras.Model], weights: Optional[list[np.ndarray]] = None) -> Callable[[], Any]:
+def _building(clone: Callable[[], keras.Model], weights: list[np.ndarray] | None = None) -> Callable[[], Any]:
     """Return a function that builds by `clone`, with these weights; None for those that `clone` gives now."""
     weights = clone().get_weights() if weights is None else weights
 

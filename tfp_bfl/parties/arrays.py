@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable, Union
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tree
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, np.ndarray]
 # What a site answers: arrays, or the reason why it sends none.
-Answer = Union[Arrays, str]
+Answer = Arrays | str
 NO_ANSWER = "it did not answer in time"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 from tfp_bfl.data.cells import TEXT_KINDS
 from tfp_bfl.data.parts import Part
@@ -123,7 +123,7 @@ def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> 
     return bool(own and theirs) and own.isdisjoint(theirs)
 
 
-def score_doubts(sums: Mapping[str, Optional[Mapping[str, Any]]]) -> list[str]:
+def score_doubts(sums: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """Return a warning for each site with an accuracy far from the accuracy at the other sites, below or above.
 
     A site whose labels are swapped has the lower accuracy, or the higher one if the model has learned its labels. Each
@@ -161,7 +161,7 @@ def score_doubts(sums: Mapping[str, Optional[Mapping[str, Any]]]) -> list[str]:
     return warnings
 
 
-def rare_classes(source: Union[Source, Part]) -> str:
+def rare_classes(source: Source | Part) -> str:
     """Return a line on a site's classes with fewer than `_FEW` examples, for that site alone; "" for no such class."""
     counts = {name: int((source.labels == k).sum()) for k, name in enumerate(source.class_names)}
     rare = [f"{shown(name)} ({number})" for name, number in counts.items() if number < _FEW]

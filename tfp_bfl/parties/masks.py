@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tfp_bfl.errors import InvalidArgument
 KEY_BYTES = 32
 
 
-def context_of(run: str, job: bytes, digest: bytes, attempt: Optional[int] = None) -> bytes:
+def context_of(run: str, job: bytes, digest: bytes, attempt: int | None = None) -> bytes:
     """Return the context of seeds: the run, its job, one message of it, and the attempt at its sum.
 
     Args:
@@ -59,7 +59,7 @@ def add_mask(leaves: Sequence[np.ndarray], seed: bytes, sign: int) -> None:
 class PromiseStore(Protocol):
     """A store of promises by the number of a round, such as a dictionary."""
 
-    def get(self, number: int, /) -> Optional[dict[str, Any]]:
+    def get(self, number: int, /) -> dict[str, Any] | None:
         """Return the promise of a round, or None."""
 
     def __setitem__(self, number: int, promise: dict[str, Any], /) -> None:
@@ -75,10 +75,10 @@ class Promises:
       store: store of the promises; None for a dictionary, which ends with the process.
     """
 
-    def __init__(self, store: Optional[PromiseStore] = None):
+    def __init__(self, store: PromiseStore | None = None):
         self._store: PromiseStore = {} if store is None else store
 
-    def answer(self, number: int, digest: bytes, attempt: Optional[int], work: bytes) -> None:
+    def answer(self, number: int, digest: bytes, attempt: int | None, work: bytes) -> None:
         """Record the answer of a round, for a sum over all sites or over the answering sites.
 
         Args:

@@ -14,8 +14,8 @@ import copy
 import functools
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +32,7 @@ from tfp_bfl.federated.simulation import SimulationResult, simulate
 from tfp_bfl.parties.arrays import NO_ANSWER, Answer, Arrays, digest_of, from_arrays, to_arrays
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tfp_bfl.federated.options import Options
     from tfp_bfl.parties.steps import Steps
@@ -102,13 +102,13 @@ class Party:
         number: int,
         secret: bytes,
         run: str = "",
-        memory: Optional[Versions] = None,
-        charge: Optional[Callable[[Arrays], None]] = None,
-        max_examples: Optional[int] = None,
+        memory: Versions | None = None,
+        charge: Callable[[Arrays], None] | None = None,
+        max_examples: int | None = None,
         *,
-        rounds: Optional[int] = None,
+        rounds: int | None = None,
         job: bytes = bytes(32),
-        steps: Optional[Steps] = None,
+        steps: Steps | None = None,
     ):
         self.number, self._rounds, self._steps = number, rounds, steps
         self._size = min(source.num_examples, max_examples or source.num_examples)
@@ -233,16 +233,16 @@ class PartyEngine:
             raise self._too_few(sound, len(numbers), done, left_out)
         return output
 
-    def _gather(self, message: object, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
+    def _gather(self, message: object, numbers: Sequence[int]) -> tuple[Contribution | None, dict[int, str]]:
         """Return the sum of the sites' contributions, and the reasons of the sites that it leaves out."""
         return self._summed(message, to_arrays(message), numbers)
 
     def _summed(
         self, message: object, arrays: Arrays, numbers: Sequence[int]
-    ) -> tuple[Optional[Contribution], dict[int, str]]:
+    ) -> tuple[Contribution | None, dict[int, str]]:
         silent, refused, waiting = set(numbers), {}, sorted(numbers)
-        came: dict[int, Optional[Contribution]] = {}
-        total: Optional[Contribution] = None
+        came: dict[int, Contribution | None] = {}
+        total: Contribution | None = None
 
         def add(until_silence: bool) -> None:
             nonlocal total

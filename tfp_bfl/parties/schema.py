@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ TABLE = "table"
 
 
 def describe(
-    source: Union[Source, Part], options: TableOptions = NO_OPTIONS, most_categories: int = MOST_CATEGORIES
+    source: Source | Part, options: TableOptions = NO_OPTIONS, most_categories: int = MOST_CATEGORIES
 ) -> dict[str, Any]:
     """Describe a site's data as JSON, without examples.
 
@@ -121,7 +121,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
     return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target, encoding)
 
 
-def fitted(source: Union[Source, Part], schema: Schema) -> Source:
+def fitted(source: Source | Part, schema: Schema) -> Source:
     """Return a site's examples with the encoding, the standardisation and the class numbers of the common schema.
 
     Raises:
@@ -140,7 +140,7 @@ def fitted(source: Union[Source, Part], schema: Schema) -> Source:
     return _labelled(source, features, (), schema)
 
 
-def _labelled(source: Union[Source, Part], features: np.ndarray, encoding: Sequence[Feature], schema: Schema) -> Source:
+def _labelled(source: Source | Part, features: np.ndarray, encoding: Sequence[Feature], schema: Schema) -> Source:
     labels, unknown = source.labels, set(source.class_names) - set(schema.class_names)
     if unknown:
         raise InvalidArgument(f"The data have the class {shown(min(unknown))}, which the federation does not know.")

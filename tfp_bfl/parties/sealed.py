@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -105,7 +105,7 @@ class SealedParty(Party):
         *arguments: Any,
         keys: Mapping[int, bytes],
         min_parties: int = 2,
-        promises: Optional[PromiseStore] = None,
+        promises: PromiseStore | None = None,
         **options: Any,
     ):
         super().__init__(process, *arguments, **options)
@@ -224,7 +224,7 @@ class SealedEngine(PartyEngine):
         # Masked losses and counts of the sites that have answered.
         self._training: dict[int, np.ndarray] = {}
 
-    def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
+    def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Contribution | None, dict[int, str]]:
         if self._last_read == int(message.round):
             raise Error(
                 f"The weights after round {self._last_read + 1} are invalid, and with masks the responsible site is "
@@ -297,7 +297,7 @@ class SealedEngine(PartyEngine):
         return table, reasons
 
     def _read(
-        self, total: Contribution, there: Sequence[int], done: int, seeds: Optional[np.ndarray] = None
+        self, total: Contribution, there: Sequence[int], done: int, seeds: np.ndarray | None = None
     ) -> Contribution:
         """Return the sum over the sites of the agreed set, without the masks that remain in it."""
         training = np.sum([self._training[number] for number in there], 0, np.int64)

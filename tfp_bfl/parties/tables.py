@@ -7,7 +7,7 @@ server merges these messages as a simulation does (`data.encoding.fit_column`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class TableOptions(NamedTuple):
     drop: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
-    date_unit: Optional[str] = None
+    date_unit: str | None = None
 
 
 # Of data without options.
@@ -209,7 +209,7 @@ def agree_columns(
     return () if is_plain else tuple(features), tuple(columns)
 
 
-def _message(described: Optional[Mapping[str, Any]], size: int) -> ColumnMessage:
+def _message(described: Mapping[str, Any] | None, size: int) -> ColumnMessage:
     """Return a site's message about a column, counted as `size` rows."""
     if described is None:
         return ColumnMessage(size, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from tfp_bfl.plots import style
 from tfp_bfl.posterior import effective_sample_size, potential_scale_reduction
 
 
-def chain_traces(values: Mapping[str, Any], rounds: Optional[Any] = None) -> Figure:
+def chain_traces(values: Mapping[str, Any], rounds: Any | None = None) -> Figure:
     """Draw scalars of M chains against the round, a line for each chain, and how often each chain has which value.
 
     Chains that have forgotten where they began wander over the same values, and their histograms lie on each other. The
@@ -42,7 +42,7 @@ def chain_traces(values: Mapping[str, Any], rounds: Optional[Any] = None) -> Fig
     return figure
 
 
-def _draw(trace: Axes, marginal: Axes, name: str, chains: np.ndarray, rounds: Optional[Any]) -> None:
+def _draw(trace: Axes, marginal: Axes, name: str, chains: np.ndarray, rounds: Any | None) -> None:
     bins = np.histogram_bin_edges(chains, 30).tolist()
     for number, of_chain in enumerate(chains):
         look = {**style.line(number), "linestyle": "-"}
@@ -55,7 +55,7 @@ def _draw(trace: Axes, marginal: Axes, name: str, chains: np.ndarray, rounds: Op
     style.tidy(marginal)
 
 
-def _check(chains: Mapping[str, np.ndarray], rounds: Optional[Any]) -> None:
+def _check(chains: Mapping[str, np.ndarray], rounds: Any | None) -> None:
     if not chains:
         raise InvalidArgument("There is nothing to draw: give values of the chains by name, [M, R] each.")
     for name, x in chains.items():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Callable, Optional
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,7 +27,7 @@ _CURVES = (style.BLUE, style.AMBER, style.SKY, style.PURPLE, style.GREEN, style.
 def kernel_density(
     values: object,
     curves: Mapping[str, tuple[str, float]],
-    marks: Optional[Mapping[str, float]] = None,
+    marks: Mapping[str, float] | None = None,
     title: str = "",
     label: str = "value of the weight",
 ) -> Figure:
@@ -68,7 +67,7 @@ def draw_kernel_density(
     axes: Axes,
     values: object,
     curves: Mapping[str, tuple[str, float]],
-    marks: Optional[Mapping[str, float]] = None,
+    marks: Mapping[str, float] | None = None,
     title: str = "",
     label: str = "value of the weight",
 ) -> None:

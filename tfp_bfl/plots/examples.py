@@ -1,7 +1,6 @@
 """Images with the lowest and the highest uncertainty of a model."""
 
 from collections.abc import Sequence
-from typing import Optional
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ def uncertain_examples(
     uncertainty: object,
     class_names: Sequence[str],
     count: int = 8,
-) -> Optional[Figure]:
+) -> Figure | None:
     """Draw the `count` images of least and the `count` of most uncertainty, with the predictions.
 
     Args:

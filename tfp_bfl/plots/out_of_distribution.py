@@ -1,7 +1,5 @@
 """The distribution of an uncertainty on test data and on out-of-distribution data."""
 
-from typing import Optional
-
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -18,7 +16,7 @@ def uncertainty_density(
     quantity: str = "entropy",
     name_in: str = "in distribution",
     name_out: str = "out of distribution",
-    upper: Optional[float] = None,
+    upper: float | None = None,
     num_bins: int = 30,
 ) -> Figure:
     """Draw the distributions of an uncertainty in and out of distribution, as two histograms in the same bins.

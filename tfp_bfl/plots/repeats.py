@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
 from tfp_bfl.labels import label_of, with_unit
@@ -25,7 +25,7 @@ class Repeated(NamedTuple):
     scores: Mapping[int, Mapping[str, float]]
     data: str = ""
 
-    def values(self, key: str, seeds: Optional[Sequence[int]] = None) -> list[float]:
+    def values(self, key: str, seeds: Sequence[int] | None = None) -> list[float]:
         """Return a score of these seeds, or of all that have it."""
         return [self.scores[seed][key] for seed in (self.seeds(key) if seeds is None else seeds)]
 
@@ -42,7 +42,7 @@ class Form(NamedTuple):
       percent: scores that are a share of 1 are written as percentages.
     """
 
-    digits: Optional[int] = None
+    digits: int | None = None
     percent: bool = False
 
     def scale(self, key: str) -> float:
@@ -85,7 +85,7 @@ def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
     return Table(f"Less {first.name}", ["", *(group.name for group in others)], rows)
 
 
-def compare(group: Repeated, other: Repeated, key: str) -> Optional[Difference]:
+def compare(group: Repeated, other: Repeated, key: str) -> Difference | None:
     """Return the paired difference of a score over the seeds that both have; None where those are fewer than
     two, or on other data.
     """
@@ -100,7 +100,7 @@ def keys_of(groups: Sequence[Repeated]) -> list[str]:
     return [key for key in tables.BETTER if any(group.seeds(key) for group in groups)]
 
 
-def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Optional[Repeated]:
+def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Repeated | None:
     """Return the group that is better than each other group, with 95 % intervals that exclude 0; None if there is none.
 
     Args:
@@ -123,5 +123,5 @@ def _repeated(group: Repeated, key: str, form: Form) -> str:
     return f"{scale * found.mean:.{digits}f}" + (f" ± {scale * found.stddev:.{digits}f}" if found.number > 1 else "")
 
 
-def _difference(found: Optional[Difference]) -> str:
+def _difference(found: Difference | None) -> str:
     return DASH if found is None else f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"

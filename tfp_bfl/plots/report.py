@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Optional, Union
 
 from matplotlib.figure import Figure
 
@@ -18,13 +17,13 @@ from tfp_bfl.plots.sections import sections
 
 
 def write_report(
-    path: Union[str, os.PathLike],
+    path: str | os.PathLike,
     runs: Sequence[RunResults],
     *,
-    title: Optional[str] = None,
+    title: str | None = None,
     warnings: Sequence[str] = (),
     out_of_distribution: str = "",
-    figures: Optional[Mapping[str, Figure]] = None,
+    figures: Mapping[str, Figure] | None = None,
     repeated: Sequence[Repeated] = (),
 ) -> pathlib.Path:
     """Write a self-contained HTML page: pictures and style inline, no script, nothing loaded from elsewhere.

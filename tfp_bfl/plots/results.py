@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -51,15 +51,15 @@ class RunResults(NamedTuple):
     labels: np.ndarray
     uncertainties: Mapping[str, np.ndarray]
     class_names: Sequence[str]
-    features: Optional[np.ndarray] = None
-    label_counts: Optional[np.ndarray] = None
+    features: np.ndarray | None = None
+    label_counts: np.ndarray | None = None
     warnings: Sequence[str] = ()
-    out_of_distribution: Optional[Mapping[str, np.ndarray]] = None
-    numbers: Optional[Mapping[str, np.ndarray]] = None
-    parties: Optional[Mapping[str, Optional[Mapping[str, np.ndarray]]]] = None
+    out_of_distribution: Mapping[str, np.ndarray] | None = None
+    numbers: Mapping[str, np.ndarray] | None = None
+    parties: Mapping[str, Mapping[str, np.ndarray] | None] | None = None
     statement: str = ""
-    unusual: Optional[np.ndarray] = None
-    traffic: Optional[Mapping[str, Mapping[str, Any]]] = None
+    unusual: np.ndarray | None = None
+    traffic: Mapping[str, Mapping[str, Any]] | None = None
     client_names: Sequence[str] = ()
 
 

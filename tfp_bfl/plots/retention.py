@@ -1,7 +1,7 @@
 """Error detection by an uncertainty: retention and risk-coverage curves."""
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def _finish(figure: Figure, axes: Axes, by: str = "") -> None:
     style.figure_legend(figure, axes)
 
 
-def risk_coverage(curve: RiskCoverage, uncertainty: str = "entropy", limit: Optional[float] = None) -> Figure:
+def risk_coverage(curve: RiskCoverage, uncertainty: str = "entropy", limit: float | None = None) -> Figure:
     """Draw the error rate of the answered examples against coverage, and the abstention threshold below.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Optional
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -32,7 +31,7 @@ _MOST_BESIDE = 3
 def sections(
     runs: Sequence[RunResults],
     other: str,
-    drawn: Optional[Mapping[str, Figure]] = None,
+    drawn: Mapping[str, Figure] | None = None,
     repeated: Sequence[Repeated] = (),
 ) -> Iterator[Section]:
     single = len(runs) == 1
@@ -159,7 +158,7 @@ def _further(runs: Sequence[RunResults]) -> Iterator[Section]:
         yield Section("Further results", "All other scores of the final model.", tables=[further])
 
 
-def _learning(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Section:
+def _learning(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
     first = "Accuracy should rise and the loss fall" if runs[0].numbers is None else "Error and loss should fall"
     how = (
         f"{first} until both level off. Posterior standard deviations that fall "
@@ -171,7 +170,7 @@ def _learning(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Section:
     return Section("Learning curves", how, pictures=[picture(figure)])
 
 
-def _retention(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Section:
+def _retention(runs: Sequence[RunResults], drawn: Figure | None) -> Section:
     how = (
         "A line that rises to the left means that the uncertainty detects errors: accuracy is higher on the "
         "examples of lower uncertainty."
@@ -252,7 +251,7 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
     )
 
 
-def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[Section]:
+def _clients(runs: Sequence[RunResults], drawn: Figure | None) -> Iterator[Section]:
     groups = _alike([run for run in runs if run.label_counts is not None])
     if not groups:
         return

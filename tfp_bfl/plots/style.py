@@ -1,7 +1,7 @@
 """The style of every figure: one palette and one set of sizes."""
 
 import math
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -60,9 +60,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07), facecolor="white")
 
 
-def tidy(
-    axes: Axes, title: str = "", x: str = "", y: str = "", grid: Optional[Literal["x", "y", "both"]] = "y"
-) -> None:
+def tidy(axes: Axes, title: str = "", x: str = "", y: str = "", grid: Literal["x", "y", "both"] | None = "y") -> None:
     """Give `axes` the common look: title on the left, axis labels, and a light grid along `grid`."""
     axes.set_facecolor("white")
     if title:

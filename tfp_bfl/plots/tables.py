@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -136,7 +136,7 @@ def typed(value: object, form: Callable[[Any], str] = lambda value: text(value))
     return Cell(form(value), is_words=not (is_number or value is None))
 
 
-def _number(value: object) -> Optional[float]:
+def _number(value: object) -> float | None:
     """Return a result as a float; None for what is not one, or counts."""
     value = value.numpy() if hasattr(value, "numpy") else value
     return float(value) if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) else None
@@ -157,7 +157,7 @@ def costs(runs: Sequence[RunResults]) -> Table:
     return Table("Time, memory and messages", _heads(runs), rows)
 
 
-def settings(runs: Sequence[RunResults], differing: Optional[bool] = None) -> Table:
+def settings(runs: Sequence[RunResults], differing: bool | None = None) -> Table:
     """Return the settings of the runs: only those that differ, only those that do not, or all."""
     configs = [{key: typed(value) for key, value in flatten({**run.config, **_versions(run)})} for run in runs]
     rows = []
@@ -183,13 +183,13 @@ def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[s
     return Table("Scores", _heads(runs), rows)
 
 
-def of_both(run: RunResults, quantity: str) -> tuple[Optional[np.ndarray], Optional[np.ndarray]]:
+def of_both(run: RunResults, quantity: str) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Return an uncertainty of the test set and of the out-of-distribution examples, each None if not recorded."""
     inside = {**run.uncertainties, **(run.numbers or {}), "unusual": run.unusual}
     return inside.get(quantity), (run.out_of_distribution or {}).get(quantity)
 
 
-def _separation(run: RunResults, quantity: str) -> Optional[tuple[str, str]]:
+def _separation(run: RunResults, quantity: str) -> tuple[str, str] | None:
     """Return the AUROC with its interval, and the AUPR, in digits."""
     inside, outside = of_both(run, quantity)
     if inside is None or outside is None or not (np.any(inside) or np.any(outside)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -21,9 +22,9 @@ class Family(NamedTuple):
       positive: the field with leaves that must be above zero; None for none.
     """
 
-    sample: Callable[[Any, Any, Optional[int]], Any]
+    sample: Callable[[Any, Any, int | None], Any]
     marginals: Callable[[Any], MeanField]
-    positive: Optional[str]
+    positive: str | None
 
 
 # A new family is one more line here.

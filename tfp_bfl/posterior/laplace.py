@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Optional, Union, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -31,12 +31,12 @@ class Laplace(NamedTuple):
       noise_stddev: of Gaussian labels (`linear_head`); None for others.
     """
 
-    posterior: Union[MeanField, LowRank]
+    posterior: MeanField | LowRank
     prior_stddev: np.ndarray
     log_marginal_likelihood: float
     effective_parameters: float
     distance: float
-    noise_stddev: Optional[float] = None
+    noise_stddev: float | None = None
 
 
 def laplace(
@@ -45,8 +45,8 @@ def laplace(
     gradient: Sequence[Array],
     nll: float,
     *,
-    prior_stddev: Optional[float] = None,
-    groups: Optional[Sequence[int]] = None,
+    prior_stddev: float | None = None,
+    groups: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> Laplace:
     """Compute the Gaussian posterior at a mode w* from sums over all examples.
@@ -120,9 +120,7 @@ def _fitted_precision(eigenvalues: np.ndarray, square: float) -> float:
     return math.exp((low + high) / 2)
 
 
-def gaussian_of(
-    mode: Sequence[Array], precision: np.ndarray, vectors: Optional[np.ndarray]
-) -> Union[MeanField, LowRank]:
+def gaussian_of(mode: Sequence[Array], precision: np.ndarray, vectors: np.ndarray | None) -> MeanField | LowRank:
     """Return the Gaussian at a mode with precisions [D] of the weights, or along the columns of `vectors` [D, D]."""
     mean = tuple(np.asarray(x, np.float32) for x in mode)
     if vectors is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -30,8 +30,8 @@ class Head(NamedTuple):
     """
 
     gaussian: bool = False
-    prior_stddev: Optional[float] = None
-    noise_stddev: Optional[float] = None
+    prior_stddev: float | None = None
+    noise_stddev: float | None = None
     temperature: float = 1.0
 
 

@@ -9,7 +9,7 @@ subtraction cancels where all means lie far from the centre, beside their spread
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -52,7 +52,7 @@ def moments(total: MixtureSums, centre: MeanField) -> MeanField:
     return MeanField(_each(mean, centre.mean, total.first), _each(variance, centre.variance, total.second, total.first))
 
 
-def mixture(stacked: MeanField, importance: Union[Array, Sequence[float]]) -> MeanField:
+def mixture(stacked: MeanField, importance: Array | Sequence[float]) -> MeanField:
     """Return the moments of a stack of parts.
 
     Args:

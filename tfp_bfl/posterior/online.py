@@ -8,7 +8,7 @@ would take no less memory, as ranks add, and would lose digits with every subtra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +32,7 @@ class Product(NamedTuple):
 
     names: tuple[str, ...]
     posteriors: tuple[LowRank, ...]
-    prior: Optional[MeanField] = None
+    prior: MeanField | None = None
 
 
 def product_of(posteriors: Mapping[str, LowRank | MeanField], prior: MeanField | None = None) -> Product:

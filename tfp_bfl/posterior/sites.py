@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -65,13 +65,13 @@ def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:
     return MeanField(shaped(shift / precision), shaped(1 / precision))
 
 
-def check_damping(damping: Optional[float]) -> None:
+def check_damping(damping: float | None) -> None:
     """Raise InvalidArgument for a damping that is neither None nor above 0 and at most 1."""
     if damping is not None and check_number(damping, "damping") > 1:
         raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
 
 
-def damping_of(damping: Optional[float], num_clients: Scalar) -> tf.Tensor:
+def damping_of(damping: float | None, num_clients: Scalar) -> tf.Tensor:
     """Return the damping of sites in a federation of K clients: 1 / K where it is None, and 0.1 for K = 0,
     not known.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Callable, Optional, TypeVar, cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +26,7 @@ _Unsound = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 def aggregate(
-    rule: AnyRule, stacked: MeanField, weights: Optional[Array] = None, anchor: MeanField | None = None
+    rule: AnyRule, stacked: MeanField, weights: Array | None = None, anchor: MeanField | None = None
 ) -> MeanField:
     """Pool K posteriors by `rule`.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import tensorflow as tf
-from typing_extensions import NamedTuple
 
 from tfp_bfl.contracts import (
     STACK,

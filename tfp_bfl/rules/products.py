@@ -7,7 +7,8 @@ the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -73,7 +74,7 @@ def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
 
 
 @functools.cache
-def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisions]:
+def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions]:
     """Build the weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
 
     With w_max = max_k w_k,

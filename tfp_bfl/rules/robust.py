@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from typing import Any, Callable, Generic, Union
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from typing_extensions import NamedTuple
 
 from tfp_bfl import named
 from tfp_bfl.contracts import STACK, WEIGHTS, AnyRule, ModelGatherRule, ModelRule, Pooled
@@ -343,7 +343,7 @@ ROBUST: named.Table = {
 }
 
 
-def parse_robust(text: str) -> Callable[[AnyRule], Union[ModelRule, ModelGatherRule]]:
+def parse_robust(text: str) -> Callable[[AnyRule], ModelRule | ModelGatherRule]:
     """Return the robust aggregator that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to
     the robust one.
 

@@ -6,10 +6,10 @@ near one, whatever the rule.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Generic, Optional
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple
 
 import tensorflow as tf
-from typing_extensions import NamedTuple
 
 from tfp_bfl.contracts import WEIGHTS, AnyRule, ModelRule, Pooled
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
@@ -79,7 +79,7 @@ def private(
     clip_norm: float,
     noise_multiplier: float,
     cohort_size: int,
-    variance_clip_norm: Optional[float] = None,
+    variance_clip_norm: float | None = None,
 ) -> WeightsRule:
     """Return `rule` with client-level differential privacy: no client moves the sum further than the noise hides.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, cast
+from typing import Any, Generic, NamedTuple, cast
 
 import tensorflow as tf
-from typing_extensions import NamedTuple
 
 from tfp_bfl.contracts import AnyRule, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.posterior import MeanField, mixtures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -27,7 +27,7 @@ class Coupled(NamedTuple):
     num_clients: Any
 
 
-def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep[tf.Tensor]:
+def couple(coupling: float, prior_stddev: float | None = None) -> ServerStep[tf.Tensor]:
     """w ~ p(w | z) for p(z_i | w) = N(w, rho): DG-SGLD's server.
 
     w ~ N(sum_i z_i / rho / lambda, 1 / lambda),   lambda = b / rho + 1 / t^2
@@ -72,7 +72,7 @@ def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep[
     )
 
 
-def follow(num_clients: Optional[int] = None) -> ServerStep[tf.Tensor]:
+def follow(num_clients: int | None = None) -> ServerStep[tf.Tensor]:
     """w <- w + the change of the one client of the round: its weights, as in FSGLD.
 
     A mean of several chains is none: with all clients its variance is that of one over their number. Drivers refuse it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,10 +41,10 @@ class Settings(NamedTuple):
         weights.
     """
 
-    prior_stddev: Optional[float] = None
+    prior_stddev: float | None = None
     temperature: float = 1.0
     groups: tuple[int, ...] = ()
-    head: Optional[Head] = None
+    head: Head | None = None
 
 
 class Curvatures(NamedTuple):
@@ -110,7 +110,7 @@ def pool(state: Curvatures) -> ModelWeights:
 
 
 def join(
-    state: Curvatures, others: Curvatures, names: Optional[Sequence[str]] = None, replace: bool = False
+    state: Curvatures, others: Curvatures, names: Sequence[str] | None = None, replace: bool = False
 ) -> Curvatures:
     """Return the state with clients of another one; both states must be at the same weights.
 

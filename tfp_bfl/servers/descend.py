@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -36,11 +36,11 @@ class Descent(NamedTuple):
 def descend(
     step_size: float,
     *,
-    prior_stddev: Optional[float] = None,
-    participation: Union[float, Sequence[float]] = 1.0,
-    memory_rate: Union[float, Sequence[float], None] = None,
-    refresh_every: Optional[int] = None,
-    fixed_point: Optional[Sequence[Array]] = None,
+    prior_stddev: float | None = None,
+    participation: float | Sequence[float] = 1.0,
+    memory_rate: float | Sequence[float] | None = None,
+    refresh_every: int | None = None,
+    fixed_point: Sequence[Array] | None = None,
 ) -> ServerStep[Any]:
     """w <- w - gamma G,   G = c sum_(i in A) g_i + sum_i eta_i + w / t^2
 
@@ -107,7 +107,7 @@ def descend(
         return state._replace(num_clients=federation.num_clients, num_present=num_present)
 
     def advance(
-        state: Descent, weights: ModelWeights, total: Union[tf.Tensor, ScaledGradient], seed: tf.Tensor
+        state: Descent, weights: ModelWeights, total: tf.Tensor | ScaledGradient, seed: tf.Tensor
     ) -> tuple[Descent, ModelWeights]:
         del seed
         clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))

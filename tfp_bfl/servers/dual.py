@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -30,9 +30,9 @@ class Dual(NamedTuple):
 
 def dual(
     step_size: float = 1.0,
-    damping: Optional[float] = None,
-    product: Optional[MeanField] = None,
-    server_step_size: Optional[float] = None,
+    damping: float | None = None,
+    product: MeanField | None = None,
+    server_step_size: float | None = None,
 ) -> ServerStep:
     """q <- (1 - a) mean_k q_k + a prior prod_k t_k in natural parameters, a = 1 / (1 + K rho).
 

@@ -9,7 +9,7 @@ model = bfl.models.predictive_model(model_fn(), factors.pool(state))
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -42,7 +42,7 @@ class Factors(NamedTuple):
     weights: ModelWeights
 
 
-def from_state(state: ServerState, num_examples: Union[Sequence[int], np.ndarray]) -> Factors:
+def from_state(state: ServerState, num_examples: Sequence[int] | np.ndarray) -> Factors:
     """Return the factors of a run's last state, a `Site` of each client; the names are their numbers."""
     clients = np.asarray(state.memory.client).tolist()
     rows = [Site(*(np.asarray(x)[k] for x in state.memory.rows)) for k in range(len(clients))]
@@ -76,7 +76,7 @@ def remove(state: Factors, *names: str) -> Factors:
     return state
 
 
-def join(state: Factors, others: Factors, names: Optional[Sequence[str]] = None, replace: bool = False) -> Factors:
+def join(state: Factors, others: Factors, names: Sequence[str] | None = None, replace: bool = False) -> Factors:
     """Return the state with the clients of another state; their factors multiply the posterior.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import tensorflow as tf
 
 from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
@@ -21,7 +19,7 @@ def laplace(
     num_weights: int,
     full: bool = False,
     *,
-    prior_stddev: Optional[float] = None,
+    prior_stddev: float | None = None,
     groups: tuple[int, ...] = (),
     temperature: float = 1.0,
 ) -> ServerStep[Stack[ClientCurvature]]:
@@ -60,7 +58,7 @@ def laplace(
     def predictive(state: ClientCurvature, weights: ModelWeights) -> ModelWeights:
         return curvatures.pool(curvatures.from_stack(state, weights, settings)) if len(state.client) else weights
 
-    def notice(state: ClientCurvature, weights: ModelWeights) -> Optional[str]:
+    def notice(state: ClientCurvature, weights: ModelWeights) -> str | None:
         if not len(state.client):
             return None
         distance = curvatures.approximate(curvatures.from_stack(state, weights, settings)).distance

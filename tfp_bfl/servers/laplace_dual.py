@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -27,7 +27,7 @@ class PointDual(NamedTuple):
 
 
 def laplace_dual(
-    prior_stddev: float = 1.0, step_size: float = 1.0, damping: Optional[float] = None, covariance: bool = False
+    prior_stddev: float = 1.0, step_size: float = 1.0, damping: float | None = None, covariance: bool = False
 ) -> ServerStep[Site]:
     """Average the clients' Gaussians with the product of the prior and their sites, in natural parameters.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -43,8 +43,8 @@ class LastLayer(NamedTuple):
 def last_layer(
     *,
     gaussian: bool = False,
-    prior_stddev: Optional[float] = None,
-    noise_stddev: Optional[float] = None,
+    prior_stddev: float | None = None,
+    noise_stddev: float | None = None,
     temperature: float = 1.0,
 ) -> ServerStep[Stack[ClientCurvature]]:
     """Set the last layer to the mean of its posterior, computed from the clients' sums (`posterior.linear_head`).
@@ -109,7 +109,7 @@ def last_layer(
     def predictive(state: LastLayer, weights: ModelWeights) -> ModelWeights:
         return curvatures.pool(held_sums(state, weights, head)) if len(state.rows.client) else weights
 
-    def notice(state: LastLayer, weights: ModelWeights) -> Optional[str]:
+    def notice(state: LastLayer, weights: ModelWeights) -> str | None:
         if not len(state.rows.client):
             return None
         step = curvatures.approximate(held_sums(state, weights, head)).distance

@@ -9,7 +9,7 @@ model = bfl.models.predictive_model(model_fn(), online.pool(state))
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -84,7 +84,7 @@ def pool(state: OnlineState, diagonal_only: bool = True, between_clients: bool =
 
 
 def join(
-    state: OnlineState, others: OnlineState, names: Optional[Sequence[str]] = None, replace: bool = False
+    state: OnlineState, others: OnlineState, names: Sequence[str] | None = None, replace: bool = False
 ) -> OnlineState:
     """Return the state with clients of another one.
 

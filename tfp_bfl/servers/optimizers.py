@@ -8,8 +8,8 @@ algorithm 2, with the corrections for the start that TFF's have.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -142,7 +142,7 @@ SERVER_OPTIMIZERS = {
 }
 
 
-def server_optimizer(name: str, learning_rate: Optional[float] = None, **options: float) -> Optimizer:
+def server_optimizer(name: str, learning_rate: float | None = None, **options: float) -> Optimizer:
     """Return an optimizer for `servers.optimize` by its name.
 
     Args:

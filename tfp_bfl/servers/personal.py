@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -58,14 +58,14 @@ def _check_effect(variances: PersonalVariances, capped: bool, absent_decay: bool
 
 def personal(
     variances: PersonalVariances,
-    optimizer: Optional[Optimizer] = None,
+    optimizer: Optimizer | None = None,
     *,
-    shared: Optional[Learning] = None,
-    rows: Optional[Learning] = None,
+    shared: Learning | None = None,
+    rows: Learning | None = None,
     capped: bool = True,
     absent_decay: bool = False,
     clip_norm: float = 100.0,
-    threshold: Optional[float] = None,
+    threshold: float | None = None,
     seed: int = 0,
 ) -> ServerStep:
     """Update weights by the pooled change, and parameters of the variances by the gradients that clients pulled back.

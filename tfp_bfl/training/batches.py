@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, Callable, Optional, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -29,7 +29,7 @@ class Augmenting:
     used: bool = False
 
 
-_augmenting: contextvars.ContextVar[Optional[Augmenting]] = contextvars.ContextVar("augmenting", default=None)
+_augmenting: contextvars.ContextVar[Augmenting | None] = contextvars.ContextVar("augmenting", default=None)
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def over_present(
     seed: tf.Tensor,
     num_epochs: int,
     batch_size: int,
-    step: Callable[[State, tf.Tensor, tf.Tensor, tf.Tensor, Optional[tf.Tensor]], State],
+    step: Callable[[State, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None], State],
     state: State,
 ) -> State:
     """Return `over_batches` for a step that also takes which rows of its batch count [B], None for all.
@@ -121,7 +121,7 @@ def over_present(
 
 def _batches(
     labels: tf.Tensor, batch_size: int, seed: tf.Tensor
-) -> tuple[Callable[[tf.Tensor], tf.Tensor], Scalar, Optional[tf.Tensor]]:
+) -> tuple[Callable[[tf.Tensor], tf.Tensor], Scalar, tf.Tensor | None]:
     """Return the function from a number to the rows of this batch, the number of batches, and a last smaller one.
 
     XLA has no kernel for the shuffle, and each batch of a loop must have one size there: the last one comes by itself.

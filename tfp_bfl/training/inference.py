@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.training.likelihoods import Likelihood
@@ -44,11 +44,11 @@ class Settings(NamedTuple):
 
 
 def settings_for(
-    inference: Optional[str] = None,
-    temperature: Optional[float] = None,
-    kl: Optional[str] = None,
+    inference: str | None = None,
+    temperature: float | None = None,
+    kl: str | None = None,
     *,
-    likelihood: Union[str, Likelihood] = "categorical",
+    likelihood: str | Likelihood = "categorical",
     update_prior: bool = False,
     example_privacy: bool = False,
     one_shot: bool = False,
@@ -99,7 +99,7 @@ def default_noise(inference: str) -> str:
 
 
 def stated_training(
-    learning_rate: Optional[Schedule], optimizer: Optimizer, inference: str = "backprop"
+    learning_rate: Schedule | None, optimizer: Optimizer, inference: str = "backprop"
 ) -> dict[str, Any]:
     """Return the name of the optimizer, and learning rate and schedule by name, as client work states them.
 
@@ -158,12 +158,12 @@ def _settled(arguments: Mapping[str, object]) -> dict[str, object]:
 def update_of(
     inference: str,
     *,
-    learning_rate: Optional[Schedule] = None,
+    learning_rate: Schedule | None = None,
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
-    noise: Optional[str] = None,
-    decay: Optional[float] = None,
+    noise: str | None = None,
+    decay: float | None = None,
     stddev_rate: float = 1.0,
-    step_damping: Optional[float] = None,
+    step_damping: float | None = None,
 ) -> Callable[[FlatWeights], Update]:
     """Return the update of an inference for the weights of a model.
 

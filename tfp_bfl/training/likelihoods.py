@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -31,9 +31,9 @@ class Likelihood(NamedTuple):
 
     nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-    fisher_root: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
-    max_gradient_norm: Optional[float] = None
-    weight: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
+    fisher_root: Callable[[tf.Tensor], tf.Tensor] | None = None
+    max_gradient_norm: float | None = None
+    weight: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def nll_of_drawn(self, labels: tf.Tensor, outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Compute losses of labels drawn from the model, to estimate the curvature by the squares of their gradients.
@@ -141,7 +141,7 @@ def density() -> Likelihood:
     return Likelihood(lambda labels, outputs: -outputs[:, 0], draw)
 
 
-def class_weighted(weights: Union[str, Sequence[float]]) -> Likelihood:
+def class_weighted(weights: str | Sequence[float]) -> Likelihood:
     """Return the categorical likelihood with the log likelihood of each example multiplied by the weight of its class.
 
         nll = -w_y log softmax(f)_y
@@ -224,7 +224,7 @@ LIKELIHOODS: Table = {
 }
 
 
-def parse_likelihood(text: Union[str, Likelihood]) -> Likelihood:
+def parse_likelihood(text: str | Likelihood) -> Likelihood:
     """Return "categorical", "gaussian:STDDEV", "heteroscedastic", "density" or "class_weighted:W,W" as a likelihood.
 
     Raises:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -36,8 +36,8 @@ class Mode(NamedTuple):
 
     point: tuple[np.ndarray, ...]
     error: float
-    prior_stddev: Optional[float]
-    likelihood: Union[str, Likelihood]
+    prior_stddev: float | None
+    likelihood: str | Likelihood
     num_examples: int
     scale: np.ndarray
 
@@ -47,8 +47,8 @@ def find_mode(
     features: Array,
     labels: Array,
     *,
-    prior_stddev: Optional[float] = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
     max_steps: int = 1000,
     tolerance: float = TOLERANCE,
 ) -> Mode:
@@ -91,8 +91,8 @@ def mode_at(
     features: Array,
     labels: Array,
     *,
-    prior_stddev: Optional[float] = 1.0,
-    likelihood: Union[str, Likelihood] = "categorical",
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
 ) -> Mode:
     """Return a given point as a `Mode`, with its distance from the optimum; arguments as of `find_mode`."""
     potential, value_and_gradient, given = _target(model_fn, features, labels, prior_stddev, likelihood)
@@ -135,8 +135,8 @@ def _target(
     model_fn: Callable[[], keras.Model],
     features: Array,
     labels: Array,
-    prior_stddev: Optional[float],
-    likelihood: Union[str, Likelihood],
+    prior_stddev: float | None,
+    likelihood: str | Likelihood,
 ) -> tuple[Potential, _ValueAndGradient, tuple[tf.Tensor, tf.Tensor]]:
     model = as_model_fn(model_fn)()
     check_independent(model)
@@ -159,8 +159,8 @@ def _at(
     w: tf.Tensor,
     features: tf.Tensor,
     labels: tf.Tensor,
-    prior_stddev: Optional[float],
-    likelihood: Union[str, Likelihood],
+    prior_stddev: float | None,
+    likelihood: str | Likelihood,
 ) -> Mode:
     scale = tf.sqrt(
         squared_gradients(potential, w, features, labels) + (0.0 if prior_stddev is None else 1 / prior_stddev**2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import tensorflow as tf
 
 from tfp_bfl.training.optimizers import Optimizer, optimizer_rate
@@ -74,7 +72,7 @@ class ByCurvature:
         self._learning_rate = learning_rate
         self._optimizer, self._reset = resettable(optimizer_fn, [weights.values])
         self._point_rate = optimizer_rate(optimizer_fn)
-        self._rate: Optional[tf.Variable] = None
+        self._rate: tf.Variable | None = None
         if natural_means:
             self._rate = tf.Variable(0.0)
             self._momentum = tf.Variable(lambda: tf.zeros_like(weights.log_stddev))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -34,7 +35,7 @@ OPTIMIZERS: dict[str, ClientOptimizer] = {
     "adam": ClientOptimizer(Adam, 1e-3),
 }
 DEFAULT_OPTIMIZER = "momentum"
-Optimizer = Union[str, OptimizerFn]
+Optimizer = str | OptimizerFn
 
 
 def optimizer_of(optimizer: Optimizer) -> OptimizerFn:

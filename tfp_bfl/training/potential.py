@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +41,7 @@ class Potential:
       InvalidArgument: a model with variational layers.
     """
 
-    def __init__(self, model: keras.Model, likelihood: Union[str, Likelihood] = "categorical"):
+    def __init__(self, model: keras.Model, likelihood: str | Likelihood = "categorical"):
         places = layout(model)
         if places.variational:
             raise InvalidArgument(
@@ -75,7 +75,7 @@ class Potential:
 
     @without_autograph
     def gradient(
-        self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: Optional[tf.Tensor] = None
+        self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return sum_j counts_j u_j in nats, a scalar, and its gradient [D]; each example counts once
         without `counts` [B].
@@ -95,7 +95,7 @@ class Potential:
 
     @without_autograph
     def total(
-        self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: Optional[tf.Tensor] = None
+        self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return `gradient` of any number of examples, a few hundred at a time."""
         number = features.shape[0] if features.shape[0] is not None else tf.shape(features)[0]
@@ -116,7 +116,7 @@ class Potential:
 
 
 def potentials_of(
-    potential: Potential, draws: Sequence[Array], features: Array, labels: Array, *, prior_stddev: Optional[float] = 1.0
+    potential: Potential, draws: Sequence[Array], features: Array, labels: Array, *, prior_stddev: float | None = 1.0
 ) -> np.ndarray:
     """Compute the potential of each sample of the weights over all examples.
 

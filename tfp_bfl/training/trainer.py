@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -38,7 +39,7 @@ class _Rows(NamedTuple):
 
     features: tf.Tensor
     labels: tf.Tensor
-    present: Optional[tf.Tensor]
+    present: tf.Tensor | None
 
     @property
     def size(self) -> tf.Tensor:
@@ -80,7 +81,7 @@ class Trainer:
         proximal: float = 0.0,
         weight_decay: float = 0.0,
         likelihood: Likelihood = CATEGORICAL,
-        example_privacy: Optional[ExamplePrivacy] = None,
+        example_privacy: ExamplePrivacy | None = None,
     ):
         with tf.variable_creator_scope(without_initial_values):
             self.model = model_fn()
@@ -101,7 +102,7 @@ class Trainer:
         batch_size: int,
         after_step: Callable[[State, tf.Tensor], State] = lambda state, step: state,
         state: State = _NOTHING,
-        target: Optional[Target] = None,
+        target: Target | None = None,
         resume: Callable[[Update], None] = lambda update: None,
     ) -> tuple[TrainingMetrics, State]:
         """Train from the message's weights on; the weights are then in `weights`.
@@ -134,7 +135,7 @@ class Trainer:
             features: tf.Tensor,
             labels: tf.Tensor,
             step_seed: tf.Tensor,
-            present: Optional[tf.Tensor] = None,
+            present: tf.Tensor | None = None,
         ) -> tuple[_Sums, State]:
             sums, state = carried
             rows = _Rows(features, labels, present)
@@ -167,7 +168,7 @@ class Trainer:
         target: Target,
         anchor: tf.Tensor,
         expected: tf.Tensor,
-        linear: Optional[tf.Tensor],
+        linear: tf.Tensor | None,
     ) -> tf.Tensor:
         draw = self.weights.draw(seed)
         if self._privacy:
@@ -213,7 +214,7 @@ class Trainer:
 
     def _gradients(
         self, rows: _Rows, seed: tf.Tensor, draw: Draw
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Optional[Callable[[], tf.Tensor]]]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Callable[[], tf.Tensor] | None]:
         """Return the sum of the batch's losses, and the first of `Batch`'s fields."""
         weights, draws_labels = self.weights, self.update.draws_labels
         # Shared by the batch, weights are mean + noise: the means' gradient is that in the noise.

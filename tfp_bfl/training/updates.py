@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -14,7 +15,7 @@ from tfp_bfl.training.target import Target
 from tfp_bfl.weights import FlatWeights
 from tfp_bfl.weights.flat import Draw
 
-Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
+Schedule = float | Callable[[tf.Tensor], tf.Tensor]
 
 
 class Batch(NamedTuple):
@@ -40,7 +41,7 @@ class Batch(NamedTuple):
     draw: Draw
     size: tf.Tensor
     number: tf.Tensor
-    max_norm: Optional[float] = None
+    max_norm: float | None = None
 
 
 class Update(Protocol):
@@ -111,13 +112,13 @@ class ByOptimizer:
             optimizer.apply_gradients(of_group)
 
 
-def bounded(gradient: tf.Tensor, optimizer: keras.optimizers.Optimizer, max_norm: Optional[float]) -> tf.Tensor:
+def bounded(gradient: tf.Tensor, optimizer: keras.optimizers.Optimizer, max_norm: float | None) -> tf.Tensor:
     """Return a gradient [D], scaled to a norm of at most `max_norm` for SGD; other optimizers scale it themselves."""
     is_bounded = max_norm is not None and isinstance(optimizer, SGD)
     return tf.clip_by_norm(gradient, max_norm) if is_bounded else gradient
 
 
-def check_schedules(**values: Optional[Schedule]) -> None:
+def check_schedules(**values: Schedule | None) -> None:
     """Raise InvalidArgument for a number outside its range; functions of the rounds, and None, are not checked."""
     for name, value in values.items():
         if value is not None and not callable(value):

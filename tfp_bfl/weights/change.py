@@ -5,7 +5,8 @@ Means, point weights and log standard deviations; BatchNorm's moving means and v
 
 from __future__ import annotations
 
-from typing import Callable, TypeVar, Union
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +17,7 @@ from tfp_bfl.weights.model_weights import ModelWeights
 
 Point = tuple[tf.Tensor, ...]
 # A model's weights, or a posterior alone.
-AnyWeights = Union[ModelWeights, MeanField]
+AnyWeights = ModelWeights | MeanField
 _Weights = TypeVar("_Weights", ModelWeights, MeanField)
 
 

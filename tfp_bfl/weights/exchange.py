@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, Optional, Union
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from typing_extensions import NamedTuple  # Those of `typing` are not generic before Python 3.11.
 
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights.kinds import Sent
@@ -46,7 +45,7 @@ class RoundSize(NamedTuple):
     present: Federation
     sized: Any = True
 
-    def share(self, weighting: str, expected: Optional[int] = None, sized: Union[bool, tf.Tensor] = True) -> tf.Tensor:
+    def share(self, weighting: str, expected: int | None = None, sized: bool | tf.Tensor = True) -> tf.Tensor:
         """Return the fraction of all clients' weights that is in the round, a scalar; 0 of an empty federation.
 
         Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -84,7 +84,7 @@ class PersonalVariances(NamedTuple):
     num_clients: int
     parametrization: str = "log_variance"
     logit_range: tuple[float, float] = LOGIT_RANGES["log_variance"]
-    initial_alpha: Optional[float] = None
+    initial_alpha: float | None = None
     learned: bool = True
 
     def start(self, means: Sequence[tf.Tensor], seed: int) -> Parameters:
@@ -128,7 +128,7 @@ class PersonalVariances(NamedTuple):
             )
         return each
 
-    def check_threshold(self, threshold: Optional[float]) -> None:
+    def check_threshold(self, threshold: float | None) -> None:
         """Raise InvalidArgument for a pruning threshold that is no dropout rate, that no rate can exceed, or that the
         rates of all weights exceed from the start.
         """
@@ -218,13 +218,13 @@ class PersonalVariances(NamedTuple):
 
 def hypernetwork(
     num_clients: int,
-    embedding_size: Optional[int] = None,
+    embedding_size: int | None = None,
     hidden: Sequence[int] = (200, 200, 200),
-    middle: Optional[float] = None,
+    middle: float | None = None,
     ranged: str = "smooth",
     parametrization: str = "log_variance",
-    logit_range: Optional[tuple[float, float]] = None,
-    initial_rate: Optional[float] = None,
+    logit_range: tuple[float, float] | None = None,
+    initial_rate: float | None = None,
 ) -> PersonalVariances:
     """Give each client logits l = h(e_m): a perceptron h of the client's trained embedding e_m.
 
@@ -275,11 +275,11 @@ def hypernetwork(
 
 def free_variances(
     num_clients: int,
-    middle: Optional[float] = None,
+    middle: float | None = None,
     ranged: str = "smooth",
     parametrization: str = "log_variance",
-    logit_range: Optional[tuple[float, float]] = None,
-    initial_rate: Optional[float] = None,
+    logit_range: tuple[float, float] | None = None,
+    initial_rate: float | None = None,
 ) -> PersonalVariances:
     """Give each client a free vector l [D], without a hypernetwork ("ensemble VD").
 
@@ -294,11 +294,11 @@ def free_variances(
 
 def common_variances(
     num_clients: int,
-    middle: Optional[float] = None,
+    middle: float | None = None,
     ranged: str = "smooth",
     parametrization: str = "log_variance",
-    logit_range: Optional[tuple[float, float]] = None,
-    initial_rate: Optional[float] = None,
+    logit_range: tuple[float, float] | None = None,
+    initial_rate: float | None = None,
 ) -> PersonalVariances:
     """Give all clients one vector l [D], which the server learns ("VD").
 
@@ -334,17 +334,17 @@ PERSONAL_VARIANCES = {
 }
 
 
-def _embedding_size(num_clients: int, embedding_size: Optional[int]) -> int:
+def _embedding_size(num_clients: int, embedding_size: int | None) -> int:
     check_count(num_clients, "num_clients")
     return 1 + num_clients // 4 if embedding_size is None else check_count(embedding_size, "embedding_size")
 
 
 def _settings(
-    middle: Optional[float],
+    middle: float | None,
     ranged: str,
     parametrization: str,
-    logit_range: Optional[tuple[float, float]],
-    initial_rate: Optional[float],
+    logit_range: tuple[float, float] | None,
+    initial_rate: float | None,
 ) -> tuple[Callable[[Any, Any], tf.Tensor], dict[str, Any]]:
     """Return the function from raw logits to logits, and the settings of `PersonalVariances`."""
     lookup(RANGES, ranged, "range of variances")
@@ -379,7 +379,7 @@ def _settings(
     return within, settings
 
 
-def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
+def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: float | None) -> tf.Tensor:
     """Return 1 for weights with a dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, of at most a
     threshold, else 0: [D].
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,7 @@ _ROUNDING = 0.01
 # Methods of Keras that accept arrays of examples.
 _OF_KERAS = ("predict", "predict_on_batch", "evaluate")
 
-Posterior = Union[MeanField, LowRank, Samples]
+Posterior = MeanField | LowRank | Samples
 
 
 class WeightSampling(keras.layers.Layer):
@@ -136,7 +136,7 @@ def scaling_bytes(model: keras.Model) -> keras.Model:
     return model
 
 
-def _checking(method: Callable[..., Any], shape: Sequence[Optional[int]]) -> Callable[..., Any]:
+def _checking(method: Callable[..., Any], shape: Sequence[int | None]) -> Callable[..., Any]:
     """Return a method of Keras that checks arrays of images: its own graph would end in a message of TensorFlow."""
 
     @functools.wraps(method)
@@ -156,7 +156,7 @@ def _one_input(inputs: object) -> Any:
     return next(iter(inputs.values())) if isinstance(inputs, dict) and len(inputs) == 1 else inputs
 
 
-def _check_pixels(images: object, shape: Sequence[Optional[int]]) -> None:
+def _check_pixels(images: object, shape: Sequence[int | None]) -> None:
     """Raise InvalidArgument unless images are a batch of bytes, or of floats in [0, 1]."""
     _as_batch(images, shape)
     values = np.asarray(images)
@@ -169,7 +169,7 @@ def _check_pixels(images: object, shape: Sequence[Optional[int]]) -> None:
         )
 
 
-def _as_batch(inputs: Any, shape: Sequence[Optional[int]]) -> Any:
+def _as_batch(inputs: Any, shape: Sequence[int | None]) -> Any:
     """Return a batch of images as it is.
 
     Raises:
@@ -186,7 +186,7 @@ def _as_batch(inputs: Any, shape: Sequence[Optional[int]]) -> Any:
     return inputs
 
 
-def weight_sampling(model: keras.Model) -> Optional[WeightSampling]:
+def weight_sampling(model: keras.Model) -> WeightSampling | None:
     """Return the layer that samples weights, of a model of `predictive_model`; None where there is none."""
     return next((layer for layer in model.layers if isinstance(layer, WeightSampling)), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
@@ -26,10 +26,10 @@ class Drawn(NamedTuple):
     """
 
     operation: str
-    layer: Optional[Any]
+    layer: Any | None
 
 
-def unseeded_operation(model: keras.Model) -> Optional[Drawn]:
+def unseeded_operation(model: keras.Model) -> Drawn | None:
     """Trace a model in training and in prediction, and return a stateful random operation in the graph or in a function
     that it calls: bodies of loops, branches, nested `tf.function`s.
 
@@ -60,7 +60,7 @@ def unseeded_operation(model: keras.Model) -> Optional[Drawn]:
 
 
 def _drawing(
-    nodes: Sequence[Any], functions: Mapping[str, Sequence[Any]], known: dict[str, Optional[str]]
+    nodes: Sequence[Any], functions: Mapping[str, Sequence[Any]], known: dict[str, str | None]
 ) -> Iterator[tuple[str, str]]:
     """Yield the names of nodes that draw, or call a function that does, each with the type of the random operation."""
     for node in nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -67,7 +67,7 @@ class WeightVectors:
         log_stddevs = [w.parametrization.log_stddev(x, m) for w, m, x in zip(self._variational, means, scales)]
         return flatten(tuple(means)), flatten(tuple(log_stddevs))
 
-    def call(self, features: tf.Tensor, vectors: Vectors, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
+    def call(self, features: tf.Tensor, vectors: Vectors, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Return logits [B, C]; weights with `mask` [D] 0 are 0 without noise, and get no gradient."""
         if mask is not None:
             kept = tf.concat([mask, tf.ones_like(vectors.values[self.num_variational :])], 0)
@@ -75,7 +75,7 @@ class WeightVectors:
         means, scales, point = self._parts(vectors)
         return variational_call(self._model, means, scales, point, features)
 
-    def kl_divergence(self, vectors: Vectors, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
+    def kl_divergence(self, vectors: Vectors, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Return KL[q || prior] in nats, of the weights with `mask` [D] 1."""
         means, scales, _ = self._parts(vectors)
         each = flatten([w.kl_divergences(m, x) for w, m, x in zip(self._variational, means, scales)])

@@ -1,5 +1,6 @@
 """Ranks of methods over settings: values published in Demsar 2006, ties, absent values, equal methods."""
 
+import itertools
 import re
 
 import numpy as np
@@ -196,7 +197,7 @@ def test_groups_in_one_lane_do_not_overlap():
     assert [span[:2] for span in found] == spans
     for lane in {lane for *_, lane in found}:
         there = [(first, last) for first, last, own in found if own == lane]
-        assert all(one[1] < other[0] for one, other in zip(there, there[1:]))
+        assert all(one[1] < other[0] for one, other in itertools.pairwise(there))
     assert max(lane for *_, lane in found) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench.plan import Plan
@@ -22,7 +22,7 @@ _OF_CLIENTS = (
 )
 
 
-def why_not(config: RunConfig) -> Optional[str]:
+def why_not(config: RunConfig) -> str | None:
     """Return why the method of a configuration cannot serve its data; None if it can.
 
     Raises:

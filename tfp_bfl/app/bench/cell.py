@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,17 +44,17 @@ class Task(NamedTuple):
     """
 
     config: RunConfig
-    then: Optional[str]
+    then: str | None
     then_options: Mapping[str, Any]
     hold_out: float
-    ood: Optional[str] = None
+    ood: str | None = None
     evaluations: int = 1
 
 
 class _Trained(NamedTuple):
     job: Job
     held: Parts
-    test: Optional[Parts]
+    test: Parts | None
     result: bfl.federated.SimulationResult
     model: keras.Model
     is_personal: bool
@@ -62,7 +62,7 @@ class _Trained(NamedTuple):
     download: float
     seconds: list[float]
     warnings: list[str]
-    digest: Optional[str]
+    digest: str | None
 
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""

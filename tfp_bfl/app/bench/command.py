@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import Optional
 
 import click
 
@@ -43,7 +42,7 @@ Examples:
 @click.option("--only", metavar="TEXT", default="", help="Run only cells with this text in SETTING/METHOD/seed-SEED.")
 @click.option("--list", "listed", is_flag=True, help="List the cells and their states, and run none.")
 @click.option("--trust-code", is_flag=True, help="Execute the code that CONFIG names as FILE.py:FUNCTION.")
-def bench(config: str, output: Optional[str], jobs: str, only: str, listed: bool, trust_code: bool) -> None:
+def bench(config: str, output: str | None, jobs: str, only: str, listed: bool, trust_code: bool) -> None:
     """Run every method of the YAML file CONFIG in every setting, tuned alike, and write one page over all."""
     from tfp_bfl.app.bench.plan import read_plan
     from tfp_bfl.app.bench.program import reports, run_bench
@@ -97,8 +96,8 @@ def tune(
     trials: str,
     score: str,
     share: str,
-    config_file: Optional[str],
-    output: Optional[str],
+    config_file: str | None,
+    output: str | None,
     **given: object,
 ) -> None:
     """Choose options by trials on held-out training examples, and write the best as a configuration.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import yaml
 
@@ -51,7 +51,7 @@ def parse_spaces(texts: Sequence[str]) -> dict[str, Space]:
 
 def tune_run(
     output: pathlib.Path,
-    config_file: Optional[str],
+    config_file: str | None,
     options: Mapping[str, Any],
     spaces: Sequence[str],
     *,

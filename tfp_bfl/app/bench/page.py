@@ -7,7 +7,7 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -83,7 +83,7 @@ class Ranked(NamedTuple):
     reasons: Sequence[str]
 
 
-def write_page(folder: pathlib.Path, output: pathlib.Path, reference: Optional[str] = None) -> pathlib.Path:
+def write_page(folder: pathlib.Path, output: pathlib.Path, reference: str | None = None) -> pathlib.Path:
     """Write the records of a benchmark as one HTML file, which opens from disk without a server or other files.
 
     Args:
@@ -189,26 +189,26 @@ def _score_columns(bench: Bench, setting: str, methods: Sequence[str]) -> list[l
     return columns
 
 
-def _mean(values: Sequence[float]) -> Optional[float]:
+def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _sort(value: Optional[float]) -> str:
+def _sort(value: float | None) -> str:
     return "" if value is None else repr(value)
 
 
-def _cost(value: Optional[float]) -> Sorted:
+def _cost(value: float | None) -> Sorted:
     return Sorted(DASH if value is None else summary.number(value), False, _sort(value))
 
 
-def megabytes(cell: Sequence[Record]) -> Optional[float]:
+def megabytes(cell: Sequence[Record]) -> float | None:
     """Return upload and download, the mean over seeds; None if no record has both."""
     return _mean(
         [r.cost["upload_mb"] + r.cost["download_mb"] for r in cell if {"upload_mb", "download_mb"} <= set(r.cost)]
     )
 
 
-def _seconds(cell: Sequence[Record]) -> Optional[float]:
+def _seconds(cell: Sequence[Record]) -> float | None:
     return _mean([record.cost["train_seconds"] for record in cell if "train_seconds" in record.cost])
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.app.many_runs.sweep import parse_seeds
@@ -51,7 +51,7 @@ class Method(NamedTuple):
 
     options: Mapping[str, Any]
     space: Mapping[str, Space]
-    then: Optional[str] = None
+    then: str | None = None
     then_options: Mapping[str, Any] = {}
     without: tuple[str, ...] = ()
 
@@ -116,7 +116,7 @@ class Plan(NamedTuple):
         return {**of({**self.options, **self.settings[setting]}), **own.then_options, **of(chosen)}
 
 
-def read_plan(file: Union[str, os.PathLike], trust: bool = False) -> Plan:
+def read_plan(file: str | os.PathLike, trust: bool = False) -> Plan:
     """Read the YAML file of a benchmark, and check every run of it.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -214,7 +214,7 @@ def compare(ranked: Ranking) -> Comparison:
     return Comparison(chi2, p, difference, groups(ranked.average, difference))
 
 
-def figure(ranked: Ranking, compared: Optional[Comparison], title: str) -> Markup:
+def figure(ranked: Ranking, compared: Comparison | None, title: str) -> Markup:
     """Draw the critical-difference figure as an inline SVG: a row a method, a bar beside each group.
 
     Args:

@@ -7,7 +7,7 @@ import math
 import numbers
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -94,12 +94,12 @@ class Record(NamedTuple):
     scores: Mapping[str, float]
     cost: Mapping[str, float]
     trajectory: Sequence[Mapping[str, float]]
-    failed: Optional[str]
-    rounds: Optional[int] = None
+    failed: str | None
+    rounds: int | None = None
     clients: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def is_finished(self) -> Optional[bool]:
+    def is_finished(self) -> bool | None:
         """Return whether the NLL no longer falls at the last evaluation; None without evaluations between rounds."""
         values = [point["nll"] for point in self.trajectory if "nll" in point]
         return None if len(values) < 2 else values[-1] >= values[-2]
@@ -128,13 +128,13 @@ class Bench(NamedTuple):
         cell = self.cells.get((setting, method), ())
         return Repeated(method, {record.seed: record.scores for record in cell if record.failed is None}, setting)
 
-    def score_keys(self, setting: Optional[str] = None) -> list[str]:
+    def score_keys(self, setting: str | None = None) -> list[str]:
         """Return the scores that occur in a setting, or in any, in the order of `SCORES`; others follow."""
         there = [key for r in self.records if setting in (None, r.setting) for key in r.scores]
         return [*(key for key in SCORES if key in there), *dict.fromkeys(key for key in there if key not in SCORES)]
 
 
-def arrange(records: Sequence[Record], reference: Optional[str] = None) -> Bench:
+def arrange(records: Sequence[Record], reference: str | None = None) -> Bench:
     """Arrange records by setting and method.
 
     Args:
@@ -225,7 +225,7 @@ def _record(line: bytes, place: str) -> Record:
     )
 
 
-def _rounds(about: Mapping[str, Any], options: object) -> Optional[int]:
+def _rounds(about: Mapping[str, Any], options: object) -> int | None:
     """Return the rounds of a training as its record has them, in older ones among the options that were given."""
     value = about.get("rounds", options.get("rounds") if isinstance(options, Mapping) else None)
     return int(value) if str(value).isdecimal() else None
@@ -282,7 +282,7 @@ def _trajectory(points: object, place: str) -> list[dict[str, float]]:
     return found
 
 
-def finite(value: object) -> Optional[float]:
+def finite(value: object) -> float | None:
     """Return a value as a float, or None if it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Optional
 
 from tfp_bfl.app.bench import ranks
 from tfp_bfl.app.bench.reading import Bench, arrange, read, score_of, shorten
@@ -36,9 +35,9 @@ from tfp_bfl.plots.repeats import Repeated, compare
 
 def write_tables(
     folder: pathlib.Path,
-    reference: Optional[str] = None,
-    mb: Optional[float] = None,
-    seconds: Optional[float] = None,
+    reference: str | None = None,
+    mb: float | None = None,
+    seconds: float | None = None,
 ) -> list[pathlib.Path]:
     """Write results.md, and results.csv with all digits, from the records into their folder. Old ones are replaced.
 
@@ -126,7 +125,7 @@ def _numeric(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> list[list[
     return rows
 
 
-def _digits(group: Repeated, reference: Optional[Repeated], key: str) -> list[str]:
+def _digits(group: Repeated, reference: Repeated | None, key: str) -> list[str]:
     found = over_seeds(group.values(key))
     pair = None if reference is None or group is reference else compare(group, reference, key)
     spread = "" if found.number < 2 else repr(found.stddev)

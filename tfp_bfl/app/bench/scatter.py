@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -136,7 +136,7 @@ def _tick(value: float) -> str:
 def marker(series: int, x: float, y: float) -> Markup:
     """Draw the marker of a setting: no two alike among the first 30."""
     size = 5.0
-    corners: dict[int, Optional[list[tuple[float, float]]]] = {
+    corners: dict[int, list[tuple[float, float]] | None] = {
         0: None,
         1: [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
         2: [(0, -1.15), (1.1, 0.9), (-1.1, 0.9)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def of_numbers(test: Predicted) -> dict[str, float]:
     return scores | _least("coverage", is_in, test.owners)
 
 
-def of_clients(parts: Parts, test: Predicted, held: Optional[Predicted]) -> list[dict[str, Any]]:
+def of_clients(parts: Parts, test: Predicted, held: Predicted | None) -> list[dict[str, Any]]:
     """Return `evaluation.client_scores` of the clients that the data name, with the coverage of sets or intervals.
 
     Args:
@@ -131,7 +131,7 @@ def foreign(own: Predicted, entropy: np.ndarray, epistemic: np.ndarray) -> dict[
       own: predictions for test rows.
       entropy, epistemic: of the other examples [M].
     """
-    found: dict[str, Optional[float]] = {
+    found: dict[str, float | None] = {
         "ood_auroc_entropy": bfl.evaluation.out_of_distribution(own.arrays["entropy"], entropy).auroc
     }
     if own.arrays["epistemic"].any() or epistemic.any():

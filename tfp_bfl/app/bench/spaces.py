@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from tfp_bfl.errors import InvalidArgument, shown
 
-Value = Union[str, int, float, bool, None]
+Value = str | int | float | bool | None
 # Option -> value.
 Values = Mapping[str, Value]
 DEFAULTS: Values = MappingProxyType({})
@@ -90,7 +90,7 @@ def parse_space(text: object, what: str) -> Space:
     return Space(low, high, log)
 
 
-def _number(text: str) -> Union[int, float]:
+def _number(text: str) -> int | float:
     try:
         return int(text)
     except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from tfp_bfl.app.bench import ranks
 from tfp_bfl.app.bench.reading import Bench, Record, score_of, shorten
@@ -95,7 +95,7 @@ def spent(bench: Bench) -> Spent:
     return Spent(number, math.fsum(times))
 
 
-def number(value: float, scale: Optional[float] = None, sign: bool = False) -> str:
+def number(value: float, scale: float | None = None, sign: bool = False) -> str:
     """Format a score with decimals by its size.
 
     Args:
@@ -122,7 +122,7 @@ def mean_text(values: Sequence[float]) -> str:
     return f"{number(found.mean, scale)} ± {number(found.stddev, scale)}"
 
 
-def difference_text(found: Optional[Difference]) -> str:
+def difference_text(found: Difference | None) -> str:
     """Format a paired difference with its interval; a dash without one."""
     if found is None:
         return DASH
@@ -230,7 +230,7 @@ def chosen(cell: Sequence[Record]) -> str:
     return "; ".join(f"seed {seed}: {values}" for seed, values in texts.items())
 
 
-def budget(bench: Bench, setting: str, unit: str, amount: Optional[float] = None) -> Optional[Budget]:
+def budget(bench: Bench, setting: str, unit: str, amount: float | None = None) -> Budget | None:
     """Return the limit of cost at which the methods of a setting are compared.
 
     By default the limit is what the reference method used in all its rounds, the largest over its seeds: the
@@ -321,7 +321,7 @@ def failures(bench: Bench) -> Table:
     return Table("Failed cells", ["Setting", "Method", "Seed", "Reason"], rows)
 
 
-def tested(ranked: ranks.Ranking) -> tuple[Optional[ranks.Comparison], str]:
+def tested(ranked: ranks.Ranking) -> tuple[ranks.Comparison | None, str]:
     """Return the tests of a ranking, None for two methods, and a sentence with their results."""
     if len(ranked.methods) < 3:
         return None, "Two methods: their difference is in the tables; Friedman's test needs three methods or more."

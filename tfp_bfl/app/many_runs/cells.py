@@ -15,8 +15,8 @@ import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import click
 
@@ -72,7 +72,7 @@ def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def run_once(
-    folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False, lock: Optional[pathlib.Path] = None
+    folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False, lock: pathlib.Path | None = None
 ) -> None:
     """Call `work`, which fills the folder and writes its summary last, unless the summary is there.
 
@@ -100,7 +100,7 @@ def locked(lock: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def options_in(folder: pathlib.Path) -> Optional[Options]:
+def options_in(folder: pathlib.Path) -> Options | None:
     """Return the options that a cell's summary holds; None of one that is not done."""
     if not is_done(folder):
         return None
@@ -113,7 +113,7 @@ def options_in(folder: pathlib.Path) -> Optional[Options]:
 def check_cells(
     every: Mapping[str, Options],
     output: pathlib.Path,
-    held: Callable[[pathlib.Path], Optional[Options]] = options_in,
+    held: Callable[[pathlib.Path], Options | None] = options_in,
 ) -> None:
     """Check that existing folders hold cells of the same options.
 
@@ -139,7 +139,7 @@ def check_cells(
             )
 
 
-def check_data_of(folder: pathlib.Path, there: object, now: Optional[str], whole: pathlib.Path) -> None:
+def check_data_of(folder: pathlib.Path, there: object, now: str | None, whole: pathlib.Path) -> None:
     """Check that a cell ran on the data that its files hold now.
 
     Args:
@@ -171,7 +171,7 @@ def run_cells(
     describe: Callable[[dict[str, Any]], str],
     *,
     jobs: int = 1,
-    threads: Optional[int] = None,
+    threads: int | None = None,
     goes_on: bool = False,
 ) -> None:
     """Run the cells that are not done, and print a line for each. A cell that fails does not stop the others.
@@ -208,7 +208,7 @@ def run_cells(
         )
 
 
-_Ended = Iterator[tuple[str, Optional[BaseException]]]
+_Ended = Iterator[tuple[str, BaseException | None]]
 
 
 def _here(todo: Mapping[str, Options], output: pathlib.Path, work: Work, goes_on: bool, *_: object) -> _Ended:
@@ -226,7 +226,7 @@ def _beside(
     work: Work,
     goes_on: bool,
     jobs: int,
-    threads: Optional[int],
+    threads: int | None,
 ) -> _Ended:
     threads_each = threads or max(1, len(os.sched_getaffinity(0)) // jobs)
     # Not forked: TensorFlow's threads would be missing.
@@ -268,7 +268,7 @@ def forget_models() -> None:
     gc.collect()
 
 
-def use_threads(number: Optional[int]) -> None:
+def use_threads(number: int | None) -> None:
     """Set the threads of a TensorFlow operation, with one operation at a time; None leaves TensorFlow's own choice."""
     if number:
         import tensorflow as tf

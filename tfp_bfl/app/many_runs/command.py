@@ -6,7 +6,7 @@ import datetime
 import functools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import click
 
@@ -58,8 +58,8 @@ def sweep_runs(
     seeds: str,
     jobs: str,
     listed: bool,
-    config_file: Optional[str],
-    progress: Optional[str],
+    config_file: str | None,
+    progress: str | None,
     **given: object,
 ) -> None:
     """Run every combination of options by every seed, and write one page and tables over all runs."""
@@ -74,13 +74,13 @@ def sweep_runs(
 
 
 def run_many(
-    config_file: Optional[str],
+    config_file: str | None,
     given: Mapping[str, Any],
     varied: Sequence[dict[str, list[str]]],
     seeds: str,
     *,
     jobs: int = 1,
-    progress: Optional[str] = None,
+    progress: str | None = None,
     listed: bool = False,
 ) -> None:
     """Run a sweep and print its table."""

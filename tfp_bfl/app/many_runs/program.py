@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional, Union, cast
+from typing import Any, cast
 
 from tfp_bfl.app.many_runs.report import write
 from tfp_bfl.app.many_runs.score_tables import Style
@@ -15,20 +15,20 @@ from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import names_code, trust
 from tfp_bfl.errors import InvalidArgument, shown
 
-Path = Union[str, "os.PathLike[str]"]
+Path = str | os.PathLike[str]
 
 
 def report(
-    runs: Union[Run, Path, Sequence[Union[Run, Path]]],
+    runs: Run | Path | Sequence[Run | Path],
     output: Path,
     *,
     dataset: object = None,
     test_data: object = None,
-    ood: Optional[str] = None,
-    columns: Optional[Sequence[str]] = None,
-    digits: Optional[int] = None,
+    ood: str | None = None,
+    columns: Sequence[str] | None = None,
+    digits: int | None = None,
     percent: bool = False,
-    rows: Optional[Mapping[str, str]] = None,
+    rows: Mapping[str, str] | None = None,
 ) -> pathlib.Path:
     """Write a page or a table about runs, as `tfp-bfl report` does, and return its path.
 
@@ -60,7 +60,7 @@ def report(
     trust({"dataset": dataset})
     named = None if dataset is None or names_code(dataset) else GivenData(dataset, test_data)
     folders: list[pathlib.Path] = []
-    given: list[Optional[GivenData]] = []
+    given: list[GivenData | None] = []
     for one in every:
         if not isinstance(one, (Run, str, os.PathLike)):
             what = f"a {type(one).__name__}" if hasattr(one, "_fields") else shown(one)

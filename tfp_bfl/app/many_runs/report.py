@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,11 +41,11 @@ UNUSUAL = "unusual"
 
 
 def write(
-    folders: Sequence[Union[str, pathlib.Path]],
-    output: Union[str, pathlib.Path],
-    ood: Optional[str] = None,
+    folders: Sequence[str | pathlib.Path],
+    output: str | pathlib.Path,
+    ood: str | None = None,
     style: Style = DEFAULT,
-    given: Sequence[Optional[GivenData]] = (),
+    given: Sequence[GivenData | None] = (),
 ) -> pathlib.Path:
     """Write one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
     and their scores as mean and standard deviation.
@@ -224,7 +224,7 @@ def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, mos
     return {key: np.concatenate([part[key].numpy() for part in parts]) for key in wanted}
 
 
-def _unusual(model: pathlib.Path, test: bfl.data.Source) -> Optional[np.ndarray]:
+def _unusual(model: pathlib.Path, test: bfl.data.Source) -> np.ndarray | None:
     """Return the scores of unusual examples [N]; None for a model without this output."""
     if not has_unusual(bfl.export.read_info(model)):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from tfp_bfl.app.many_runs.groups import Grouped, all_keys, grouped, numbers_in
 from tfp_bfl.app.one_run.records import read_record
@@ -32,8 +32,8 @@ class Style(NamedTuple):
         has, such as "rule=conflation" or "algorithm=fed_opt,kind=deterministic".
     """
 
-    columns: Optional[Sequence[str]] = None
-    digits: Optional[int] = None
+    columns: Sequence[str] | None = None
+    digits: int | None = None
     percent: bool = False
     rows: Mapping[str, str] = {}
 

@@ -10,7 +10,7 @@ import pathlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from rich.console import Console
 
@@ -106,7 +106,7 @@ def _joined(varied: Varied, more: Varied) -> Varied:
 
 
 def make_cells(
-    config_file: Optional[str], given: Mapping[str, Any], groups: Sequence[Varied], seeds: Sequence[int]
+    config_file: str | None, given: Mapping[str, Any], groups: Sequence[Varied], seeds: Sequence[int]
 ) -> dict[str, RunConfig]:
     """Return name -> configuration of each run: of each group every combination of the values, by every seed.
 
@@ -138,7 +138,7 @@ def make_cells(
 
 
 def sweep(
-    cells: Mapping[str, RunConfig], output: str | pathlib.Path, *, jobs: int = 1, progress: Optional[str] = None
+    cells: Mapping[str, RunConfig], output: str | pathlib.Path, *, jobs: int = 1, progress: str | None = None
 ) -> pathlib.Path:
     """Run the remaining cells, resume interrupted ones, and write tables and a page over all.
 
@@ -216,17 +216,17 @@ def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: st
     forget_models()
 
 
-def options_of_run(folder: pathlib.Path) -> Optional[dict[str, Any]]:
+def options_of_run(folder: pathlib.Path) -> dict[str, Any] | None:
     """Return the `settled_options` of a run folder; None where there is none."""
     if not (folder / "config.yaml").is_file() or not (folder / "config.yaml").stat().st_size:
         return None
     return settled_options(make_config(folder / "config.yaml", {}, runs_code=False))
 
 
-def _held(cells: Mapping[str, RunConfig]) -> Callable[[pathlib.Path], Optional[dict[str, Any]]]:
+def _held(cells: Mapping[str, RunConfig]) -> Callable[[pathlib.Path], dict[str, Any] | None]:
     """Return `options_of_run` with the kinds of models that were not given, as the models had them."""
 
-    def held(folder: pathlib.Path) -> Optional[dict[str, Any]]:
+    def held(folder: pathlib.Path) -> dict[str, Any] | None:
         there = options_of_run(folder)
         return there and {**there, **({"kind": None} if cells[folder.name].kind is None else {})}
 

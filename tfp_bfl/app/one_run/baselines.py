@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.eval
     return found
 
 
-def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
+def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
     """Score the linear model; None where there is none."""
     if test.num_classes > 2:
         return _multinomial([clients.examples(k) for k in range(clients.num_clients)], test)
@@ -71,7 +71,7 @@ def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.ev
     return _scored(LINEAR, *fitted.linear_predictor(test.features.astype(np.float64)), fitted.dispersion, test)
 
 
-def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
+def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
     """Score the linear model with an intercept for each client; None where the rows do not name the clients."""
     names = names_in(clients)
     if test.num_classes > 2 or names is None or test.owners is None or len(names) > _MOST_CLIENTS:
@@ -106,7 +106,7 @@ def _scored(
     return of_numbers(name, target.mean + target.scale * centre, target.scale * noise, truth(test))
 
 
-def _multinomial(examples: list[bfl.data.ClientExamples], test: bfl.data.Source) -> Optional[bfl.evaluation.Baseline]:
+def _multinomial(examples: list[bfl.data.ClientExamples], test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
     """Score multinomial logistic regression with the same prior; None if the rows are of one class.
 
     A class without training rows has the least probability that a float32 can hold.

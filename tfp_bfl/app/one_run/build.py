@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
@@ -37,7 +37,7 @@ _OF_A_MODEL = (
 
 
 def model_fn(
-    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
+    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE
 ) -> Callable[[], keras.Model]:
     """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
@@ -63,7 +63,7 @@ def model_fn(
 
 
 def _user_model_fn(
-    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: object, common: dict[str, Any]
+    config: RunConfig, source: bfl.data.Source | bfl.data.Schema, function: object, common: dict[str, Any]
 ) -> Callable[[], keras.Model]:
     """Build the model of a user's function, which must take the options of models that were given."""
     options = config.own_options()
@@ -114,7 +114,7 @@ def _unlabelled(config: RunConfig) -> Any:
     return datasets.shares(config, data.train, data.clients).unlabelled
 
 
-def _check_regression(options: Options, config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema]) -> None:
+def _check_regression(options: Options, config: RunConfig, source: bfl.data.Source | bfl.data.Schema) -> None:
     if not options.regression:
         raise InvalidArgument(
             f"{config.algorithm} is of classification, and {source.name} has numbers for labels: choose another "
@@ -142,7 +142,7 @@ def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     return functools.partial(bfl.evaluation.evaluate_regression, **options, **units)
 
 
-def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -> Any:
+def batch_norm_examples(config: RunConfig, server: bfl.data.Clients | None) -> Any:
     """Return examples of the server's on which BatchNorm's statistics are computed for each draw of all
     weights; or None.
     """
@@ -155,7 +155,7 @@ def export_info(
     config: RunConfig,
     train: bfl.data.Source,
     metrics: dict[str, Any],
-    weights: Optional[str] = None,
+    weights: str | None = None,
     trained: Mapping[str, Any] = {},
     more: Mapping[str, Any] = {},
 ) -> bfl.export.Info:
@@ -190,9 +190,7 @@ def export_info(
     )
 
 
-def settle(
-    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
-) -> tuple[RunConfig, str]:
+def settle(config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE) -> tuple[RunConfig, str]:
     """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`).
 
     Args:
@@ -219,11 +217,11 @@ def _check_parameters(config: RunConfig, code: Code) -> None:
 
 def process(
     config: RunConfig,
-    source: Union[bfl.data.Source, bfl.data.Schema],
+    source: bfl.data.Source | bfl.data.Schema,
     unlabelled: Callable[[], Any],
     code: Code = NO_CODE,
-    secure_sums: Optional[float] = None,
-    clients: Callable[[], Optional[bfl.data.Clients]] = lambda: None,
+    secure_sums: float | None = None,
+    clients: Callable[[], bfl.data.Clients | None] = lambda: None,
 ) -> bfl.federated.BayesianProcess:
     """Return the federated process of a configuration.
 
@@ -257,10 +255,10 @@ def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE
 def _recipe(
     options: Options,
     config: RunConfig,
-    source: Union[bfl.data.Source, bfl.data.Schema],
+    source: bfl.data.Source | bfl.data.Schema,
     unlabelled: Callable[[], Any] = lambda: None,
     code: Code = NO_CODE,
-    clients: Callable[[], Optional[bfl.data.Clients]] = lambda: None,
+    clients: Callable[[], bfl.data.Clients | None] = lambda: None,
     **shared: object,
 ) -> bfl.federated.BayesianProcess:
     arguments = options.arguments(config, unlabelled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,17 +29,17 @@ _MOST_EXAMPLES = 10_000_000
 
 
 def calibrate(
-    run: Union[str, pathlib.Path],
-    output: Union[str, pathlib.Path],
+    run: str | pathlib.Path,
+    output: str | pathlib.Path,
     *,
-    accuracy: Optional[float] = None,
-    coverage: Optional[float] = None,
+    accuracy: float | None = None,
+    coverage: float | None = None,
     confidence: float = 0.9,
     by: str = "entropy",
     set_coverage: float = 0.9,
     set_score: str = "probability",
     each_client: bool = False,
-    figure: Union[str, pathlib.Path, None] = None,
+    figure: str | pathlib.Path | None = None,
 ) -> bfl.export.Calibration:
     """Write a run's model with a temperature, an abstention threshold and prediction sets, and return the calibration.
 
@@ -137,7 +137,7 @@ def _sets_of_clients(
     coverage: float,
     confidence: float,
     score: str,
-) -> tuple[dict[str, dict[str, float]], Optional[float]]:
+) -> tuple[dict[str, dict[str, float]], float | None]:
     """Return the number of held-out rows and the set limit of each client, and the limit of clients never seen."""
     histograms = {}
     for k, name in enumerate(names):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def client_model(
-    run: Union[str, os.PathLike], client: int, code: Mapping[str, str] = {}
+    run: str | os.PathLike, client: int, code: Mapping[str, str] = {}
 ) -> tuple[keras.Model, bfl.export.Info]:
     """Return the model that predicts for a client after a run's last round, and its scores on the whole test set.
 

@@ -6,7 +6,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -67,12 +67,12 @@ class Parts(NamedTuple):
         return np.repeat(np.arange(len(self.rows)), [len(rows) for rows in self.rows])
 
 
-def everybody(clients: bfl.data.Clients, unseen: Optional[bfl.data.Clients]) -> bfl.data.Clients:
+def everybody(clients: bfl.data.Clients, unseen: bfl.data.Clients | None) -> bfl.data.Clients:
     """Return the training clients followed by the held-out clients."""
     return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
 
 
-def names_in(clients: bfl.data.Clients) -> Optional[list[str]]:
+def names_in(clients: bfl.data.Clients) -> list[str] | None:
     """Return the name that the rows give each of two clients or more; None unless each has a different one."""
     owners = clients.source.owners
     if owners is None:
@@ -82,7 +82,7 @@ def names_in(clients: bfl.data.Clients) -> Optional[list[str]]:
     return [name for (name,) in names] if 2 <= len(every) == len(names) == sum(map(len, names)) else None
 
 
-def named(config: RunConfig, owners: Optional[np.ndarray]) -> dict[str, np.ndarray]:
+def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]:
     """Return the arrays of a file of predictions that name the client of each row; {} for artificial clients.
 
     Args:
@@ -95,7 +95,7 @@ def named(config: RunConfig, owners: Optional[np.ndarray]) -> dict[str, np.ndarr
     return {"client": client.astype(np.int32), "client_names": names}
 
 
-def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Optional[Parts]:
+def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Parts | None:
     """Return the test rows of each client: its own, where training and test data name the clients.
 
     Artificial clients have no test rows; with `evaluate_clients` each gets a part of every class, as in training.
@@ -129,7 +129,7 @@ def scored(
     job: Job,
     result: bfl.federated.SimulationResult,
     final: object,
-    held: Optional[dict[str, np.ndarray]],
+    held: dict[str, np.ndarray] | None,
     folder: pathlib.Path,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what a summary records of each client, and warnings; with evaluate_clients, write clients.jsonl.
@@ -167,7 +167,7 @@ def scored(
     return found, warnings
 
 
-def of_model(parts: Parts, final: Any, held: Optional[dict[str, np.ndarray]] = None) -> list[dict[str, Any]]:
+def of_model(parts: Parts, final: Any, held: dict[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
     """Return the rows of the clients by one model, with the coverage of its sets or intervals.
 
     Args:
@@ -186,7 +186,7 @@ def of_model(parts: Parts, final: Any, held: Optional[dict[str, np.ndarray]] = N
     )
 
 
-def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: dict[str, np.ndarray]) -> Optional[np.ndarray]:
+def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: dict[str, np.ndarray]) -> np.ndarray | None:
     """Return whether the sets of `COVERAGE` by held-out examples hold each label; None where these are too few."""
     try:
         limit = bfl.evaluation.conformal_limit(held["probabilities"], held["labels"], COVERAGE)
@@ -200,8 +200,8 @@ def rows_of(
     parts: Parts,
     predictions: np.ndarray,
     labels: np.ndarray,
-    covered: Optional[np.ndarray] = None,
-    losses: Optional[np.ndarray] = None,
+    covered: np.ndarray | None = None,
+    losses: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
     """Return `evaluation.client_scores` of predictions for `Parts.places`."""
     names = np.array(parts.called, object)

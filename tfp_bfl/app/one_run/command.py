@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import click
 
@@ -96,7 +96,7 @@ _seed = click.option(
 @_num_samples("20")
 @_seed
 @code_options
-def export_model(run: str, path: str, tflite: bool, client: Optional[int], code: dict[str, str], **drawn: Any) -> None:
+def export_model(run: str, path: str, tflite: bool, client: int | None, code: dict[str, str], **drawn: Any) -> None:
     """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
     import tfp_bfl as bfl
     from tfp_bfl.export.paths import new_file, new_folder
@@ -144,9 +144,7 @@ def export_model(run: str, path: str, tflite: bool, client: Optional[int], code:
     show_default=True,
     help="Format of the output; csv and json have all digits.",
 )
-def predict_images(
-    model: str, images: tuple[str, ...], max_uncertainty: Optional[float], form: str, **drawn: Any
-) -> int:
+def predict_images(model: str, images: tuple[str, ...], max_uncertainty: float | None, form: str, **drawn: Any) -> int:
     """Predict images or rows of a table with uncertainty.
 
     FILES are image files, folders of them or .npz archives, with images of the model's size; or tables with the columns
@@ -197,7 +195,7 @@ def predict_images(
     help="Find prediction sets for each client that the data name too, and for new clients.",
 )
 @click.option("--figure", metavar="FILE", help="File for a figure of risk and threshold by coverage.")
-def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
+def calibrate_model(run: str, path: str, figure: str | None, **given: Any) -> None:
     """Write the SavedModel of a run to PATH, with an abstention threshold from the run's held-out examples."""
     from tfp_bfl.app.one_run.calibrate import calibrate, clients_in_words
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.algorithms import serves
@@ -26,7 +26,7 @@ def is_own(config: RunConfig) -> bool:
     return by_name or recorded(config.dataset) is not None or names_code(config.dataset)
 
 
-def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnData:
+def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
     """Return the training and the test data of a configuration, and the clients that they name themselves.
 
     Args:
@@ -72,7 +72,7 @@ def regresses(config: RunConfig) -> bool:
 
 
 @functools.cache
-def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
+def _regresses(dataset: str, data_dir: str | None) -> bool:
     return bfl.data.peek(dataset, data_dir=data_dir).target is not None
 
 
@@ -84,7 +84,7 @@ def key(config: RunConfig) -> tuple[Any, ...]:
 
 def each(
     configs: Iterable[tuple[str, RunConfig]],
-) -> Iterator[tuple[list[tuple[str, RunConfig]], Optional[bfl.data.OwnData]]]:
+) -> Iterator[tuple[list[tuple[str, RunConfig]], bfl.data.OwnData | None]]:
     """Yield the configurations of each dataset, and the data where these may name clients, each read once.
 
     Args:
@@ -164,14 +164,14 @@ class Shares(NamedTuple):
     """
 
     clients: bfl.data.Clients
-    server: Optional[bfl.data.Clients] = None
-    held_out: Optional[bfl.data.Clients] = None
+    server: bfl.data.Clients | None = None
+    held_out: bfl.data.Clients | None = None
     unlabelled: Any = None
-    calibration: Optional[bfl.data.Clients] = None
-    unseen: Optional[bfl.data.Clients] = None
+    calibration: bfl.data.Clients | None = None
+    unseen: bfl.data.Clients | None = None
 
 
-def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.Clients] = None) -> Shares:
+def shares(config: RunConfig, train: bfl.data.Source, given: bfl.data.Clients | None = None) -> Shares:
     """Return the training data as a configuration shares them out; `given` are the clients that they name themselves.
 
     Raises:

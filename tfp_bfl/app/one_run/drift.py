@@ -6,8 +6,8 @@ import bisect
 import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class Report(NamedTuple):
     reference: str
     failures: Sequence[tuple[str, str]] = ()
     level: float = 0.01
-    needed: Optional[int] = 1
+    needed: int | None = 1
 
     @property
     def found(self) -> bool:
@@ -100,8 +100,8 @@ def record(folder: pathlib.Path, clients: bfl.data.ClientData, train: bfl.data.S
 
 
 def drift(
-    run: Union[str, os.PathLike],
-    paths: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]],
+    run: str | os.PathLike,
+    paths: str | os.PathLike | Sequence[str | os.PathLike],
     *,
     level: float = 0.01,
     separator: Any = None,
@@ -185,7 +185,7 @@ def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Hi
 
 
 def compare_scores(
-    reference: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], unusual: Optional[Mapping[str, Any]]
+    reference: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], unusual: Mapping[str, Any] | None
 ) -> list[Comparison]:
     """Return the comparison of each score of a model.
 
@@ -235,9 +235,7 @@ def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Comparison:
     )
 
 
-def rows_of(
-    compared: Sequence[Comparison], number: int, level: float
-) -> tuple[list[bfl.evaluation.Drift], Optional[int]]:
+def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[list[bfl.evaluation.Drift], int | None]:
     """Return the rows of a report, and the number of examples with which every row could have drift; None for none.
 
     Raises:

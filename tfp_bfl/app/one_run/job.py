@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores, datasets, ensembles, records
@@ -53,7 +53,7 @@ class Job(NamedTuple):
     process: bfl.federated.BayesianProcess
     trained: Any
     everybody: bfl.data.Clients
-    shards: Optional[client_scores.Parts]
+    shards: client_scores.Parts | None
     notes: tuple[str, ...] = ()
 
     @property
@@ -89,7 +89,7 @@ class Job(NamedTuple):
         """Return a model's metrics on the examples of `shown`."""
         return build.scorer(self.config, self.test)(model, self.shown.features, self.shown.labels).metrics
 
-    def apart(self, model: keras.Model) -> Optional[dict[str, np.ndarray]]:
+    def apart(self, model: keras.Model) -> dict[str, np.ndarray] | None:
         """Return the predictions of the examples on which nobody trains; None if there are none."""
         if not self.shares.calibration:
             return None
@@ -99,7 +99,7 @@ class Job(NamedTuple):
         predictions = records.predictions_of(scored, records.in_units(labels, self.test.target))
         return {**predictions, **client_scores.named(self.config, owners)}
 
-    def unusual(self, model: keras.Model) -> Optional[bfl.evaluation.Unusual]:
+    def unusual(self, model: keras.Model) -> bfl.evaluation.Unusual | None:
         """Return the score of unusual examples, calibrated on the examples of `apart`; None where there is none."""
         if not self.shares.calibration or self.config.ensemble:
             return None
@@ -120,7 +120,7 @@ class Job(NamedTuple):
 
 def prepare(
     config: RunConfig,
-    user_data: Optional[bfl.data.OwnData],
+    user_data: bfl.data.OwnData | None,
     code: Code,
     keep: Callable[[bfl.data.Clients], bfl.data.Clients] = lambda clients: clients,
 ) -> Job:
@@ -169,7 +169,7 @@ def _of_privacy(config: RunConfig, process: bfl.federated.BayesianProcess) -> tu
 
 def _read(
     config: RunConfig,
-    user_data: Optional[bfl.data.OwnData],
+    user_data: bfl.data.OwnData | None,
     keep: Callable[[bfl.data.Clients], bfl.data.Clients],
 ) -> tuple[bfl.data.Source, bfl.data.Source, datasets.Shares]:
     """Return the training data, the test data, and who has which of the former."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets, temperatures
@@ -28,13 +28,13 @@ else:
 
 
 def laplace(
-    run: Union[str, pathlib.Path],
-    output: Union[str, pathlib.Path],
+    run: str | pathlib.Path,
+    output: str | pathlib.Path,
     *,
     structure: str = "last_layer",
-    prior_stddev: Optional[float] = None,
+    prior_stddev: float | None = None,
     prior_by_layer: bool = False,
-    temperature: Optional[float] = None,
+    temperature: float | None = None,
     code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Write a run with Laplace's posterior at its last weights to a new folder, and return its summary.
@@ -86,7 +86,7 @@ def approximated(
     finished: FinishedRun,
     *,
     structure: str = "last_layer",
-    prior_stddev: Optional[float] = None,
+    prior_stddev: float | None = None,
     prior_by_layer: bool = False,
     temperature: float = 1.0,
 ) -> tuple[bfl.federated.SimulationResult, Any]:
@@ -135,11 +135,11 @@ class FinishedRun(NamedTuple):
     clients: bfl.data.Clients
     model_fn: Callable[[], keras.Model]
     weights: bfl.models.ModelWeights
-    held_out: Optional[bfl.data.Clients] = None
+    held_out: bfl.data.Clients | None = None
 
 
 def finished_run(
-    run: Union[str, pathlib.Path], output: Union[str, pathlib.Path], code: Mapping[str, str], what: str
+    run: str | pathlib.Path, output: str | pathlib.Path, code: Mapping[str, str], what: str
 ) -> FinishedRun:
     """Read a run that ended with point weights.
 
@@ -180,9 +180,7 @@ def finished_run(
     return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights, shares.calibration)
 
 
-def check_exact(
-    config: RunConfig, what: str, run: str, process: Optional[bfl.federated.BayesianProcess] = None
-) -> None:
+def check_exact(config: RunConfig, what: str, run: str, process: bfl.federated.BayesianProcess | None = None) -> None:
     """Raise InvalidArgument for a run with differential privacy, of which no exact sums may be computed."""
     if is_private(config, process):
         raise InvalidArgument(
@@ -191,7 +189,7 @@ def check_exact(
         )
 
 
-def check_one_network(config: RunConfig, what: str, process: Optional[bfl.federated.BayesianProcess] = None) -> None:
+def check_one_network(config: RunConfig, what: str, process: bfl.federated.BayesianProcess | None = None) -> None:
     """Check that a training ends with the weights of one network.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import temperatures
@@ -22,13 +22,13 @@ ROUNDS = 10
 
 
 def last_layer(
-    run: Union[str, pathlib.Path],
-    output: Union[str, pathlib.Path],
+    run: str | pathlib.Path,
+    output: str | pathlib.Path,
     *,
-    prior_stddev: Optional[float] = None,
-    noise_stddev: Optional[float] = None,
-    temperature: Optional[float] = None,
-    rounds: Optional[int] = None,
+    prior_stddev: float | None = None,
+    noise_stddev: float | None = None,
+    temperature: float | None = None,
+    rounds: int | None = None,
     code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Write a run with the posterior of its last layer to a new folder, and return its summary.
@@ -82,8 +82,8 @@ def last_layer(
 def fitted_head(
     finished: FinishedRun,
     rounds: int,
-    prior_stddev: Optional[float] = None,
-    noise_stddev: Optional[float] = None,
+    prior_stddev: float | None = None,
+    noise_stddev: float | None = None,
     temperature: float = 1.0,
 ) -> tuple[bfl.federated.SimulationResult, Any]:
     """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the sums at the server.

@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich import box
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     aleatoric: float
     abstain: bool
     set: str = ""
-    unusual: Optional[float] = None
+    unusual: float | None = None
 
 
 class NumberRow(NamedTuple):
@@ -81,10 +81,10 @@ class NumberRow(NamedTuple):
     epistemic: float
     aleatoric: float
     abstain: bool
-    unusual: Optional[float] = None
+    unusual: float | None = None
 
 
-AnyRow = Union[Row, NumberRow]
+AnyRow = Row | NumberRow
 
 
 class Predictions(NamedTuple):
@@ -113,12 +113,12 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    model: Union[str, os.PathLike],
-    images: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]],
-    num_samples: Optional[int] = None,
+    model: str | os.PathLike,
+    images: str | os.PathLike | Sequence[str | os.PathLike],
+    num_samples: int | None = None,
     seed: int = 0,
-    max_uncertainty: Optional[float] = None,
-    separator: Optional[str] = None,
+    max_uncertainty: float | None = None,
+    separator: str | None = None,
 ) -> Predictions:
     """Predict images, or rows of a table, with a SavedModel of this library.
 
@@ -168,7 +168,7 @@ def predict(
     return Predictions("image" if len(facts["input_shape"]) == _IMAGE else "row", rows, examples.failures, notes)
 
 
-def stated_by(model: Union[str, os.PathLike]) -> str:
+def stated_by(model: str | os.PathLike) -> str:
     """Return the method and the posterior temperature of a model in a sentence; "" if its export states none.
 
     Args:
@@ -185,8 +185,8 @@ def _as_rows(
     which: Sequence[str],
     answer: dict[str, np.ndarray],
     names: Sequence[str],
-    calibration: Optional[bfl.export.Calibration],
-    max_uncertainty: Optional[float],
+    calibration: bfl.export.Calibration | None,
+    max_uncertainty: float | None,
 ) -> list[Row]:
     probabilities, uncertainty, limit = answer["probabilities"], answer["entropy"], max_uncertainty
     sets = [names[label] for label in answer["label"]]
@@ -215,7 +215,7 @@ def _as_rows(
     ]
 
 
-def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optional[float]) -> list[NumberRow]:
+def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: float | None) -> list[NumberRow]:
     above = ~(answer["stddev"] <= (np.inf if most is None else most))
     names = [name for name in NumberRow._fields if name in answer]
     return [
@@ -225,7 +225,7 @@ def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optio
 
 
 def read_examples(
-    info: bfl.export.Info, paths: Any, separator: Optional[str] = None, notes: Optional[list[str]] = None
+    info: bfl.export.Info, paths: Any, separator: str | None = None, notes: list[str] | None = None
 ) -> bfl.data.Images:
     """Read images, or rows of tables, as a model accepts them.
 
@@ -243,7 +243,7 @@ def read_examples(
     return _rows(paths, info, separator, [] if notes is None else notes)
 
 
-def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str], notes: list[str]) -> bfl.data.Images:
+def _rows(paths: Any, info: bfl.export.Info, separator: str | None, notes: list[str]) -> bfl.data.Images:
     """Read the rows of tables in the form of `read_images`; `notes` gets sentences on unknown categories."""
     columns = [bfl.data.Column(*column) for column in bfl.export.columns_of(info)]
     if not columns:

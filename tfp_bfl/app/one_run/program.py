@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -33,21 +33,21 @@ class Run(_Run):
       data: the data that the program gave, for `report`; None for data that were named.
     """
 
-    data: Optional[GivenData] = None
+    data: GivenData | None = None
 
 
 def run(
-    output: Union[str, pathlib.Path, None] = None,
+    output: str | pathlib.Path | None = None,
     *,
     model: object = None,
     rule: object = None,
     algorithm: object = None,
     dataset: object = None,
     test_data: object = None,
-    config: Union[str, pathlib.Path, None] = None,
-    resume: Union[str, pathlib.Path, None] = None,
-    progress: Optional[str] = "none",
-    on_round: Optional[OnRound] = None,
+    config: str | pathlib.Path | None = None,
+    resume: str | pathlib.Path | None = None,
+    progress: str | None = "none",
+    on_round: OnRound | None = None,
     **options: object,
 ) -> Run:
     """Train, evaluate, export and report a model, as `tfp-bfl run` does.
@@ -105,7 +105,7 @@ def run(
     return result
 
 
-def _given_data(dataset: object, test_data: object) -> Optional[GivenData]:
+def _given_data(dataset: object, test_data: object) -> GivenData | None:
     """Return data in memory; None for a name or a path.
 
     Raises:
@@ -121,7 +121,7 @@ def _as_text(**paths: Any) -> dict[str, Any]:
     return {name: x if x is None else os.fspath(x) for name, x in paths.items()}
 
 
-def _options_of(given: GivenData, config: Union[str, pathlib.Path, None], options: dict[str, Any]) -> dict[str, Any]:
+def _options_of(given: GivenData, config: str | pathlib.Path | None, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a run that say what data in memory are: the record of the data, and their task."""
     settings = {**(read_yaml(config) if config is not None else {}), **options}
     label, client = settings.get("label") or "label", settings.get("client_column")

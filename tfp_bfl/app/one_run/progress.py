@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -49,7 +49,7 @@ class Reporter:
         self._doing, self._since, self._told = "", time.monotonic(), time.monotonic()
         self._is_told, self._number = True, 0
         self._ends: list[float] = []
-        self._bar: Optional[Progress] = None
+        self._bar: Progress | None = None
         self._announcement = ""
 
     def announce(self, words: str) -> None:
@@ -105,7 +105,7 @@ class Reporter:
         elif self._form in ("lines", "phases"):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _show(self, doing: str, scores: Optional[str] = None) -> None:
+    def _show(self, doing: str, scores: str | None = None) -> None:
         """Show the text on the bar."""
         if self._bar is not None:
             (task,) = self._bar.task_ids
@@ -126,7 +126,7 @@ class Reporter:
 
 
 @contextlib.contextmanager
-def reporter(console: Console, form: Optional[str], rounds: int) -> Iterator[Reporter]:
+def reporter(console: Console, form: str | None, rounds: int) -> Iterator[Reporter]:
     """Return a `Reporter` for the time of a run.
 
     Args:

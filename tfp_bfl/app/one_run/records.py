@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,7 +56,7 @@ _NUMBERS = (
 )
 
 
-def config_with_code(run: Union[str, os.PathLike], code: Mapping[str, str]) -> RunConfig:
+def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConfig:
     """Return the configuration of a run with code that may be run.
 
     Args:
@@ -77,7 +77,7 @@ def config_with_code(run: Union[str, os.PathLike], code: Mapping[str, str]) -> R
     return make_config(path, dict(code))
 
 
-def weights_in(summary: Mapping[str, Any]) -> Optional[str]:
+def weights_in(summary: Mapping[str, Any]) -> str | None:
     """Return what the weights of a run's model are, as `resolve.weights_of`; None for a run that recorded none."""
     recorded = summary.get("method")
     return recorded.get("weights") if isinstance(recorded, Mapping) else None
@@ -103,7 +103,7 @@ def privacy(
     config: RunConfig,
     last: Mapping[str, Any],
     sizes: Iterable[int],
-    process: Optional[bfl.federated.BayesianProcess] = None,
+    process: bfl.federated.BayesianProcess | None = None,
 ) -> dict[str, float]:
     """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
@@ -126,7 +126,7 @@ def privacy(
     return {**epsilons, "delta": own.delta if own else config.privacy_delta} if epsilons else {}
 
 
-def is_private(config: RunConfig, process: Optional[bfl.federated.BayesianProcess] = None) -> bool:
+def is_private(config: RunConfig, process: bfl.federated.BayesianProcess | None = None) -> bool:
     """Return whether a run hides clients or examples by noise.
 
     Args:
@@ -143,7 +143,7 @@ def truth(test: bfl.data.Source) -> np.ndarray:
     return in_units(test.labels, test.target)
 
 
-def in_units(labels: np.ndarray, target: Optional[bfl.data.Column]) -> np.ndarray:
+def in_units(labels: np.ndarray, target: bfl.data.Column | None) -> np.ndarray:
     """Return labels as predictions are of them: classes, or numbers in the units of their target, in float64."""
     return labels if target is None else target.mean + target.scale * np.asarray(labels, np.float64)
 

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tfp_bfl.files.writing import begun
 if TYPE_CHECKING:
     from tfp_bfl.servers import curvatures, factors, online
 
-    State = Union[online.OnlineState, factors.Factors, curvatures.Curvatures]
+    State = online.OnlineState | factors.Factors | curvatures.Curvatures
 else:
     curvatures, factors, online = (Later(f"tfp_bfl.servers.{name}") for name in ("curvatures", "factors", "online"))
 
@@ -33,7 +33,7 @@ _MODULES: dict[str, Any] = {STATE: online, SITES: factors, CURVATURES: curvature
 Change = Callable[[Any], Any]
 
 
-def clients_file(run: Union[str, pathlib.Path]) -> pathlib.Path:
+def clients_file(run: str | pathlib.Path) -> pathlib.Path:
     """Return the file of a run's folder that holds its clients.
 
     Raises:
@@ -48,7 +48,7 @@ def clients_file(run: Union[str, pathlib.Path]) -> pathlib.Path:
     )
 
 
-def read_state(run: Union[str, pathlib.Path]) -> Any:
+def read_state(run: str | pathlib.Path) -> Any:
     """Return the clients that a run's folder holds.
 
     Raises:
@@ -58,7 +58,7 @@ def read_state(run: Union[str, pathlib.Path]) -> Any:
     return _MODULES[path.name].load(path)
 
 
-def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: object, replace: bool) -> Change:
+def add(run: str | pathlib.Path, other: str | pathlib.Path, names: object, replace: bool) -> Change:
     """Return the change that takes clients of another run, all of them or those named.
 
     Raises:
@@ -71,7 +71,7 @@ def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: o
     return lambda state: _MODULES[target.name].join(state, taken, names or None, replace)
 
 
-def remove(run: Union[str, pathlib.Path], names: Any) -> Change:
+def remove(run: str | pathlib.Path, names: Any) -> Change:
     """Return the change that leaves clients out, as if they had never taken part."""
     return lambda state: _MODULES[clients_file(run).name].remove(state, *names)
 
@@ -98,9 +98,9 @@ def describe(state: State) -> str:
 
 
 def revise(
-    run: Union[str, pathlib.Path],
+    run: str | pathlib.Path,
     change: Change,
-    output: Union[str, pathlib.Path],
+    output: str | pathlib.Path,
     code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Write a run with other clients to a new folder, and return its summary; the old one stays as it is.
@@ -130,7 +130,7 @@ def revise(
     return write(folder, config, data, file, state, _MODULES[file].pool(state), **more)
 
 
-def new_folder(output: Union[str, pathlib.Path]) -> pathlib.Path:
+def new_folder(output: str | pathlib.Path) -> pathlib.Path:
     """Return the path of a folder that is still to be made.
 
     Raises:
@@ -198,7 +198,7 @@ def write(
     return summary
 
 
-def _names(state: Union[factors.Factors, curvatures.Curvatures]) -> Any:
+def _names(state: factors.Factors | curvatures.Curvatures) -> Any:
     return state.names if isinstance(state, factors.Factors) else state.clients
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -43,12 +43,12 @@ _VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "te
 
 def execute(
     config: RunConfig,
-    output: Union[str, pathlib.Path, None] = None,
+    output: str | pathlib.Path | None = None,
     *,
-    console: Optional[Console] = None,
-    progress: Optional[str] = None,
+    console: Console | None = None,
+    progress: str | None = None,
     code: Code = NO_CODE,
-    on_round: Optional[OnRound] = None,
+    on_round: OnRound | None = None,
 ) -> pathlib.Path:
     """Run a configuration and return its folder.
 
@@ -78,16 +78,16 @@ def execute(
 
 
 def resume(
-    folder: Union[str, pathlib.Path],
+    folder: str | pathlib.Path,
     *,
-    console: Optional[Console] = None,
-    progress: Optional[str] = None,
-    model: Optional[str] = None,
-    rule: Optional[str] = None,
-    algorithm: Optional[str] = None,
-    dataset: Optional[str] = None,
+    console: Console | None = None,
+    progress: str | None = None,
+    model: str | None = None,
+    rule: str | None = None,
+    algorithm: str | None = None,
+    dataset: str | None = None,
     code: Code = NO_CODE,
-    on_round: Optional[OnRound] = None,
+    on_round: OnRound | None = None,
 ) -> pathlib.Path:
     """Resume an interrupted run from its last checkpoint, and return its folder.
 
@@ -119,7 +119,7 @@ def resume(
 
 
 def _run(
-    config: RunConfig, folder: Optional[pathlib.Path], status: Reporter, code: Code, hook: Optional[OnRound]
+    config: RunConfig, folder: pathlib.Path | None, status: Reporter, code: Code, hook: OnRound | None
 ) -> pathlib.Path:
     started = time.perf_counter()
     status.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
@@ -208,7 +208,7 @@ def _simulated(
     clients: bfl.data.ClientData,
     folder: pathlib.Path,
     on_round: OnRound,
-    start: Optional[bfl.models.ModelWeights],
+    start: bfl.models.ModelWeights | None,
     runtime: object,
 ) -> bfl.federated.SimulationResult:
     """Run the rounds."""
@@ -227,7 +227,7 @@ def _simulated(
     )
 
 
-def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: object) -> Optional[bfl.models.ModelWeights]:
+def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: object) -> bfl.models.ModelWeights | None:
     """Pre-train at the server, record the scores, and return the weights.
 
     Return None without pre-training, or if rounds have begun.

@@ -9,8 +9,8 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Callable, Optional, TextIO, Union
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def _config_in(folder: pathlib.Path) -> RunConfig:
     return make_config(folder / "config.yaml", {}, runs_code=False)
 
 
-def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
+def free_folder(config: RunConfig, output: str | pathlib.Path | None) -> pathlib.Path:
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -105,7 +105,7 @@ def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pa
 
 
 @contextlib.contextmanager
-def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: Optional[OnRound]) -> Iterator[OnRound]:
+def recorder(folder: pathlib.Path, config: RunConfig, status: Reporter, hook: OnRound | None) -> Iterator[OnRound]:
     """Return the function that records a round: metrics.jsonl, progress, TensorBoard events."""
     events = folder / "tensorboard"
     with space(events, writes=True):
@@ -154,8 +154,8 @@ def write_results(
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
     info: bfl.export.Info,
-    apart: Optional[dict[str, np.ndarray]],
-    unusual: Optional[bfl.evaluation.Unusual],
+    apart: dict[str, np.ndarray] | None,
+    unusual: bfl.evaluation.Unusual | None,
 ) -> None:
     """Write all metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
     # Of a run that broke off while it wrote them.

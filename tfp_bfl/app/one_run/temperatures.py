@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
     by: str
 
 
-def choose(given: Optional[float], finished: FinishedRun, state: curvatures.Curvatures) -> Chosen:
+def choose(given: float | None, finished: FinishedRun, state: curvatures.Curvatures) -> Chosen:
     """Choose the posterior temperature T: as given, else by held-out rows, else the default of the library.
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
 
@@ -56,19 +56,19 @@ class _Inferred(Optimized, Bounded):
 
     default_schedule: ClassVar[str] = "inverse"
 
-    inference: Optional[str] = option(
+    inference: str | None = option(
         None,
         "Local inference of the posterior; by default curvature, and natural for clients with "
         "approximate likelihood factors.",
         names=choices.INFERENCES,
     )
-    noise: Optional[str] = option(
+    noise: str | None = option(
         None,
         "Noise of the weights in training: shared by a batch, or flipout for each example; by default "
         "that of the inference.",
         names=choices.NOISES,
     )
-    temperature: Optional[Positive] = option(
+    temperature: Positive | None = option(
         None,
         "Posterior temperature T: as if each example had been seen 1/T times; by default 0.01, for regression 1.",
     )
@@ -92,7 +92,7 @@ class _Inferred(Optimized, Bounded):
 class _HiddenExamples(Options):
     """Clients with differential privacy of their examples."""
 
-    example_clip_norm: Optional[Positive] = option(
+    example_clip_norm: Positive | None = option(
         None,
         "Example-level differential privacy: clipping norm of one example's gradient; requires inference backprop.",
         argument=None,
@@ -119,7 +119,7 @@ class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, _HiddenExamples,
     recipe: ClassVar[str] = "variational"
     summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
 
-    kl: Optional[str] = option(
+    kl: str | None = option(
         None,
         "Scaling of the KL term on each client (see `tfp-bfl list`); by default that of the rule.",
         names=choices.KLS,
@@ -168,7 +168,7 @@ class _Sites(_Inferred, AnyKind):
 
         return SITES_INFERENCE
 
-    damping: Optional[Positive] = option(
+    damping: Positive | None = option(
         None, "Damping of the approximate likelihood factors between rounds; 1 / clients by default.", le=1
     )
 
@@ -222,10 +222,10 @@ class FLSwag(SGD):
         "Widen a client's posterior by the curvature of its likelihood; --no-curvature for the variance of SGD alone.",
     )
     min_examples: Count = option(10, "Minimum number of examples of a client; smaller clients are refused.")
-    burn_in_epochs: Optional[CountOrZero] = option(
+    burn_in_epochs: CountOrZero | None = option(
         None, "Number of epochs before SWAG collects; half of the local epochs by default."
     )
-    collect_every: Optional[Count] = option(None, "Number of steps between collected iterates; one epoch by default.")
+    collect_every: Count | None = option(None, "Number of steps between collected iterates; one epoch by default.")
     max_columns: int = option(20, "Maximum number of deviation columns that a client sends.", ge=2, le=INT32_MAX)
     min_variance: Positive = option(1e-6, "Floor of the iterates' variances.")
     weight_decay: PositiveOrZero = option(0.0, "L2 weight decay of the clients' SGD.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -20,7 +20,7 @@ def _by_client(value: object) -> list[str]:
     return [str(entry).strip() for entry in entries]
 
 
-def _probabilities(value: object) -> Union[float, str]:
+def _probabilities(value: object) -> float | str:
     """Return one probability as a float, several as text with commas.
 
     Raises:
@@ -37,7 +37,7 @@ def _probabilities(value: object) -> Union[float, str]:
     return float(entries[0]) if len(entries) == 1 else ",".join(entries)
 
 
-Probabilities = Annotated[Union[float, str], BeforeValidator(_probabilities)]
+Probabilities = Annotated[float | str, BeforeValidator(_probabilities)]
 
 
 def _are_all(config: Any) -> bool:
@@ -94,7 +94,7 @@ class QLSD(_Chain, Compressed):
     )
     forgetful: bool = option(False, "Do not keep a memory of sent gradients on the clients.", argument=None)
     refresh_every: Count = option(100, "Number of rounds between anchors.")
-    potential_curvature: Union[Positive, Literal["estimate"], None] = option(
+    potential_curvature: Positive | Literal["estimate"] | None = option(
         None,
         "Largest curvature L of the potential, for a check of the step size before the first round: a number, or "
         "estimate for a warning by the curvature at the weights of the untrained model.",

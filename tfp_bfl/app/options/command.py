@@ -10,7 +10,7 @@ import functools
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import click
 
@@ -121,7 +121,7 @@ def _code_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield from ((named, x) for x in re.split("[,;]", values) if ".py:" in x)
 
 
-def _algorithm_in(args: Sequence[str]) -> Optional[str]:
+def _algorithm_in(args: Sequence[str]) -> str | None:
     """Return the algorithm that arguments name, if there is one of that name, else None."""
     from tfp_bfl.app.options.algorithms import ALGORITHMS, canonical
 

@@ -6,7 +6,7 @@ import csv
 import functools
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Optional, Union
+from typing import Any
 
 import pydantic
 import yaml
@@ -38,7 +38,7 @@ from tfp_bfl.files.tables import to_csv
 MOST_LETTERS = 4096
 
 
-def names_in(value: Optional[str]) -> tuple[str, ...]:
+def names_in(value: str | None) -> tuple[str, ...]:
     """Return the names in a list separated by commas, quoted where they hold one."""
     return tuple(next(csv.reader([value]), [])) if value else ()
 
@@ -59,14 +59,14 @@ class RunConfig(NoTruthAsNumber):
         " a table (.csv, .parquet), an archive (.npz) or a folder of images.",
     )
     label: str = option("label", "Column of a table with the labels.")
-    client_column: Optional[str] = option(
+    client_column: str | None = option(
         None, "Column of a table, or array of an archive, that names the client of each example."
     )
-    drop: Optional[str] = option(None, "Columns of a table that are left out, separated by commas.")
-    only: Optional[str] = option(None, "Columns of a table that are features, separated by commas; all by default.")
-    categorical: Optional[str] = option(None, "Columns of numbers, or of many texts, that are categories.")
-    date_unit: Optional[str] = option(None, "Unit in which dates become numbers.", names=choices.DATE_UNITS)
-    separator: Optional[str] = option(
+    drop: str | None = option(None, "Columns of a table that are left out, separated by commas.")
+    only: str | None = option(None, "Columns of a table that are features, separated by commas; all by default.")
+    categorical: str | None = option(None, "Columns of numbers, or of many texts, that are categories.")
+    date_unit: str | None = option(None, "Unit in which dates become numbers.", names=choices.DATE_UNITS)
+    separator: str | None = option(
         None, "Separator of a .csv file's columns, such as ';' or tab; that of its header if not given."
     )
     task: str = option(
@@ -74,13 +74,13 @@ class RunConfig(NoTruthAsNumber):
         "Task on user-supplied data: classification, or regression on numeric labels.",
         names=choices.TASKS,
     )
-    test_data: Optional[str] = option(
+    test_data: str | None = option(
         None, "File or folder with the test set of user-supplied data; a fifth of the data by default."
     )
     model: str = option(
         "lenet", "Model, or FILE.py:FUNCTION, which is executed; mlp by default for tables.", names=choices.MODELS
     )
-    kind: Optional[str] = option(
+    kind: str | None = option(
         "flipout",
         "deterministic, mc_dropout, flipout or variational_dropout; a user-supplied model has its own kind, "
         "and the first two convert it.",
@@ -92,8 +92,8 @@ class RunConfig(NoTruthAsNumber):
         names=choices.PARTITIONS,
     )
     clients: Count = option(10, "Number of clients.")
-    cohort_size: Optional[Count] = option(None, "Number of clients sampled each round; all clients by default.")
-    popularity: Optional[Positive] = option(
+    cohort_size: Count | None = option(None, "Number of clients sampled each round; all clients by default.")
+    popularity: Positive | None = option(
         None,
         "Concentration of the Dirichlet distribution of the clients' sampling probabilities; equal "
         "probabilities by default.",
@@ -101,25 +101,25 @@ class RunConfig(NoTruthAsNumber):
     dropout: ShareOrZero = option(0.0, "Probability that a sampled client does not answer in a round.")
     max_retries: CountOrZero = option(3, "Number of new cohorts for a round without a valid client result.")
     rounds: Count = option(60, "Number of rounds.")
-    average_rounds: Optional[Count] = option(
+    average_rounds: Count | None = option(
         None, "Number of last rounds averaged into the final model; only the last round by default."
     )
-    ensemble: Optional[int] = option(
+    ensemble: int | None = option(
         None,
         "Number of models with different initial weights and averaged predictions; one model by default.",
         ge=2,
         le=INT32_MAX,
     )
-    pretrain_share: Optional[Share] = option(
+    pretrain_share: Share | None = option(
         None,
         "Fraction of the data on which the server trains first, until its accuracy stops improving; without class "
         "weights and augmentation.",
     )
-    hold_out: Optional[Share] = option(
+    hold_out: Share | None = option(
         None,
         "Fraction of the data held out from training on each client, for `tfp-bfl calibrate` and unusual examples.",
     )
-    examples_per_client: Optional[Count] = option(
+    examples_per_client: Count | None = option(
         None, "Maximum number of examples of each client, chosen at random by the seed."
     )
     evaluate_clients: bool = option(
@@ -130,7 +130,7 @@ class RunConfig(NoTruthAsNumber):
     unseen_clients: CountOrZero = option(
         0, "Number of additional clients that never train; `evaluate_clients` scores them separately."
     )
-    initial_stddev: Optional[Positive] = option(
+    initial_stddev: Positive | None = option(
         None, "Initial posterior standard deviation; by default 0.003, for kind variational_dropout 0.0143."
     )
     min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations of kind flipout.")
@@ -141,12 +141,12 @@ class RunConfig(NoTruthAsNumber):
         "Noise parameter of layers of kind variational_dropout.",
         names=choices.PARAMETRIZATIONS,
     )
-    variational_layers: Optional[str] = option(
+    variational_layers: str | None = option(
         None,
         "Layers with Gaussian weights, such as dense,dense_1, or all; by default all, of conv_net dense_1 alone.",
     )
-    width: Optional[Count] = option(None, "Number of filters of the model conv_net; 64 by default.")
-    normalization: Optional[str] = option(
+    width: Count | None = option(None, "Number of filters of the model conv_net; 64 by default.")
+    normalization: str | None = option(
         None, "Normalization layers; by default those of the model.", names=choices.NORMALIZATIONS
     )
     precision: str = option(
@@ -167,16 +167,16 @@ class RunConfig(NoTruthAsNumber):
     checkpoint_every: Count = option(1, "Number of rounds between checkpoints, from which --resume continues.")
     keep_checkpoints: Count = option(3, "Number of checkpoints kept.")
     seed: CountOrZero = option(0, "Random seed.")
-    engine: Optional[str] = option(
+    engine: str | None = option(
         None,
         "Engine: TensorFlow Federated's workers, this process, this process with rounds compiled by XLA (for small "
         "models), or the Ray cluster of RAY_ADDRESS, which must see the run folder; by default tff where it is "
         "installed.",
         names=choices.ENGINES,
     )
-    data_dir: Optional[str] = option(None, "Folder of TFDS' datasets; TFDS' default folder by default.")
+    data_dir: str | None = option(None, "Folder of TFDS' datasets; TFDS' default folder by default.")
     tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
-    output: Optional[str] = option(None, "New run folder; runs/NAME-TIME by default.")
+    output: str | None = option(None, "New run folder; runs/NAME-TIME by default.")
     _parameters: Mapping[str, Value] = pydantic.PrivateAttr({})
 
     @property
@@ -351,7 +351,7 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
 
 
 def make_config(
-    file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE
+    file: str | pathlib.Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE
 ) -> RunConfig:
     """Return a configuration from a YAML file, if one is given, and options, which win.
 

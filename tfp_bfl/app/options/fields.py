@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Optional, Union
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
@@ -30,8 +30,8 @@ def option(
     default: Any,
     description: str,
     *,
-    argument: Optional[str] = "",
-    names: Optional[choices.Table] = None,
+    argument: str | None = "",
+    names: choices.Table | None = None,
     **limits: Any,
 ) -> Any:
     """Return a field of a configuration.
@@ -114,8 +114,8 @@ class Training(Options):
     """Clients train the model."""
 
     local_epochs: Count = option(LOCAL_EPOCHS, "Number of epochs of a client in each round.")
-    learning_rate: Optional[Positive] = option(None, "Learning rate of the clients; by default that of the inference.")
-    class_weight: Optional[str] = option(
+    learning_rate: Positive | None = option(None, "Learning rate of the clients; by default that of the inference.")
+    class_weight: str | None = option(
         None,
         "Class weights of the training loss: balanced (inverse to the class counts of all clients), or "
         "CLASS=WEIGHT,...; equal weights by default.",
@@ -142,7 +142,7 @@ class SGD(Training):
 class ManyRounds(Training):
     default_schedule: ClassVar[str] = "constant"
 
-    schedule: Optional[str] = option(
+    schedule: str | None = option(
         None,
         "Schedule of the learning rate over the rounds: cosine (to a tenth), inverse, exponential or constant.",
         argument=None,
@@ -152,7 +152,7 @@ class ManyRounds(Training):
         0.0, "Decay rate of the exponential schedule, per round; above 0 it selects that schedule.", argument=None
     )
     silent_rounds: CountOrZero = option(0, "Number of rounds before the exponential schedule begins.", argument=None)
-    augmentation: Optional[str] = option(
+    augmentation: str | None = option(
         None,
         "Augmentation of images at each step; none by default.",
         names=choices.AUGMENTATIONS,
@@ -187,7 +187,7 @@ class ManyRounds(Training):
 class Optimized(ManyRounds):
     """Clients step their means and point weights by a Keras optimizer."""
 
-    optimizer: Optional[str] = option(
+    optimizer: str | None = option(
         None,
         "Optimizer of the clients; by default momentum, SGD with momentum 0.9.",
         argument="optimizer_fn",
@@ -203,7 +203,7 @@ class Optimized(ManyRounds):
 
 
 class Prior(Options):
-    prior_stddev: Union[Positive, Literal["fan_in"]] = option(
+    prior_stddev: Positive | Literal["fan_in"] = option(
         "fan_in",
         "Prior standard deviation of each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
         argument=None,
@@ -217,7 +217,7 @@ class AnyKind(Prior):
 
 
 class BurnIn(Options):
-    burn_in_rounds: Optional[CountOrZero] = option(
+    burn_in_rounds: CountOrZero | None = option(
         None, "Number of burn-in rounds before samples are collected; half of the rounds by default."
     )
 
@@ -246,12 +246,12 @@ def _server_rates() -> str:
 
 
 class ServerOptimized(Options):
-    server_optimizer: Optional[str] = option(
+    server_optimizer: str | None = option(
         None,
         "Optimizer of the server, with the clients' mean change as its gradient; by default the mean itself.",
         names=choices.SERVER_OPTIMIZERS,
     )
-    server_learning_rate: Optional[Positive] = option(
+    server_learning_rate: Positive | None = option(
         None,
         f"Learning rate of the server's optimizer; {_server_rates()} by default.",
         argument=None,
@@ -275,7 +275,7 @@ class ServerOptimized(Options):
 
 
 class Bounded(Options):
-    max_change_norm: Optional[Positive] = option(
+    max_change_norm: Positive | None = option(
         None, "Maximum distance of a client's weights from the server's; clients beyond it are left out of the round."
     )
 
@@ -283,7 +283,7 @@ class Bounded(Options):
 class Pooled(Options):
     """The server's aggregation rule can be chosen."""
 
-    rule: Optional[str] = option(
+    rule: str | None = option(
         None,
         "Aggregation rule, or FILE.py:FUNCTION, which is executed; by default the rule under which the "
         "clients' steps converge to the posterior.",
@@ -298,7 +298,7 @@ class Pooled(Options):
 
 
 class Defended(Options):
-    robust: Optional[str] = option(
+    robust: str | None = option(
         None,
         "Robust aggregation against adversarial clients: clip:MAX_NORM, trimmed:SHARE, median or "
         "centered_clip; none by default.",
@@ -334,12 +334,12 @@ class Weighted(Options):
 class Hidden(Weighted):
     """Options of algorithms that support client-level differential privacy."""
 
-    privacy_clip_norm: Optional[Positive] = option(
+    privacy_clip_norm: Positive | None = option(
         None,
         "Client-level differential privacy: clipping norm of a client's sum of means, in standard deviations.",
         argument=None,
     )
-    privacy_variance_clip_norm: Optional[Positive] = option(
+    privacy_variance_clip_norm: Positive | None = option(
         None, "Clipping norm of the variances; by default a twentieth of privacy_clip_norm.", argument=None
     )
     privacy_noise: PositiveOrZero = option(

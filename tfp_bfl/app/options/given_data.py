@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from tfp_bfl import data
 from tfp_bfl.app.options.own_model import is_trusted, load
@@ -41,7 +41,7 @@ class Recorded(NamedTuple):
     is_table: bool
 
 
-def recorded(dataset: object) -> Optional[Recorded]:
+def recorded(dataset: object) -> Recorded | None:
     """Return what a configuration's dataset says of data that a program gave; None for a name or a path."""
     found = _RECORD.fullmatch(dataset) if isinstance(dataset, str) else None
     if not found:
@@ -64,7 +64,7 @@ class GivenData:
     def __init__(self, train: object, test: object = None):
         self._parts, self._read = (train, test), dict[Any, data.OwnData]()
 
-    def read(self, label: str, client: Optional[str], task: str) -> data.OwnData:
+    def read(self, label: str, client: str | None, task: str) -> data.OwnData:
         """Return the training and the test data, and the clients that they name (`data.read_own`)."""
         train, test = self._parts
         key = label, client, task
@@ -73,7 +73,7 @@ class GivenData:
         return self._read[key]
 
     @property
-    def task(self) -> Optional[str]:
+    def task(self) -> str | None:
         """The task that a source's labels say; None for data with their task in an option."""
         train, _ = self._parts
         source = getattr(train, "source", train)
@@ -81,7 +81,7 @@ class GivenData:
             return None
         return "regression" if source.target else "classification"
 
-    def record(self, label: str, client: Optional[str], task: str) -> str:
+    def record(self, label: str, client: str | None, task: str) -> str:
         """Return what a run records of the data: kind, shape and digest."""
         parts = self.read(label, client, task)
         kind = data.kind_of(self._parts[0])
@@ -141,7 +141,7 @@ def with_defaults(values: Mapping[str, Any], parameters: Mapping[str, Any]) -> d
     return {"task": task, **of_clients, **of_tables, **values}
 
 
-def read_given(given: Optional[GivenData], dataset: str, label: str, client: Optional[str], task: str) -> data.OwnData:
+def read_given(given: GivenData | None, dataset: str, label: str, client: str | None, task: str) -> data.OwnData:
     """Return the data of a run that, by its record, a program gave.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from collections.abc import Callable
 
 import click
 
@@ -11,7 +11,7 @@ from tfp_bfl.data.names import as_names
 FAMILIES = ("gaussian", "bernoulli", "poisson", "cox")
 
 
-def names_of(text: Optional[str]) -> list[str]:
+def names_of(text: str | None) -> list[str]:
     """Return the names in a list separated by commas."""
     return [name for name in as_names((text or "").split(",")) if name]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -18,7 +18,7 @@ def _as_text(value: object) -> Any:
 
 
 class Compressed(Options):
-    compressor: Annotated[Optional[str], BeforeValidator(_as_text)] = option(
+    compressor: Annotated[str | None, BeforeValidator(_as_text)] = option(
         None,
         "Compression of the clients' messages: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or "
         "none, which only counts bits; of qlsd also one for each client, separated by commas.",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 from tfp_bfl import data
 from tfp_bfl.app.options.parameters import (
@@ -74,10 +74,10 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
 
 def model_fn(
     function: Any,
-    source: Union[data.Source, data.Schema],
+    source: data.Source | data.Schema,
     options: Mapping[str, Any],
     given: Mapping[str, Any] = NOTHING,
-    kind: Optional[str] = None,
+    kind: str | None = None,
 ) -> Callable[[], Any]:
     """Build a model by a user's function, which gets those of the options that it takes.
 
@@ -136,8 +136,8 @@ def model_fn(
 
 
 def _conversion(
-    what: str, found: str, wanted: Optional[str], rate: Optional[float], default: Any
-) -> Optional[Callable[[Any], Any]]:
+    what: str, found: str, wanted: str | None, rate: float | None, default: Any
+) -> Callable[[Any], Any] | None:
     """Return the function that converts a model of a kind to the kind that was given; None where it is of that kind."""
     from tfp_bfl import models
 
@@ -153,7 +153,7 @@ def _conversion(
     )
 
 
-def rule_of(given: Any, value: Optional[str], parameters: Mapping[str, Any] = NOTHING) -> Any:
+def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = NOTHING) -> Any:
     """Return the rule that a program gives, or that FILE.py:FUNCTION names.
 
     Args:
@@ -254,7 +254,7 @@ def trust(named: Mapping[str, Any]) -> None:
     _TRUSTED.update(str(x) for name, x in named.items() if name in OPTIONS and names_code(x))
 
 
-def trust_dataset(named: Optional[str], datasets: Sequence[str]) -> None:
+def trust_dataset(named: str | None, datasets: Sequence[str]) -> None:
     """Let the code of a dataset be run that a command names again.
 
     Args:

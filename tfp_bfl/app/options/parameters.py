@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, Union
 
 import pydantic
 
 from tfp_bfl.app.options.refusals import must_be
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 
-Value = Union[str, int, float, bool, None]
+Value = str | int | float | bool | None
 # Role of a function (model, rule, algorithm, dataset) -> the function.
 Functions = Mapping[str, Callable[..., Any]]
 _PLAIN = (bool, int, float, str)
@@ -151,7 +151,7 @@ def names_of(functions: Functions) -> dict[str, None]:
     return {name: None for function in functions.values() for name in parameters_of(function)}
 
 
-def kind_of_value(role: str, function: object, name: str) -> Optional[type]:
+def kind_of_value(role: str, function: object, name: str) -> type | None:
     """Return the type of a parameter's values in the help of a command; None where it can be no option."""
     try:
         parts = [x for x in _alternatives(type_of(role, function, name)) if x is not type(None)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.fields import (
@@ -117,7 +117,7 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
     variances: str = option(
         "hypernetwork", "Source of the clients' variances (see `tfp-bfl list`).", names=choices.PERSONAL_VARIANCES
     )
-    embedding_size: Optional[Count] = option(
+    embedding_size: Count | None = option(
         None,
         "Size of the hypernetwork's embedding of a client; 1 + clients / 4 by default.",
         argument="variance_options.embedding_size",
@@ -128,12 +128,12 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
         argument="variance_options.ranged",
         names=choices.VARIANCE_RANGES,
     )
-    initial_rate: Optional[Share] = option(
+    initial_rate: Share | None = option(
         None,
         "Dropout rate at the start, relative to the weights of each layer, in the place of --initial-stddev.",
         argument="variance_options.initial_rate",
     )
-    logit_rate: Optional[PositiveOrZero] = option(
+    logit_rate: PositiveOrZero | None = option(
         None,
         "Learning rate of the clients for the logits of the variances; by default that of the weights.",
     )
@@ -151,7 +151,7 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
     absent_decay: bool = option(
         False, "Decay the embeddings of clients outside the round too.", argument="server_options.absent_decay"
     )
-    pruning_threshold: Optional[Share] = option(
+    pruning_threshold: Share | None = option(
         None,
         "Dropout rate above which weights are pruned from messages; no pruning by default.",
         argument="threshold",

@@ -8,7 +8,7 @@ values, from the same functions, so that the record of a run says what it comput
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.algorithms import OwnAlgorithm
@@ -37,9 +37,7 @@ _STATED = (
 )
 
 
-def resolved(
-    config: RunConfig, regression: bool, weights: Optional[str] = None, kind: Optional[str] = None
-) -> RunConfig:
+def resolved(config: RunConfig, regression: bool, weights: str | None = None, kind: str | None = None) -> RunConfig:
     """Return the configuration with the values that its algorithm takes for options that are None.
 
     The result gives the same run as `config`, and is its own result.
@@ -98,7 +96,7 @@ def weights_of(model: keras.Model) -> str:
     return DROPOUT if bfl.evaluation.is_stochastic(model) else POINT
 
 
-def stated(config: RunConfig, weights: Optional[str], trained: Mapping[str, Any]) -> dict[str, Any]:
+def stated(config: RunConfig, weights: str | None, trained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide a run's result and that the run uses, as reports and exports state them.
 
     Args:
@@ -172,7 +170,7 @@ def method(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in _STATED if settings.get(name) is not None}
 
 
-def title(config: RunConfig, weights: Optional[str] = None) -> str:
+def title(config: RunConfig, weights: str | None = None) -> str:
     """Return the heading of a run: model, data, clients and method.
 
     Args:
@@ -187,7 +185,7 @@ def title(config: RunConfig, weights: Optional[str] = None) -> str:
     return f"{model} on {config.data_name}, {config.clients} clients, {members}"
 
 
-def method_name(config: RunConfig, weights: Optional[str] = None) -> str:
+def method_name(config: RunConfig, weights: str | None = None) -> str:
     """Return what distinguishes a run: the rule; or the algorithm, where no rule can be chosen or none is used."""
     if config.algorithm == "variational" and weights not in (None, GAUSSIAN):
         return "federated averaging"

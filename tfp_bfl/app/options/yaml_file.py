@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from typing import Any, Union
+from typing import Any
 
 import yaml
 
@@ -81,7 +81,7 @@ def _keep_names(option: str, value: Any) -> None:
             name.tag = f"{_TAG}str"
 
 
-def read_yaml(file: Union[str, pathlib.Path]) -> dict[str, Any]:
+def read_yaml(file: str | pathlib.Path) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
     Raises:

@@ -8,7 +8,7 @@ Letters: C coordinates, S clients.
 from __future__ import annotations
 
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import tensorflow as tf
 

@@ -5,8 +5,8 @@ Letters: C coordinates, S clients, Q points that are shifted in each coordinate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 

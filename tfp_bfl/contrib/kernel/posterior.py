@@ -6,7 +6,8 @@ Letters: S clients, D weights, C weights of a block, Q points that are shifted f
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -76,7 +77,7 @@ class KernelOptions(NamedTuple):
     weighting: str = WEIGHTINGS[0]
 
 
-def kernel_mode(values: Array, *options: object, weights: Optional[Array] = None, **named_options: object) -> tf.Tensor:
+def kernel_mode(values: Array, *options: object, weights: Array | None = None, **named_options: object) -> tf.Tensor:
     """Return a mode of the kernel density over S clients' values, for every weight alone, by mean shift.
 
     x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h
@@ -114,7 +115,7 @@ def kernel_mode(values: Array, *options: object, weights: Optional[Array] = None
     return kernel_modes(values, *options, weights=weights, **named_options).mode
 
 
-def kernel_modes(values: Array, *options: Any, weights: Optional[Array] = None, **named_options: Any) -> KernelModes:
+def kernel_modes(values: Array, *options: Any, weights: Array | None = None, **named_options: Any) -> KernelModes:
     """Return `kernel_mode` with counts of what happened on the way.
 
     Raises:
@@ -132,7 +133,7 @@ def kernel_posterior(
     bandwidth: str = "silverman",
     scale: float = 1.0,
     max_iterations: int = 20,
-    weighting: Optional[str] = None,
+    weighting: str | None = None,
 ) -> ModelGatherRule[ModelWeights, ModelWeights]:
     """Return the rule that gives every weight the mode of a kernel density over the clients' values: `kernel_mode`.
 
@@ -157,7 +158,7 @@ def kernel_posterior(
     """
     options = _check_options(KernelOptions(start, kernel, bandwidth, scale, max_iterations, weighting or WEIGHTINGS[0]))
 
-    def modes_of(leaves: list[tf.Tensor], importance: Optional[tf.Tensor]) -> KernelModes:
+    def modes_of(leaves: list[tf.Tensor], importance: tf.Tensor | None) -> KernelModes:
         """Compute the modes of all leaves [K, ...] in one row [K, D]: one graph for any number of layers."""
         row = lambda leaf: tf.reshape(leaf, [tf.shape(leaf)[0], leaf.shape[1:].num_elements()])
         flat = tf.ensure_shape(tf.concat([row(leaf) for leaf in leaves], 1), [leaves[0].shape[0], None])
@@ -184,7 +185,7 @@ def kernel_posterior(
     return ModelGatherRule(pool, name=f"kernel posterior ({bandwidth})", min_clients=min_clients)
 
 
-def _run(options: KernelOptions, values: tf.Tensor, weights: Optional[tf.Tensor]) -> KernelModes:
+def _run(options: KernelOptions, values: tf.Tensor, weights: tf.Tensor | None) -> KernelModes:
     run = _traced(options) if tf.executing_eagerly() else functools.partial(_modes, options)
     return run(values, weights)
 
@@ -199,13 +200,13 @@ def _traced(options: KernelOptions) -> Callable[..., KernelModes]:
         run = lambda values, weights=None: _modes(options, values, weights)
         return tf.function(run, autograph=False).get_concrete_function(*signature)
 
-    def run(values: tf.Tensor, weights: Optional[tf.Tensor]) -> KernelModes:
+    def run(values: tf.Tensor, weights: tf.Tensor | None) -> KernelModes:
         return graph(values.dtype, weights is not None)(*([values] if weights is None else [values, weights]))
 
     return run
 
 
-def _modes(options: KernelOptions, values: tf.Tensor, weights: Optional[tf.Tensor]) -> KernelModes:
+def _modes(options: KernelOptions, values: tf.Tensor, weights: tf.Tensor | None) -> KernelModes:
     num_clients, num_weights = tf.unstack(tf.shape(values))
     counts = [tf.bool] * (len(KernelModes._fields) - 1)
 
@@ -228,7 +229,7 @@ class _Rows(NamedTuple):
     half: tf.Tensor
 
 
-def _ordered(options: KernelOptions, rows: tf.Tensor, weights: Optional[tf.Tensor]) -> _Rows:
+def _ordered(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None) -> _Rows:
     ones = tf.ones_like(rows)
     if weights is None:
         rows, sizes = tf.sort(rows, -1), ones
@@ -247,7 +248,7 @@ def _ordered(options: KernelOptions, rows: tf.Tensor, weights: Optional[tf.Tenso
     return _Rows(clients, sizes / tf.reduce_sum(sizes, -1, keepdims=True), middle, half)
 
 
-def _of_rows(options: KernelOptions, rows: tf.Tensor, weights: Optional[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+def _of_rows(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
     """Return the modes of rows [C, S], and which of them each count of `KernelModes` counts, [C] each."""
     exact = rows.dtype == tf.float64
     clients, shares, middle, half = _ordered(options, tf.cast(rows, tf.float64), weights)
@@ -322,7 +323,7 @@ def _check_options(options: KernelOptions) -> KernelOptions:
         raise InvalidArgument(f"{str(error)[:-1]}: a bandwidth of zero finds no mode.") from None
 
 
-def _check_values(values: Array, weights: Any, bandwidth: str) -> tuple[tf.Tensor, Optional[tf.Tensor]]:
+def _check_values(values: Array, weights: Any, bandwidth: str) -> tuple[tf.Tensor, tf.Tensor | None]:
     try:
         values = tf.convert_to_tensor(values)
     except (TypeError, ValueError) as error:

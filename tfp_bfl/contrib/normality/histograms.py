@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +20,7 @@ _OUTSIDE = 0.02
 
 
 def normality_histograms(
-    results: Mapping[str, Normality], reference: Optional[Normality] = None, title: str = ""
+    results: Mapping[str, Normality], reference: Normality | None = None, title: str = ""
 ) -> Figure:
     """Draw histograms of Lilliefors' p-values, skewness and excess kurtosis over the coordinates, a line a setting.
 
@@ -68,7 +67,7 @@ def normality_histograms(
 
 
 def _draw(
-    axes: Axes, results: Mapping[str, Normality], reference: Optional[Normality], field: str, edges: np.ndarray
+    axes: Axes, results: Mapping[str, Normality], reference: Normality | None, field: str, edges: np.ndarray
 ) -> None:
     percent = field == "lilliefors_p_value"
 

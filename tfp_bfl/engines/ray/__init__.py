@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfp_bfl.engines.ray.cluster import RayEngine
@@ -20,7 +20,7 @@ def check_installed() -> None:
 
 
 @contextlib.contextmanager
-def running(process: BayesianProcess, runtime: Optional[RayRuntime]) -> Iterator[RayEngine]:
+def running(process: BayesianProcess, runtime: RayRuntime | None) -> Iterator[RayEngine]:
     """Yield the engine of a process on a cluster: that of the runtime, or one that is started here and stopped."""
     from tfp_bfl.engines.ray.cluster import RayEngine
     from tfp_bfl.engines.ray.runtime import joined

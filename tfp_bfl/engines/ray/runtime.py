@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any
 
 from tfp_bfl.errors import InvalidArgument, MissingDependency, WorkerError, check_count, check_number, shown
 
@@ -38,7 +38,7 @@ class RayRuntime:
 
 @contextlib.contextmanager
 def ray_runtime(
-    address: Optional[str] = None, num_workers: Optional[int] = None, *, threads: int = 1, patience: float = 60.0
+    address: str | None = None, num_workers: int | None = None, *, threads: int = 1, patience: float = 60.0
 ) -> Iterator[RayRuntime]:
     """Connect to a Ray cluster for the with-block, or start one of this machine that ends with it.
 
@@ -81,7 +81,7 @@ def ray_runtime(
 
 
 @contextlib.contextmanager
-def joined(runtime: Optional[RayRuntime]) -> Iterator[RayRuntime]:
+def joined(runtime: RayRuntime | None) -> Iterator[RayRuntime]:
     """Yield a runtime; one that is started here and stopped if there is none.
 
     Raises:
@@ -113,7 +113,7 @@ def require_ray() -> ModuleType:
         ) from None
 
 
-def _connect(ray: Any, address: Optional[str]) -> None:
+def _connect(ray: Any, address: str | None) -> None:
     # Ray tells its makers how it is used, unless told otherwise.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options = {} if address else {"include_dashboard": False}

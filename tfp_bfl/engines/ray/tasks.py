@@ -6,8 +6,8 @@ import functools
 import importlib
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from tfp_bfl.engines.ray.runtime import RayRuntime, first_line
 from tfp_bfl.errors import Error, InvalidArgument, WorkerError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any, Optional
+from typing import Any
 
 from tfp_bfl.errors import missing_package
 
@@ -24,7 +24,7 @@ def learning_process(*args: Any) -> Any:
     return process.learning_process(*args)
 
 
-def process_type() -> Optional[type]:
+def process_type() -> type | None:
     """Return TFF's class of learning processes, if TFF has been imported."""
     tff = sys.modules.get("tensorflow_federated")
     return getattr(getattr(getattr(tff, "learning", None), "templates", None), "LearningProcess", None)

@@ -7,9 +7,9 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Callable, Optional, Union
+from typing import Any
 
 from tfp_bfl.engines.tff.executor import create_stub, executor_type
 from tfp_bfl.engines.tff.heartbeat import heartbeat
@@ -24,7 +24,7 @@ _RELEASE_SECONDS = 5.0
 class RemoteWorker:
     """The gRPC channel to a worker that someone else started, at `address` ("host:port"), or to a proxy before it."""
 
-    def __init__(self, address: str, connect_seconds: float = 60.0, tls: Optional[Tls] = None) -> None:
+    def __init__(self, address: str, connect_seconds: float = 60.0, tls: Tls | None = None) -> None:
         self.address, self._tls = address, tls
         self._connect_seconds = connect_seconds
         self._silent_seconds = 0.0
@@ -63,7 +63,7 @@ class RemoteWorker:
         self.channel.close()
 
 
-AnyWorker = Union[Worker, RemoteWorker]
+AnyWorker = Worker | RemoteWorker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +87,10 @@ class Runtime:
 @contextlib.contextmanager
 def local_workers(
     num_workers: int = 1,
-    max_concurrent_calls: Optional[int] = None,
+    max_concurrent_calls: int | None = None,
     *,
-    intra_op_threads: Optional[int] = None,
-    inter_op_threads: Optional[int] = None,
+    intra_op_threads: int | None = None,
+    inter_op_threads: int | None = None,
     startup_seconds: float = 60.0,
     heartbeat_seconds: float = 60.0,
     own_network: bool = True,
@@ -172,7 +172,7 @@ def remote_workers(
     *,
     connect_seconds: float = 60.0,
     heartbeat_seconds: float = 60.0,
-    tls: Optional[Tls] = None,
+    tls: Tls | None = None,
 ) -> Iterator[Runtime]:
     """Run the with-block's TFF computations on workers that run already, which stay as they are.
 

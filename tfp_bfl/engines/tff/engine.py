@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,7 +41,7 @@ class TffEngine:
 
 
 @contextlib.contextmanager
-def installed(runtime: Optional[Runtime]) -> Iterator[Runtime]:
+def installed(runtime: Runtime | None) -> Iterator[Runtime]:
     """Yield a runtime with its context installed for this thread; a worker of our own if there is none.
 
     Raises:
@@ -61,7 +61,7 @@ def installed(runtime: Optional[Runtime]) -> Iterator[Runtime]:
 
 
 @contextlib.contextmanager
-def running(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[TffEngine]:
+def running(process: BayesianProcess, runtime: Runtime | None) -> Iterator[TffEngine]:
     """Yield the engine over a runtime, or over a worker of our own if there is none."""
     with installed(runtime) as workers:
         yield TffEngine(process, workers)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Callable, Optional
+from typing import Any
 
 import tensorflow as tf
 
@@ -61,7 +62,7 @@ def executor_type() -> Any:
             self._computations: collections.OrderedDict[Any, Any] = collections.OrderedDict()
             self._datasets: collections.OrderedDict[Any, Any] = collections.OrderedDict()
 
-        async def create_value(self, value: object, type_spec: Optional[Any] = None) -> Any:
+        async def create_value(self, value: object, type_spec: Any | None = None) -> Any:
             if isinstance(value, tff.framework.ConcreteComputation):
                 return await self._keep(self._computations, _KEPT_COMPUTATIONS, [value], value, type_spec)
             if isinstance(value, list) and value and all(isinstance(x, tf.data.Dataset) for x in value):

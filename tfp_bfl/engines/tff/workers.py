@@ -22,7 +22,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Optional, Union
+from typing import IO, Any, NamedTuple
 
 from tfp_bfl.engines.tff import launcher
 from tfp_bfl.engines.tff.installation import require_tff
@@ -63,10 +63,10 @@ class Worker:
     def start(
         cls,
         max_concurrent_calls: int,
-        intra_op_threads: Optional[int] = None,
-        inter_op_threads: Optional[int] = None,
+        intra_op_threads: int | None = None,
+        inter_op_threads: int | None = None,
         startup_seconds: float = 60.0,
-        binary: Optional[str] = None,
+        binary: str | None = None,
         own_network: bool = True,
     ) -> "Worker":
         """Start a worker and wait until it answers.
@@ -221,9 +221,9 @@ class Tls(NamedTuple):
       certificate, key: files of our own, which the proxy asks for; None where it does not.
     """
 
-    authority: Union[str, os.PathLike[str]]
-    certificate: Union[str, os.PathLike[str], None] = None
-    key: Union[str, os.PathLike[str], None] = None
+    authority: str | os.PathLike[str]
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
 
     def read(self) -> Any:
         """Return the `grpc.ChannelCredentials`.
@@ -242,7 +242,7 @@ class Tls(NamedTuple):
         return grpc.ssl_channel_credentials(root, key, certificate)
 
 
-def open_channel(address: str, local: bool, tls: Optional[Tls] = None) -> Any:
+def open_channel(address: str, local: bool, tls: Tls | None = None) -> Any:
     """Return a `grpc.Channel` to "host:port" for messages of any size; `local` goes round any HTTP proxy."""
     require_tff()
     import grpc
@@ -275,7 +275,7 @@ def is_ready(channel: Any, seconds: float) -> bool:
     return True
 
 
-def _environment(**threads: Optional[int]) -> dict[str, str]:
+def _environment(**threads: int | None) -> dict[str, str]:
     given = {f"TF_NUM_{name.upper()}_THREADS": str(n) for name, n in threads.items() if n is not None}
     return {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **given}
 
@@ -344,7 +344,7 @@ class _Starter:
 _live: set[Worker] = set()
 # Whether the system has refused a worker a network of its own.
 _is_refused = False
-_starter: Optional[_Starter] = None
+_starter: _Starter | None = None
 
 
 def _launch(command: list[str], environment: dict[str, str]) -> tuple["subprocess.Popen[bytes]", IO[bytes]]:

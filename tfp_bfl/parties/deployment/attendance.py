@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Collection, Mapping
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -54,12 +54,12 @@ class Attendance:
             if TABLE in summary:
                 self.reported[site] = {**summary, TABLE: pool_rare(summary[TABLE], schema.encoding)}
 
-    def counted(self, max_examples: Optional[int]) -> dict[str, Any]:
+    def counted(self, max_examples: int | None) -> dict[str, Any]:
         """Return the descriptions with the numbers of examples bounded by `max_examples`."""
         most = max_examples or np.inf
         return {site: {**summary, _SIZE: min(summary[_SIZE], most)} for site, summary in self.reported.items()}
 
-    def doubts(self, max_examples: Optional[int]) -> list[str]:
+    def doubts(self, max_examples: int | None) -> list[str]:
         """Return a warning for each site with outlying statistics or an outlying number of examples."""
         sentences = bfl.data.doubts(self.reported)
         sizes = {site: summary[_SIZE] for site, summary in self.reported.items()}
@@ -117,7 +117,7 @@ class Attendance:
 
 
 def gather(
-    folder: pathlib.Path, channel: Channel, quorum: int, without: Mapping[str, str], request: Optional[Any] = None
+    folder: pathlib.Path, channel: Channel, quorum: int, without: Mapping[str, str], request: Any | None = None
 ) -> Attendance:
     """Ask the sites for descriptions of their data; a resumed run has the sites of its beginning.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, Union
+from typing import Protocol
 
 from tfp_bfl.data.columns import BadColumns
 from tfp_bfl.errors import InvalidArgument
@@ -62,7 +62,7 @@ class Refusal(str):
     """The reason why a site refuses a request."""
 
 
-Reply = Union[bytes, Refusal]
+Reply = bytes | Refusal
 
 
 class Channel(Protocol):

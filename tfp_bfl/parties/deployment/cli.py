@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
@@ -67,7 +67,7 @@ def init(folder: str, host: str, port: int, sites: Sequence[str], renamed: Seque
 @click.option("--only", metavar="COLUMNS", help="Columns that the run uses, separated by commas.")
 @click.option("--categorical", metavar="COLUMNS", help="Columns that are categories in the run.")
 @click.option("--date-unit", metavar="UNIT", help="Unit of dates in the run.")
-def check(kit: str, **of_run: Optional[str]) -> None:
+def check(kit: str, **of_run: str | None) -> None:
     """Check the file and data of a site, and print exactly what the site would send to a server."""
     import pathlib
 
@@ -160,9 +160,9 @@ def run(
     quorum: int,
     deadline: float,
     secure_sums: bool,
-    max_examples: Optional[int],
+    max_examples: int | None,
     without: Sequence[str],
-    config_file: Optional[str],
+    config_file: str | None,
     **given: object,
 ) -> None:
     """Submit a run to the server, print its progress, and download its folder."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
-from typing import Any, Callable, Union
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.files import name as path_name
 from tfp_bfl.parties.deployment.kits import ADMIN, check_installed, role_of
 from tfp_bfl.parties.deployment.submit import ServerSession, follow_job
 
-Kit = Union[str, pathlib.Path]
+Kit = str | pathlib.Path
 _TIMEOUT = 20.0
 _FINISHED = "FINISHED"
 

@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Callable, Union
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import psutil
@@ -26,7 +25,7 @@ HOSPITALS = ("north", "south", "west")
 _SECONDS_TO_START, _SECONDS_TO_END = 120.0, 30.0
 
 
-def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, progress: Callable[[str], None]) -> pathlib.Path:
+def run_demo(output: str | pathlib.Path, rounds: int, port: int, progress: Callable[[str], None]) -> pathlib.Path:
     """Make the folders, start all processes, run, end all processes, and return the folder of the run.
 
     Raises:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, Optional, cast
+from typing import IO, Any, cast
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -107,7 +107,7 @@ class Server(Controller):
         quorum: int,
         deadline: float,
         secure_sums: bool,
-        max_examples: Optional[int],
+        max_examples: int | None,
         without: list[str],
         again: bool,
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 import pydantic
@@ -60,21 +60,21 @@ class GlmJob(pydantic.BaseModel):
 
     outcome: str
     family: str = "gaussian"
-    event: Optional[str] = None
+    event: str | None = None
     event_value: list[str] = []
-    exposure: Optional[str] = None
+    exposure: str | None = None
     only: list[str] = []
     drop: list[str] = []
     categorical: list[str] = []
-    date_unit: Optional[str] = None
+    date_unit: str | None = None
     missing: str = "drop"
     random: list[str] = []
-    prior_stddev: Optional[float] = None
-    intercept_stddev: Optional[float] = None
+    prior_stddev: float | None = None
+    intercept_stddev: float | None = None
     stratified: bool = False
     second_order: bool = False
     level: float = 0.95
-    revise: Optional[Revision] = None
+    revise: Revision | None = None
 
     _names = pydantic.field_validator("only", "drop", "categorical", "random")(lambda names: list(as_names(names)))
 
@@ -150,7 +150,7 @@ def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
         )
 
 
-def signs_of(sites: Iterable[str], revision: Optional[Revision]) -> dict[str, int]:
+def signs_of(sites: Iterable[str], revision: Revision | None) -> dict[str, int]:
     """Return how the sums of each site count in the sum with masks: 1, or -1 where a revision subtracts them.
 
     Args:
@@ -173,7 +173,7 @@ def names_of(family: str, encoding: Encoding, plan: Plan) -> list[str]:
     return [*([INTERCEPT] if family != "cox" else []), *encoding.names(plan)]
 
 
-def fit_job(job: GlmJob, federation: Federation) -> Union[Posterior, Hierarchical]:
+def fit_job(job: GlmJob, federation: Federation) -> Posterior | Hierarchical:
     """Fit the model of a job; the server does so with its sites, and each site with the totals that it receives."""
     options: dict[str, Any] = {
         name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")

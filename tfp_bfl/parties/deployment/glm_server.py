@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def serve_glm(
     progress: Reporter,
     *,
     secure_sums: bool = False,
-    max_examples: Optional[int] = None,
+    max_examples: int | None = None,
     without: Sequence[str] = (),
     again: bool = False,
 ) -> pathlib.Path:
@@ -138,7 +138,7 @@ def _columns(plan: Plan) -> list[Any]:
     return [[column.name, column.kind, list(column.levels)] for column in plan.columns]
 
 
-def _fit(sites: Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hierarchical], Encoding, list[str]]:
+def _fit(sites: Sites, job: GlmJob, plan: Plan) -> tuple[Posterior | Hierarchical, Encoding, list[str]]:
     """Return the fit, how rows are encoded, and sentences on the columns.
 
     Raises:
@@ -239,7 +239,7 @@ def _finish(
     folder: pathlib.Path,
     name: str,
     job: GlmJob,
-    result: Union[Posterior, Hierarchical],
+    result: Posterior | Hierarchical,
     notes: Sequence[str],
     described: Mapping[str, Any],
     refused: Mapping[str, str],

@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 
@@ -66,12 +66,12 @@ class GlmSite:
 
     seen = "The server sees nothing."
 
-    def __init__(self, folder: Union[str, os.PathLike[str]]):
+    def __init__(self, folder: str | os.PathLike[str]):
         self._folder = pathlib.Path(folder)
         self._startup = self._folder.parent / "startup"
-        self._cells: Optional[Cells] = None
-        self._rows: Optional[Rows] = None
-        self._answers: Optional[Answers] = None
+        self._cells: Cells | None = None
+        self._rows: Rows | None = None
+        self._answers: Answers | None = None
         self._open = contextlib.ExitStack()
 
     def converse(self, content: bytes) -> bytes:

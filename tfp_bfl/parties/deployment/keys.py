@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import pathlib
 from collections.abc import Collection, Mapping
-from typing import Any, Optional
+from typing import Any
 
 from tfp_bfl.errors import InvalidArgument
 
@@ -16,7 +16,7 @@ _ALIKE = "Two sites offer the same public key: one of them is not the site that 
 _SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
 
 
-def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
+def offer(startup: pathlib.Path, secret: bytes) -> dict[str, str] | None:
     """Return the key offer of a site to the other sites: public key, certificate and signature, as text.
 
     It is None if the site has no certificate.

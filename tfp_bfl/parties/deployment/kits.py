@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import yaml
 
@@ -94,7 +94,7 @@ def check_installed() -> None:
         ) from None
 
 
-def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, sites: Sequence[str]) -> list[pathlib.Path]:
+def make_kits(folder: str | pathlib.Path, host: str, port: int, sites: Sequence[str]) -> list[pathlib.Path]:
     """Write a folder for the server, one for each site and one for the administrator, and return them.
 
     Each folder has its certificate and private key. The folder `authority` holds the key of the certificate authority
@@ -187,7 +187,7 @@ def _finish(kit: pathlib.Path, name: str, host: str) -> None:
         (local / FILE).write_text(_TEMPLATE, encoding="utf-8")
 
 
-def role_of(kit: Union[str, pathlib.Path]) -> dict[str, str]:
+def role_of(kit: str | pathlib.Path) -> dict[str, str]:
     """Return the role, name and host of a folder.
 
     Raises:
@@ -200,7 +200,7 @@ def role_of(kit: Union[str, pathlib.Path]) -> dict[str, str]:
         raise InvalidArgument(f"{path_name(kit)} is no folder that tfp-bfl deploy init wrote.") from None
 
 
-def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
+def start_command(kit: str | pathlib.Path) -> list[str]:
     """Write the resources of the server or a site for the present path of its folder; return the command to run it.
 
     Raises:
@@ -233,7 +233,7 @@ def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[
     return moved
 
 
-def start(kit: Union[str, pathlib.Path]) -> None:
+def start(kit: str | pathlib.Path) -> None:
     """Run the server or the site in this process until it is ended.
 
     Raises:

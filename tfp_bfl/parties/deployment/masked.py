@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +119,7 @@ class PromiseFiles:
     def _path(self, number: int) -> pathlib.Path:
         return self._folder / f"{number:06d}.json"
 
-    def get(self, number: int) -> Optional[dict[str, Any]]:
+    def get(self, number: int) -> dict[str, Any] | None:
         """Return the promise of a round, or None."""
         path = self._path(number)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-from typing import Optional, Union
 
 import pydantic
 
@@ -50,10 +49,10 @@ class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
 
     data: str
     label: str = "label"
-    test_data: Optional[str] = None
+    test_data: str | None = None
     task: str = "classification"
     drop: list[str] = []
-    separator: Optional[str] = None
+    separator: str | None = None
     max_categories: int = pydantic.Field(MOST_LEVELS, ge=1, le=MOST_CATEGORIES)
     algorithms: list[str] = []
     models: list[str] = []
@@ -63,11 +62,11 @@ class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
     share_scores: bool = True
     allow_single_posteriors: bool = True
     only_secure_sums: bool = False
-    max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0, allow_inf_nan=False)
+    max_example_epsilon: float | None = pydantic.Field(None, gt=0, allow_inf_nan=False)
     delta: float = pydantic.Field(1e-5, ge=MIN_DELTA, lt=1)
 
 
-def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
+def read_file(folder: str | os.PathLike[str]) -> PartyFile:
     """Read the configuration file of a site; paths in the file are relative to the folder.
 
     Raises:
@@ -97,7 +96,7 @@ def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
     return settings.model_copy(update={"data": resolved(settings.data), "test_data": resolved(settings.test_data)})
 
 
-def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
+def secret_of(folder: str | os.PathLike[str]) -> bytes:
     """Return the site's secret; the first call creates its file, readable by the owner only."""
     path = pathlib.Path(folder) / SECRET
     try:

@@ -7,8 +7,8 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def serve(
     progress: Reporter,
     *,
     secure_sums: bool = False,
-    max_examples: Optional[int] = None,
+    max_examples: int | None = None,
     without: Sequence[str] = (),
     again: bool = False,
 ) -> pathlib.Path:
@@ -110,7 +110,7 @@ def _serve(
     quorum: int,
     progress: Reporter,
     secure_sums: bool,
-    max_examples: Optional[int],
+    max_examples: int | None,
     expelled: Mapping[str, str],
 ) -> pathlib.Path:
     """Run a federation without some sites; the reasons are recorded.
@@ -199,7 +199,7 @@ def _agreed(
     folder: pathlib.Path,
     name: str,
     attendance: Attendance,
-    max_examples: Optional[int],
+    max_examples: int | None,
     tables: TableOptions,
     quorum: int,
 ) -> bfl.data.Schema:

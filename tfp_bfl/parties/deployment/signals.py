@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Optional
 
 
 @contextlib.contextmanager
@@ -21,7 +20,7 @@ def ends_with_cleanup() -> Iterator[None]:
         return
     numbers = [x for x in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(x) is signal.SIG_DFL]
 
-    def end(number: int, frame: Optional[FrameType]) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
         for other in numbers:
             signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Site:
 
     seen = "The server sees nothing."
 
-    def __init__(self, folder: Union[str, os.PathLike[str]]):
+    def __init__(self, folder: str | os.PathLike[str]):
         """Read the file of a site's folder; the data are read when a run needs them.
 
         Raises:
@@ -59,10 +59,10 @@ class Site:
         self._file = read_file(folder)
         if self._file.max_example_epsilon is not None:
             bfl.privacy.composed_epsilon([], self._file.delta)  # Raises MissingDependency.
-        self._read: tuple[Optional[TableOptions], Optional[bfl.data.PartData]] = None, None
-        self._party: Optional[bfl.federated.Party] = None
+        self._read: tuple[TableOptions | None, bfl.data.PartData | None] = None, None
+        self._party: bfl.federated.Party | None = None
         self._why_not = NO_RUN
-        self._ledger: Optional[Ledger] = None
+        self._ledger: Ledger | None = None
         self._open = contextlib.ExitStack()
 
     def data(self, options: TableOptions = NO_OPTIONS) -> bfl.data.PartData:
@@ -215,7 +215,7 @@ class Site:
             raise InvalidArgument(self._why_not)
         return self._party
 
-    def _begin_ledger(self, config: RunConfig, run: str, job: str, examples: int) -> Optional[Ledger]:
+    def _begin_ledger(self, config: RunConfig, run: str, job: str, examples: int) -> Ledger | None:
         limit = self._file.max_example_epsilon
         if limit is None:
             return None
@@ -309,7 +309,7 @@ class _Versions:
         write_arrays(self._path(version), arrays)
 
 
-def check(folder: Union[str, os.PathLike[str]], options: TableOptions = NO_OPTIONS) -> str:
+def check(folder: str | os.PathLike[str], options: TableOptions = NO_OPTIONS) -> str:
     """Check a site's file and data; return a sentence on them, and below it the description that a server receives.
 
     Args:

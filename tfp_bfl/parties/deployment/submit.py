@@ -9,8 +9,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
@@ -35,7 +35,7 @@ def write_job(
     quorum: int,
     deadline: float,
     secure_sums: bool = False,
-    max_examples: Optional[int] = None,
+    max_examples: int | None = None,
     without: Sequence[str] = (),
     again: bool = False,
 ) -> pathlib.Path:
@@ -70,10 +70,10 @@ def write_job(
 
 
 def submit(
-    kit: Union[str, pathlib.Path],
+    kit: str | pathlib.Path,
     name: str,
     options: Mapping[str, Any],
-    output: Union[str, pathlib.Path],
+    output: str | pathlib.Path,
     *,
     quorum: int,
     deadline: float,
@@ -81,7 +81,7 @@ def submit(
     timeout: float = 120.0,
     restarts: int = 3,
     secure_sums: bool = False,
-    max_examples: Optional[int] = None,
+    max_examples: int | None = None,
     without: Sequence[str] = (),
 ) -> pathlib.Path:
     """Submit a run, report its progress, and download its folder.
@@ -167,7 +167,7 @@ def _number(options: Mapping[str, Any]) -> int:
 class ServerSession:
     """The administrator's connection to the server, with reconnection."""
 
-    def __init__(self, kit: Union[str, pathlib.Path], timeout: float, progress: Callable[[str], None]):
+    def __init__(self, kit: str | pathlib.Path, timeout: float, progress: Callable[[str], None]):
         self._kit, self._timeout, self._progress = pathlib.Path(kit).resolve(), timeout, progress
         self._session: Any = None
         at = self._admin()
