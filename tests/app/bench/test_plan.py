@@ -90,10 +90,6 @@ def test_a_share_may_be_a_text_of_a_number(tmp_path, given, share):
     assert read_plan(write(tmp_path, hold_out=given)).hold_out == share
 
 
-def test_structures_are_those_of_the_library():
-    assert {*plans.STRUCTURES} == {*bfl.clients.STRUCTURES}
-
-
 def test_options_of_a_step_after_the_training(tmp_path):
     methods = {"x": {"algorithm": "fed_opt", "kind": "deterministic", "then": {"laplace": {"structure": "diagonal"}}}}
     plan = read_plan(write(tmp_path, methods=methods))
@@ -164,9 +160,9 @@ def test_an_option_of_a_step_may_be_fixed(tmp_path, changes, temperature):
         # Each value of a list, not only the first and the last.
         ({"methods": {"m": {"tuned": {"optimizer": ["adam", "banana", "sgd"]}}}}, "with optimizer banana: There is no"),
         ({"methods": {"m": {"then": "laplace"}}}, "laplace follows a training of point weights, and the kind is"),
-        (point_weights(then={"laplace": {"structure": "banana"}}), "There is no choice 'banana'"),
-        (point_weights(then={"laplace": {"temperature": -1}}), "temperature of laplace is -1, but must be a number"),
-        (point_weights(then={"laplace": {"temperature": datetime.date(2020, 1, 1)}}), "but must be a number above 0"),
+        (point_weights(then={"laplace": {"structure": "banana"}}), "There is no structure 'banana'"),
+        (point_weights(then={"laplace": {"temperature": -1}}), "temperature of laplace is -1, but must be above 0"),
+        (point_weights(then={"laplace": {"temperature": datetime.date(2020, 1, 1)}}), "but must be a number"),
         (point_weights(then="last_layer", tuned={"last_layer.temperature": [0.1, "x"]}), "of last_layer is 'x'"),
         (point_weights(then="laplace", class_weight="balanced"), "likelihood without class weights"),
         # What predicts would be the ensemble, the draws or the personal models, and not what follows the training.

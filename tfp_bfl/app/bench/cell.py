@@ -13,10 +13,10 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench import scores
 from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_personal, set_aside, test_parts
 from tfp_bfl.app.one_run import build, datasets
+from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
 from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
 from tfp_bfl.app.one_run.job import Job, prepare
-from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
-from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
+from tfp_bfl.app.options.afterwards import after_options
 from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
@@ -212,7 +212,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         model, temperature, warnings = last.model, sums.settings.temperature, [*warnings, *last.warnings]
         more, clients = len(last.rounds) / _MB, job.clients.num_clients
         # Each round sends the sums of all clients anew.
-        upload += more * sum(int(np.asarray(x).nbytes) for x in _leaves(sums.clients))
+        upload += more * sum(int(np.asarray(x).nbytes) for x in _leaves(sums.rows))
         download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = algorithm_options(job.config.algorithm).adapts
     digest = bfl.data.digest(user_data) if user_data else None
@@ -231,9 +231,7 @@ def _afterwards(
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
     data = bfl.data.OwnData(job.train, job.test, job.clients)
     run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
-    if task.then == "laplace":
-        return approximated(run, **task.then_options)
-    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)
+    return fit(run, after_options(str(task.then), task.then_options))
 
 
 def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:

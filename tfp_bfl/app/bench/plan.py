@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.app.many_runs.sweep import parse_seeds
-from tfp_bfl.app.one_run.laplace import check_one_network
+from tfp_bfl.app.one_run.after import check_one_network
 from tfp_bfl.app.one_run.records import is_private
+from tfp_bfl.app.options.afterwards import AFTER, after_options
 from tfp_bfl.app.options.algorithms import algorithm_options, canonical, serves
 from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
@@ -19,12 +20,6 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 
-# Steps on the server and one more round or several after the training, and the options of each.
-AFTERWARDS: dict[str, tuple[str, ...]] = {
-    "laplace": ("structure", "prior_stddev", "temperature"),
-    "last_layer": ("prior_stddev", "temperature"),
-}
-STRUCTURES = ("last_layer", "diagonal")
 SCORES = ("nll", "accuracy", "rmse")
 _KEYS = ("seeds", "trials", "trial_seed", "score", "hold_out", "evaluations", "reference", "options")
 OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
@@ -44,7 +39,7 @@ class Method(NamedTuple):
     Fields:
       options: of its runs.
       space: option -> values among which trials choose; an option of `then` has its name and a dot before it.
-      then: what follows the training: None, or a name of `AFTERWARDS`.
+      then: what follows the training: None, or a name of `AFTER`.
       then_options: options of that.
       without: options of settings that its algorithm does not have.
     """
@@ -170,8 +165,8 @@ def read_plan(file: str | os.PathLike, trust: bool = False) -> Plan:
 def _check_name(plan: Plan, name: str, what: str) -> None:
     """Check that there is an option for the runs of all methods."""
     step, dot, rest = name.partition(".")
-    if dot and step in AFTERWARDS:
-        lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
+    if dot and step in AFTER:
+        lookup(AFTER[step].model_fields, rest, f"option of {step}")
         if not any(method.then == step for method in plan.methods.values()):
             raise InvalidArgument(f"{name} of {what} reaches no method: give one 'then: {step}', or leave it out.")
     elif name == "ood":
@@ -227,19 +222,19 @@ def _method(key: str, value: object, where: str) -> Method:
         ((then, given),) = then.items()
         then_options = _mapping(given, f"then of the method {key!r}")
     if then is not None:
-        then = _one_of(then, AFTERWARDS)
+        then = _one_of(then, AFTER)
         for name in then_options:
-            lookup(dict.fromkeys(AFTERWARDS[then]), name, f"option of {then}")
+            lookup(AFTER[then].model_fields, name, f"option of {then}")
     for name in [*options, *space]:
         step, dot, rest = name.partition(".")
         if dot and step == then:
-            lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
+            lookup(AFTER[step].model_fields, rest, f"option of {step}")
             if name in options:
                 if rest in then_options or name in space:
                     raise InvalidArgument(f"{name} of the method {key!r} has two values: leave one of both out.")
                 then_options[rest] = options.pop(name)
             continue
-        if dot and step in AFTERWARDS:
+        if dot and step in AFTER:
             raise InvalidArgument(f"{name} of the method {key!r} requires 'then: {step}': add it, or leave {name} out.")
         if name == "ood":
             raise InvalidArgument(
@@ -295,13 +290,7 @@ def _check_then(then: str, options: Values, config: RunConfig) -> None:
         )
     if config.class_weight is not None:
         raise InvalidArgument(f"{then} is of the likelihood without class weights: leave class_weight out.")
-    for name, value in options.items():
-        if name == "structure":
-            _one_of(value, STRUCTURES)
-        elif value is not None and not (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-        ):
-            raise InvalidArgument(f"{name} of {then} is {shown(value)}, but must be a number above 0.")
+    after_options(then, options)
 
 
 def _check_code(plan: Plan, where: str, trust: bool) -> None:
