@@ -318,8 +318,9 @@ def list_choices() -> None:
     from tfp_bfl.app.options.algorithms import ALGORITHMS
 
     click.echo("algorithms:")
-    for name, options in {**ALGORITHMS, **AFTER}.items():
-        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {options.summary}")
+    summaries = {name: x.summary for name, x in ALGORITHMS.items()} | {name: x.summary for name, x in AFTER.items()}
+    for name, summary in summaries.items():
+        click.echo(f"  {name.ljust(max(map(len, summaries)))}  {summary}")
     click.echo(f"datasets: {', '.join(data.list_sources())}, any image-classification dataset of TFDS")
     for title, table in (
         ("models", choices.MODELS),

@@ -5,8 +5,6 @@ import datetime
 import pytest
 import yaml
 
-import tfp_bfl as bfl
-from tfp_bfl.app.bench import plan as plans
 from tfp_bfl.app.bench.plan import read_plan
 from tfp_bfl.app.bench.spaces import Space, parse_space
 from tfp_bfl.errors import InvalidArgument
