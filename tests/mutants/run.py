@@ -1,6 +1,6 @@
 """How many small faults of the arithmetic the tests notice.
 
-    python -m tests.mutants.run --sample 200     (make mutants SAMPLE=200)
+    python -m tests.mutants.run --sample 200     (nox -s mutants -- --sample 200)
     python -m tests.mutants.run --sample 200 --deep    # what these do not notice, by the deep tests of the same files
 
 Each mutant is a fork of this process, which has imported TensorFlow and nothing of the library; it takes the changed
