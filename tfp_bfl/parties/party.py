@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import Memory, Metrics, ServerState
 from tfp_bfl.data import ClientExamples, Parties, Source
 from tfp_bfl.errors import Error, InvalidArgument, check_count
-from tfp_bfl.federated.local import Output, as_arrays
+from tfp_bfl.federated.local import Accepts, Output, as_arrays
 from tfp_bfl.federated.memory import find_row, no_rows
 from tfp_bfl.federated.options import PASSED_ON, settings_of
 from tfp_bfl.federated.process import BayesianProcess
@@ -196,6 +196,7 @@ class PartyEngine:
       quorum: smallest number of valid answers in a round.
     """
 
+    accepts: Accepts = "datasets"
     concurrent_calls = 1
 
     def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):
