@@ -13,7 +13,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.errors import MissingDependency
-from tfp_bfl.moved import keep_old_names
 
 
 def _take_keras_2() -> None:
@@ -33,7 +32,6 @@ def _take_keras_2() -> None:
 
 
 _take_keras_2()
-keep_old_names()
 # Before TensorFlow is imported: without a GPU it complains of CUDA at start-up, as errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -43,7 +41,9 @@ if TYPE_CHECKING:
         clients,
         compression,
         contracts,
+        contrib,
         data,
+        engines,
         errors,
         evaluation,
         export,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         interop,
         layers,
         models,
+        parties,
         plots,
         posterior,
         privacy,
@@ -71,7 +72,9 @@ __all__ = [
     "clients",
     "compression",
     "contracts",
+    "contrib",
     "data",
+    "engines",
     "errors",
     "evaluation",
     "export",
@@ -80,6 +83,7 @@ __all__ = [
     "interop",
     "layers",
     "models",
+    "parties",
     "plots",
     "posterior",
     "privacy",

@@ -190,7 +190,7 @@ def check_description(site: str, summary: Any, bounded: bool = False) -> None:
         and (TABLE not in summary or check_table(summary[TABLE], summary["num_examples"], MOST_MAGNITUDE, bounded))
     )
     if not well:
-        raise InvalidArgument(f"The description of {site}'s data does not have the form that data.describe gives.")
+        raise InvalidArgument(f"The description of {site}'s data does not have the form that parties.describe gives.")
     _check_classes(f"{site} reports", len(summary["class_names"]))
 
 

@@ -57,8 +57,8 @@ def installed(runtime: Runtime | None) -> Iterator[Runtime]:
         return
     if not isinstance(runtime, Runtime):
         raise InvalidArgument(
-            f"runtime is {shown(runtime)}, but the engine tff needs workers of federated.local_workers or "
-            "federated.remote_workers."
+            f"runtime is {shown(runtime)}, but the engine tff needs workers of "
+            "engines.tff.local_workers or engines.tff.remote_workers."
         )
     with require_tff().framework.get_context_stack().install(runtime.context):
         yield runtime

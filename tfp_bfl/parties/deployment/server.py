@@ -159,13 +159,13 @@ def _serve(
         tests = {site: reported[site].get("num_test", 0) for site in names}
         scores = _Scores(channel, tests, sums_of, progress.note, carrier)
         with recorder(folder, config, progress, None) as on_round:
-            result = bfl.federated.simulate_parties(
+            result = bfl.parties.simulate_parties(
                 process,
                 parties,
                 carrier,
                 config.rounds,
                 quorum,
-                bfl.federated.SealedEngine if secure_sums else bfl.federated.PartyEngine,
+                bfl.parties.SealedEngine if secure_sums else bfl.parties.PartyEngine,
                 cohort_size=config.cohort_size,
                 seed=config.seed,
                 checkpoint_dir=folder / "checkpoints",
@@ -211,7 +211,7 @@ def _agreed(
     # Without the sites that it is of, as when a server ended between both files, it would be of others.
     if not ((folder / SCHEMA).exists() and (folder / PARTIES).exists()):
         reported = attendance.counted(max_examples)
-        schema, left = without_misfits(reported, lambda some: bfl.data.agree(name, some, tables), quorum)
+        schema, left = without_misfits(reported, lambda some: bfl.parties.agree(name, some, tables), quorum)
         attendance.leave_out(left)
         return schema
     record = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
@@ -340,7 +340,7 @@ class _Scores:
 
     def of(self, model: object) -> dict[str, float]:
         """Return the scores over the sites that answered, and their number `num_scored`; nothing if none did."""
-        content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
+        content = to_bytes(bfl.parties.to_arrays(bfl.models.predictive_weights(model)))
         answers = {}
         asked = [site for site in self._sizes if site not in self._carrier.silent]
         for site, reply in self._channel.ask(SCORE, dict.fromkeys(asked, content)):
@@ -348,7 +348,7 @@ class _Scores:
                 arrays = _arrays(reply)
                 if isinstance(arrays, str):
                     raise InvalidArgument(arrays)
-                sums = bfl.federated.from_arrays(arrays, self._spec)
+                sums = bfl.parties.from_arrays(arrays, self._spec)
                 bfl.evaluation.check_sums(sums, self._sizes[site])
                 answers[site] = sums
             except InvalidArgument as error:

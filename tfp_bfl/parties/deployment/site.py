@@ -60,7 +60,7 @@ class Site:
         if self._file.max_example_epsilon is not None:
             bfl.privacy.composed_epsilon([], self._file.delta)  # Raises MissingDependency.
         self._read: tuple[TableOptions | None, bfl.data.PartData | None] = None, None
-        self._party: bfl.federated.Party | None = None
+        self._party: bfl.parties.Party | None = None
         self._why_not = NO_RUN
         self._ledger: Ledger | None = None
         self._open = contextlib.ExitStack()
@@ -100,7 +100,7 @@ class Site:
                 "or give them as columns of 0 and 1."
             )
         summary = {
-            **bfl.data.describe(data.train, options, self._file.max_categories),
+            **bfl.parties.describe(data.train, options, self._file.max_categories),
             "num_test": data.test.num_examples,
         }
         offer = keys.offer(self._startup, secret_of(self._folder))
@@ -132,7 +132,7 @@ class Site:
             self._why_not = str(error)
             raise
 
-    def _begin(self, message: str) -> bfl.federated.Party:
+    def _begin(self, message: str) -> bfl.parties.Party:
         try:
             job = json.loads(message)
             options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
@@ -153,7 +153,7 @@ class Site:
         self._config = config
         data = self.data(table_options(rules))
         with withholding("data"):
-            self._source, self._held = bfl.data.fitted(data.train, schema), bfl.data.fitted(data.test, schema)
+            self._source, self._held = bfl.parties.fitted(data.train, schema), bfl.parties.fitted(data.test, schema)
         if schema.columns:
             (self._folder / ENCODINGS).mkdir(exist_ok=True)
             write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job["schema"], indent=1) + "\n")
@@ -173,11 +173,11 @@ class Site:
         # After the checks, which cost nothing, and before the name is bound to the job.
         self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
         if sums is None:
-            return bfl.federated.Party(*arguments, **fields)
+            return bfl.parties.Party(*arguments, **fields)
         self._open.close()
         self._open = masked.bind(folder, digest)
         fields["promises"] = masked.PromiseFiles(folder / "promises")
-        return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
+        return bfl.parties.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
     def _charge(self, message: dict[str, np.ndarray]) -> None:
         if self._ledger is not None:
@@ -201,7 +201,7 @@ class Site:
         if not self._file.share_scores or self._ledger:
             raise InvalidArgument("It does not share scores.")
         model = self._process.model_fn()
-        loaded = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
+        loaded = bfl.parties.from_arrays(weights, bfl.models.predictive_spec(model, weights))
         model = bfl.models.predictive_model(model, loaded)
         samples, seed = self._config.num_samples, self._config.seed
         arguments = model, self._held.features, self._held.labels, samples, seed
@@ -210,7 +210,7 @@ class Site:
             return bfl.evaluation.number_sums(loaded)
         return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
 
-    def _begun(self) -> bfl.federated.Party:
+    def _begun(self) -> bfl.parties.Party:
         if self._party is None:
             raise InvalidArgument(self._why_not)
         return self._party
