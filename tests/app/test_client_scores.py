@@ -142,6 +142,22 @@ def test_a_client_without_test_rows_is_named_with_none(tmp_path):
     assert [row["name"] for row in lines(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
 
 
+def test_a_separate_test_file_scores_each_client_that_it_names(tmp_path, capsys):
+    arguments = table_of(tmp_path / "t.csv", {"Ulm": 60, "Bonn": 60})
+    table_of(tmp_path / "test.csv", {"Ulm": 20, "Bonn": 30, "Kiel": 10})
+    arguments += ["--test-data", str(tmp_path / "test.csv"), "--output", str(tmp_path / "run"), "--hold-out", "0.2"]
+    assert run_command_line([*arguments, "--evaluate-clients", "--algorithm", "meta_learning"]) == 2
+    assert "'Kiel' of the test data has no training rows" in capsys.readouterr().err
+    assert run_command_line([*arguments, "--evaluate-clients"]) == 0
+    rows = summary_of(tmp_path / "run")["clients"]
+    assert {row["client"]: row["n"] for row in rows} == {"Ulm": 20, "Bonn": 30, "Kiel": 10}
+    assert [row["name"] for row in lines(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Kiel" in page[page.index("Each client on its own test rows") :]
+    found = calibrated(tmp_path / "run", tmp_path / "model")
+    assert {row["client"]: row["n"] for row in found.clients} == {"Ulm": 20, "Bonn": 30, "Kiel": 10}
+
+
 def test_numbers_have_an_rmse_for_each_client(tmp_path):
     arguments = table_of(tmp_path / "t.csv", {"Ulm": 40, "Bonn": 60}, numeric=True)
     assert run_command_line([*arguments, "--task", "regression", "--output", str(tmp_path / "run")]) == 0

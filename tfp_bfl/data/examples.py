@@ -105,6 +105,8 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
       InvalidArgument: there is no such column, or a column can't be used.
     """
     label, client = reading.label, reading.client
+    if reading.columns and client not in table.column_names:
+        client = None  # A test set need not name the clients.
     if label == Reading().label and label not in table.column_names and not reading.columns:
         some = ", ".join(map(shown, table.column_names[:_MOST_NAMES]))
         raise InvalidArgument(
@@ -137,6 +139,11 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     of_clients: list[str] = []
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
+        if reading.columns and (owners == "").any():
+            raise InvalidArgument(
+                f"The column {shown(client)} of {where} has {np.sum(owners == '')} empty cells, the first in row "
+                f"{int(np.argmax(owners == '')) + 1}: name the client of each test row, or leave the column out."
+            )
     if reading.regresses:
         sign = "" if reading.plain_labels else None
         labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
