@@ -12,10 +12,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from PIL import Image
+from tfp_bfl.app.options.linear_model import names_of
 
 from tests.fuzz.harness import inputs
 from tfp_bfl.app.options import class_weights
-from tfp_bfl.app.options.linear_model import names_of
 from tfp_bfl.data import Clients, Source, read_own, read_part, read_rows
 from tfp_bfl.data.names import CATEGORY_RULES, as_category, canonical, compositions
 from tfp_bfl.data.rows import read_encoded
