@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tfp_bfl.edges import EDGES
+
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "tfp_bfl"
 
@@ -19,16 +21,17 @@ PUBLIC = {
 MAY_IMPORT = {
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
+    # The registry of the edges.
+    "edges": EVERYTHING,
+    # The edges, which the core imports by the registry alone.
+    "glm": {"app.one_run", "data", "evaluation", "plots", "__init__"},
     # The command line: `cli` and `doctor`.
-    "app.glm": {"app.options", "glm"},
-    "app": {
-        *("__init__", "app.options", "app.glm", "app.one_run", "app.many_runs", "app.bench", "parties.deployment"),
-        *("data", "engines.tff", "federated"),
-    },
+    "app": {"__init__", "app.options", "app.one_run", "app.many_runs", "data", "edges", "engines.tff", "federated"},
+    "parties.edge": {"parties.deployment"},
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
     "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
-    "app.one_run": {*PUBLIC, "app.options", "engines", "glm"},
+    "app.one_run": {*PUBLIC, "app.options", "edges", "engines"},
     "app.options": {*PUBLIC, "training"},
     "algorithms": {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
@@ -57,7 +60,6 @@ MAY_IMPORT = {
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
-    "glm": {"data", "plots"},
     "posterior": set(),
     "privacy": set(),
     "data": set(),
@@ -65,11 +67,14 @@ MAY_IMPORT = {
     **{name: set() for name in ("named", "tensors")},
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
-QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data")
+QUICK = (
+    *("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data"),
+    *(f"{edge.package}.edge" for edge in EDGES.values()),
+)
 # Reads the data of a run, and refuses what is wrong with them.
 REFUSES = "tfp_bfl.app.one_run.run"
 # What fits and reports linear models.
-STATISTICS = ("tfp_bfl.glm", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
+STATISTICS = ("tfp_bfl.glm.fitting", "tfp_bfl.glm.report", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
 FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
@@ -214,7 +219,7 @@ def test_imports_follow_the_table():
 
 
 def test_tensorflow_federated_is_imported_in_one_package():
-    by_name = ("tfp_bfl", "tfp_bfl.faces")  # which import packages by name
+    by_name = ("tfp_bfl", "tfp_bfl.edges", "tfp_bfl.faces")  # which import packages by name
     names = [(p, module_name(p)) for p in FILES]
     others = [p for p, name in names if name not in by_name and not f"{name}.".startswith(f"{ONLY_IMPORTER_OF_TFF}.")]
     found = {str(p): imports_of_tff(p.read_text(), package_of(p)) for p in others}

@@ -36,6 +36,7 @@ _take_keras_2()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if TYPE_CHECKING:
+    import tfp_bfl.edges  # noqa: F401
     from tfp_bfl import (
         algorithms,
         clients,
@@ -48,11 +49,8 @@ if TYPE_CHECKING:
         evaluation,
         export,
         federated,
-        glm,
-        interop,
         layers,
         models,
-        parties,
         plots,
         posterior,
         privacy,
@@ -107,6 +105,9 @@ if not TYPE_CHECKING:  # Type checkers refuse names that are not there.
             return importlib.import_module("tfp_bfl.app.one_run.program").run
         if name == "__version__":
             return metadata.version("tfp_bfl")
+        edges = importlib.import_module("tfp_bfl.edges")
+        if name in edges.PACKAGES:
+            return edges.package(name)
         if name in __all__:
             return importlib.import_module(f"tfp_bfl.{name}")
         raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")

@@ -56,7 +56,7 @@ def answer(command, capsys):
 
 
 def test_every_option_of_a_linear_model_has_a_value_here():
-    from tfp_bfl.app.options.linear_model import model_options
+    from tfp_bfl.glm.options import model_options
 
     @model_options
     def command():

@@ -22,6 +22,7 @@ from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.glm import agreement, encoding
 from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.glm.options import names_of
 from tfp_bfl.parties import agree, describe
 from tfp_bfl.parties.tables import parse_options
 

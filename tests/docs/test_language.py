@@ -185,7 +185,7 @@ def test_lines_of_pages_are_short(page):
 BENCHMARK = ROOT / "experiments" / "bench" / "README.md"
 STUDIES = [path for path in sorted(ROOT.glob("experiments/*/README.md")) if path != BENCHMARK]
 READMES = [*STUDIES, BENCHMARK, *(ROOT / folder / "README.md" for folder in ("", "experiments", "benchmarks"))]
-READMES += sorted(ROOT.glob("experiments/*/results/**/README.md"))
+READMES += sorted([*ROOT.glob("experiments/*/results/**/README.md"), *ROOT.glob("tfp_bfl/*/README.md")])
 BANNED_IN_STUDIES = (
     *BANNED,
     *(r"\bdid not hold\b", r"\bdoes not hold\b", r"\bcan(no|')t be told\b", r"\bwhose\b", r"\bnarrow start\b"),

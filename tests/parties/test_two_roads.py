@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from tests.glm.test_two_roads import SITES, outcome_of, patient, random_table, write
-from tfp_bfl.data import parties, read_own, read_part
+from tfp_bfl.data import read_own, read_part
 from tfp_bfl.data.names import natural
+from tfp_bfl.parties import agree, describe
+from tfp_bfl.parties.tables import TableOptions
 
 
 def labelled(seed):
@@ -39,8 +41,8 @@ def at_sites(folder, table, options):
     for name in sorted({*table["site"]}, key=natural):
         path = write(folder / f"{name}.csv", own, [i for i, x in enumerate(table["site"]) if x == name])
         data = read_part(path, test=path, **options)
-        described[name] = parties.describe(data.train, parties.TableOptions(**options))
-    return columns_of(parties.agree("sites", described, parties.TableOptions(**options)))
+        described[name] = describe(data.train, TableOptions(**options))
+    return columns_of(agree("sites", described, TableOptions(**options)))
 
 
 def compare(folder, seeds):
