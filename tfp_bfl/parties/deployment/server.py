@@ -18,6 +18,7 @@ from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
@@ -31,7 +32,7 @@ from tfp_bfl.parties.deployment.results import write_results
 from tfp_bfl.parties.deployment.site import OFFER
 from tfp_bfl.parties.deployment.traffic import Counted
 from tfp_bfl.parties.schema import TABLE
-from tfp_bfl.parties.tables import TableOptions, notes, parse_options
+from tfp_bfl.parties.tables import notes, parse_options
 
 logger = logging.getLogger(__name__)
 

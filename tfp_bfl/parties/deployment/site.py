@@ -16,6 +16,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -27,7 +28,7 @@ from tfp_bfl.parties.deployment.ledger import Ledger
 from tfp_bfl.parties.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.steps import Steps
-from tfp_bfl.parties.tables import NO_OPTIONS, TableOptions, parse_options, text_columns
+from tfp_bfl.parties.tables import parse_options, text_columns
 
 OFFER = "offer"
 _MOST_BYTES = 2**33
