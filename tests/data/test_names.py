@@ -12,7 +12,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from tfp_bfl.app.options.linear_model import names_of
 
 from tests.fuzz.harness import inputs
 from tfp_bfl.app.options import class_weights

@@ -166,7 +166,7 @@ class Site:
         back = config.checkpoint_every * config.keep_checkpoints
         fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
         fields |= {"rounds": config.rounds, "charge": self._charge}
-        fields["steps"] = Steps(self._process.round.initialize().weights, _Versions(folder / "weights", back))
+        fields["steps"] = Steps(self._process, _Versions(folder / "weights", back), parties)
         if sums is None:
             masked.check_unbound(folder)
         else:
