@@ -143,7 +143,7 @@ def test_a_separate_test_file_scores_each_client_that_it_names(tmp_path, capsys)
     assert run_command_line([*arguments, "--evaluate-clients"]) == 0
     rows = summary_of(tmp_path / "run")["clients"]
     assert {row["client"]: row["n"] for row in rows} == {"Ulm": 20, "Bonn": 30, "Kiel": 10}
-    assert [row["name"] for row in lines(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+    assert [row["name"] for row in lines_of(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Kiel" in page[page.index("Each client on its own test rows") :]
     found = calibrated(tmp_path / "run", tmp_path / "model")
