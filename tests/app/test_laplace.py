@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_revise import run, summary
+from tests.app.test_revise import run
+from tests.kit import call, summary_of
 from tests.units import in_units
-from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import after
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
@@ -20,10 +20,6 @@ RUN = (
     "run --algorithm fed_opt --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 2 --engine local"
 )
 TEST = bfl.data.load("breast_cancer", split="test")
-
-
-def call(*arguments):
-    return run_command_line([str(x) for x in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +43,8 @@ def test_the_folder_is_complete_and_predicts(averaged, with_posterior):
     assert {p.name for p in with_posterior.iterdir()} == {
         *("config.yaml", "clients.npz", "saved_model", "summary.json")
     }
-    found = summary(with_posterior)
-    assert found["accuracy"] > 0.8 and found["epistemic"] > 1e-4 and summary(averaged)["epistemic"] == 0
+    found = summary_of(with_posterior)
+    assert found["accuracy"] > 0.8 and found["epistemic"] > 1e-4 and summary_of(averaged)["epistemic"] == 0
     assert found["clients"] == ["0", "1", "2"] and found["structure"] == "last_layer"
     right = probabilities(with_posterior).argmax(1) == TEST.labels
     assert right.mean() == pytest.approx(found["accuracy"])
@@ -62,7 +58,7 @@ def test_clients_leave_and_join(with_posterior, tmp_path, capsys):
     assert call("clients", "show", with_posterior) == 0
     assert "share of the curvature" in capsys.readouterr().out
     assert call("clients", "remove", with_posterior, "1", "--output", tmp_path / "two") == 0
-    two, three = summary(tmp_path / "two"), summary(with_posterior)
+    two, three = summary_of(tmp_path / "two"), summary_of(with_posterior)
     assert two["clients"] == ["0", "2"] and two.keys() == three.keys() - {"warnings"}
     for name in ("structure", "temperature", "temperature_by"):
         assert two[name] == three[name]
@@ -76,7 +72,7 @@ def test_clients_leave_and_join(with_posterior, tmp_path, capsys):
 def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
     given = ["--structure", "diagonal", "--prior-by-layer", "--temperature", "0.5"]
     assert call("laplace", averaged, *given, "--output", tmp_path / "diagonal") == 0
-    found = summary(tmp_path / "diagonal")
+    found = summary_of(tmp_path / "diagonal")
     assert len(found["prior_stddev"]) > 1 and found["temperature"] == 0.5 and found["linearised_test_nll"] > 0
     assert f"linearised: accuracy {found['linearised_accuracy']:.4f}" in capsys.readouterr().out
 
@@ -86,7 +82,7 @@ def test_a_run_of_the_algorithm_is_the_command(averaged, with_posterior, tmp_pat
     options = ["--algorithm", "laplace", "--start", averaged, "--temperature", 1, "--structure", "last_layer"]
     assert call("run", *options, "--output", tmp_path / "run") == 0
     found = bfl.run(tmp_path / "python", algorithm="laplace", start=averaged, temperature=1.0)
-    assert summary(tmp_path / "run") == found.summary == summary(with_posterior)
+    assert summary_of(tmp_path / "run") == found.summary == summary_of(with_posterior)
 
 
 def refused(capsys, *arguments):

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.app.bench.plans import PLAN, heart, plan_of, records
+from tests.kit import lines_of
 from tfp_bfl.app.bench import cell, program
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import datasets
@@ -251,7 +252,7 @@ def test_tune_writes_the_best_configuration(tmp_path, monkeypatch, stand_in, cap
     command = ["tune", "--space", "learning-rate=0.01..0.1 log", "--trials", "6", "--rounds", "2", "--output", "t"]
     assert run_command_line(command) == 0
     best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
-    rows = [json.loads(line) for line in (tmp_path / "t" / "trials.jsonl").read_text().splitlines()]
+    rows = lines_of(tmp_path / "t" / "trials.jsonl")
     least = min(rows, key=lambda row: row["nll"])
     assert best["learning_rate"] == least["values"]["learning_rate"] and best["rounds"] == 2
     assert f"has nll {least['nll']:.4f} on held-out" in capsys.readouterr().out

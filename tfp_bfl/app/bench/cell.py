@@ -14,7 +14,7 @@ from tfp_bfl.app.bench import scores
 from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_personal, set_aside, test_parts
 from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
-from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
+from tfp_bfl.app.one_run.baselines import baselines
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.options.afterwards import after_options
 from tfp_bfl.app.options.algorithms import algorithm_options
@@ -139,7 +139,7 @@ def run_final(task: Task) -> dict[str, Any]:
     else:
         found = scores.of_numbers(test)
     # Controls: predictions without features, linear models, and standard deviations at other weights.
-    names = {LINEAR: "linear_nll", HIERARCHICAL: "hierarchical_nll"}
+    names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
     controls = baselines(job.clients, job.test)
     found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
     found |= _permuted(trained)
