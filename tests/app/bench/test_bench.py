@@ -333,8 +333,8 @@ REAL = {
     "methods": {
         "fed_avg": {"algorithm": "fed_opt", "kind": "deterministic", "tuned": {"learning_rate": "0.01..0.1 log"}},
         "variational": {},
-        "head": {"algorithm": "fed_opt", "kind": "deterministic", "then": "last_layer"},
-        "laplace": {"algorithm": "fed_opt", "kind": "deterministic", "then": "laplace"},
+        "head": {"algorithm": "last_layer", "start": {"algorithm": "fed_opt", "kind": "deterministic"}},
+        "laplace": {"algorithm": "laplace", "start": {"algorithm": "fed_opt", "kind": "deterministic"}},
         "reptile": {"algorithm": "meta_learning", "learner": "plain"},
     },
 }
