@@ -7,7 +7,7 @@ from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench.plan import Plan
-from tfp_bfl.app.bench.predictions import set_aside
+from tfp_bfl.app.bench.scores import set_aside
 from tfp_bfl.app.bench.spaces import DEFAULTS
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.build import check_models

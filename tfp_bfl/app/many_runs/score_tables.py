@@ -12,13 +12,11 @@ from tfp_bfl.app.one_run.records import read_record
 from tfp_bfl.app.options.config import fields
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.tables import FORMATS, Rows, note_in, to_csv
+from tfp_bfl.labels import ALIASES
 from tfp_bfl.plots import repeats
 from tfp_bfl.plots.page import Table
 from tfp_bfl.plots.repeats import Form, Repeated
 from tfp_bfl.plots.tables import text
-
-# What reports and papers call a number of the summary.
-_ALIASES = {"nll": "test_nll"}
 
 
 class Style(NamedTuple):
@@ -117,7 +115,7 @@ def _note(rows: Sequence[Repeated], numbers: Sequence[int]) -> str:
 
 def _columns(groups: Sequence[Grouped], columns: Sequence[str]) -> list[str]:
     known = all_keys(groups)
-    names = [_ALIASES.get(name.strip(), name.strip()) for name in columns]
+    names = [ALIASES.get(name.strip(), name.strip()) for name in columns]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)

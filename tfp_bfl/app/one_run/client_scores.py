@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import class_weights
-from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument
@@ -145,9 +144,9 @@ def scored(
     if parts is None:
         return {}, []
     found: dict[str, Any] = {}
-    if job.config.evaluate_clients and algorithm_options(job.config.algorithm).adapts:
+    if job.config.evaluate_clients and job.is_personal:
         before, after, lines = personal(job, result, parts)
-        for name, evaluations in (("clients", before), ("adapted_clients", after)):
+        for name, evaluations in {"clients": before, **({"adapted_clients": after} if after else {})}.items():
             probabilities = np.concatenate([each.probabilities for each in evaluations])
             found[name] = rows_of(parts, probabilities, parts.source.labels[parts.places])
     else:
@@ -176,17 +175,31 @@ def of_model(parts: Parts, final: Any, held: dict[str, np.ndarray] | None = None
       held: as of `scored`.
     """
     places, target = parts.places, parts.source.target
-    if target is not None:
-        truth = target.mean + target.scale * np.asarray(parts.source.labels, np.float64)
-        covered = (final.low <= truth) & (truth <= final.high)
-        return rows_of(parts, final.mean[places], truth[places], covered[places], final.nll[places])
-    covered = None if held is None else sets_hold(final.probabilities, parts.source.labels, held)
-    return rows_of(
-        parts, final.probabilities[places], parts.source.labels[places], None if covered is None else covered[places]
-    )
+    names = ("mean", "low", "high", "nll") if target is not None else ("probabilities",)
+    labels = np.asarray(parts.source.labels)[places]
+    truth = labels if target is None else target.mean + target.scale * labels.astype(np.float64)
+    return of_predictions(parts, {name: getattr(final, name)[places] for name in names}, truth, held)
 
 
-def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: dict[str, np.ndarray]) -> np.ndarray | None:
+def of_predictions(
+    parts: Parts, arrays: Mapping[str, np.ndarray], labels: np.ndarray, held: Mapping[str, np.ndarray] | None
+) -> list[dict[str, Any]]:
+    """Return the rows of the clients, with the coverage of the sets or intervals.
+
+    Args:
+      parts: the test rows of each client.
+      arrays: predictions for `Parts.places`, by name.
+      labels: the truth of these rows.
+      held: as of `scored`.
+    """
+    if "mean" in arrays:
+        covered = (arrays["low"] <= labels) & (labels <= arrays["high"])
+        return rows_of(parts, arrays["mean"], labels, covered, arrays["nll"])
+    inside = None if held is None else sets_hold(arrays["probabilities"], labels, held)
+    return rows_of(parts, arrays["probabilities"], labels, inside)
+
+
+def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Return whether the sets of `COVERAGE` by held-out examples hold each label; None where these are too few."""
     try:
         limit = bfl.evaluation.conformal_limit(held["probabilities"], held["labels"], COVERAGE)
@@ -215,8 +228,9 @@ def personal(
     """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate.
 
     Returns:
-      The evaluations before, those after, and their metrics.
+      The evaluations before, those after (none for a user's algorithm, which has no inner rate), and their metrics.
     """
+    adapts = type(job.config.own_options()).adapts
     found: list[Any] = []
 
     def evaluate(model: Any, features: Any, labels: Any) -> dict[str, float]:
@@ -229,12 +243,13 @@ def personal(
         job.everybody,
         parts,  # type: ignore[arg-type]
         evaluate,
-        adaptation=one_step(job.config, job.process, job.clients),
+        adaptation=one_step(job.config, job.process, job.clients) if adapts else None,
         most_examples=EXAMPLES,
         seed=job.config.seed,
         noise=job.config.client_noise,
     )
-    before, after = ([each for each in found[start::2] if each] for start in range(2))
+    every = 2 if adapts else 1
+    before, after = ([each for each in found[start::every] if each] if start < every else [] for start in range(2))
     return before, after, [score for score in scores if score.before]
 
 

@@ -62,6 +62,11 @@ class Job(NamedTuple):
         return self.shares.clients
 
     @property
+    def is_personal(self) -> bool:
+        """Whether clients are scored by models of their own, also those of a user's algorithm."""
+        return self.process.is_personal or type(self.config.own_options()).adapts
+
+    @property
     def prediction(self) -> dict[str, Any]:
         """The options of a prediction."""
         config, number = self.config, ensembles.num_samples(self.config)
