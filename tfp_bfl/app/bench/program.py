@@ -33,6 +33,7 @@ from tfp_bfl.app.many_runs.cells import (
     run_cells,
 )
 from tfp_bfl.app.one_run.pipeline import Finished
+from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -318,6 +319,4 @@ class _Clock:
         later = f"; about {duration(seconds)} left" if self.left > self.ended else ""
         if "failed" in summary:
             return f"failed: {summary['failed']}{later}"
-        found = summary["scores"]
-        first = f"accuracy {found['accuracy']:.4f}" if "accuracy" in found else f"RMSE {found['rmse']:.4g}"
-        return f"{first}  NLL {found['test_nll']:.4f}  ({duration(summary['cell_seconds'])}){later}"
+        return f"{in_short({**summary['scores'], 'seconds': summary['cell_seconds']})}{later}"

@@ -172,16 +172,6 @@ def _numeric(groups: Sequence[Repeated], keys: Sequence[str]) -> Rows:
     parts = ("mean", "sd", "difference", "low", "high")
     rows = [["group", "seeds", *(f"{key}_{part}" for key in keys for part in parts)]]
     for group in groups:
-        row = [group.name, str(len(group.scores))]
-        for key in keys:
-            values = group.values(key)
-            stats = repeats.over_seeds(values) if values else None
-            difference = None if group is groups[0] else repeats.compare(group, groups[0], key)
-            row += ["", ""] if stats is None else [repr(stats.mean), "" if stats.number < 2 else repr(stats.stddev)]
-            row += (
-                ["", "", ""]
-                if difference is None
-                else [repr(difference.mean), repr(difference.low), repr(difference.high)]
-            )
-        rows.append(row)
+        numbers = (repeats.digits(group, groups[0], key) for key in keys)
+        rows.append([group.name, str(len(group.scores)), *(x for each in numbers for x in each)])
     return rows
