@@ -43,7 +43,7 @@ PASSED_ON = {
     "p_fed_bayes": [*AVERAGING, bfl.clients.personal_posterior],
 }
 GROUPS = {
-    "kernel_options": bfl.rules.kernel_posterior,
+    "kernel_options": bfl.contrib.kernel.kernel_posterior,
     "variance_options": bfl.models.PERSONAL_VARIANCES["hypernetwork"],
     "server_options": bfl.servers.personal,
 }

@@ -13,7 +13,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench import scores
 from tfp_bfl.app.bench.scores import set_aside, test_parts
 from tfp_bfl.app.one_run import client_scores, datasets, pipeline
-from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
+from tfp_bfl.app.one_run.baselines import baselines
 from tfp_bfl.app.one_run.client_scores import Parts
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
@@ -56,11 +56,15 @@ class _Trained(NamedTuple):
     held: Parts
     test: Parts | None
     result: bfl.federated.SimulationResult
-    model: keras.Model
-    after: bfl.federated.SimulationResult | None
+    after: tuple[bfl.federated.SimulationResult, Any] | None
     seconds: list[float]
     about: dict[str, Any]
     warnings: list[str]
+
+    @property
+    def model(self) -> keras.Model:
+        """The model that predicts for all clients."""
+        return self.after[0].model if self.after else self.result.model
 
     @property
     def is_of_rounds(self) -> bool:
@@ -148,7 +152,7 @@ def run_final(task: Task) -> Finished:
     else:
         found = scores.of_numbers(test)
     # Controls: predictions without features, linear models, and standard deviations at other weights.
-    names = {LINEAR: "linear_nll", HIERARCHICAL: "hierarchical_nll"}
+    names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
     controls = baselines(job.clients, job.test)
     found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
     if trained.is_of_rounds:
@@ -199,21 +203,23 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         result = pipeline.train(job, monitor)
         after = _afterwards(task, job, result) if task.then is not None else None
         clock.add_rest()
+    of_sums = {"posterior_temperature": after[1].settings.temperature} if after else {}
     return _Trained(
         job,
         held[0],
         test_parts(job) if evaluate else None,
         result,
-        after.model if after else result.model,
         after,
         clock.seconds(),
-        pipeline.about(job, user_data),
-        [*job.warnings, *result.warnings, *(after.warnings if after else ())],
+        {**pipeline.about(job, user_data), **of_sums},
+        [*job.warnings, *result.warnings, *(after[0].warnings if after else ())],
     )
 
 
-def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:
-    """Return the rounds of Laplace's approximation or of the last layer after the training."""
+def _afterwards(
+    task: Task, job: Job, result: bfl.federated.SimulationResult
+) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of Laplace's approximation or of the last layer after the training, and the clients' sums."""
     check_one_network(job.config, str(task.then), job.process)
     check_exact(job.config, str(task.then), "This", job.process)
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
@@ -222,8 +228,8 @@ def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) ->
     data = bfl.data.OwnData(job.train, job.test, job.clients)
     run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
     if task.then == "laplace":
-        return approximated(run, **task.then_options)[0]
-    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)[0]
+        return approximated(run, **task.then_options)
+    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)
 
 
 def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:
@@ -272,16 +278,19 @@ def _megabytes(trained: _Trained) -> tuple[float, float]:
         message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
         download = asked * _spec_bytes((message.weights, message.told))
     if after is not None:
-        more, clients = len(after.rounds) / MB, trained.job.clients.num_clients
-        # The state holds the sums of all clients, which each round sends anew.
-        sums = after.state.step.rows if hasattr(after.state.step, "rows") else after.state.step
-        upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
-        download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
+        more, clients = len(after[0].rounds) / MB, trained.job.clients.num_clients
+        # Each round sends the sums of all clients anew.
+        upload += more * _nbytes(after[1].clients)
+        download += more * clients * _nbytes(result.state.weights)
     return upload, download
 
 
 def _spec_bytes(spec: object) -> int:
     return sum(int(np.prod([n or 1 for n in x.shape])) * x.dtype.size for x in _leaves(spec))
+
+
+def _nbytes(structure: object) -> int:
+    return sum(int(np.asarray(x).nbytes) for x in _leaves(structure))
 
 
 def _leaves(structure: object) -> list[Any]:
