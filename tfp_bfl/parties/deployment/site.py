@@ -207,7 +207,8 @@ class Site:
         arguments = model, self._held.features, self._held.labels, samples, seed
         if (target := self._held.target) is not None:
             loaded = bfl.evaluation.evaluate_regression(*arguments, scale=target.scale, shift=target.mean)
-            return bfl.evaluation.number_sums(loaded)
+            truth = target.mean + target.scale * np.asarray(self._held.labels, np.float64)
+            return bfl.evaluation.number_sums(loaded, truth)
         return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
 
     def _begun(self) -> bfl.federated.Party:
