@@ -1,4 +1,4 @@
-"""Scores of each class, the confusion matrix and the area under the ROC curve."""
+"""Scores of each class, the confusion matrix and the area under the ROC curve; arguments as of `metrics`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.evaluation.limits import check_share
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
+from tfp_bfl.evaluation.metrics import of_classes
 
 # Interval of a proportion -> its name in SciPy.
 INTERVALS = {"wilson": "wilson", "clopper_pearson": "exact"}
@@ -52,18 +53,12 @@ class ClassScores(NamedTuple):
     specificity: Proportion | None
 
 
-def confusion_matrix(probabilities: object, labels: object) -> np.ndarray:
+@of_classes
+def confusion_matrix(probabilities: tf.Tensor, labels: tf.Tensor) -> np.ndarray:
     """Count the examples of each label and each predicted class.
-
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
 
     Returns:
       int64 [C, C]: a row for each label, a column for each predicted class.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
 
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
@@ -71,27 +66,21 @@ def confusion_matrix(probabilities: object, labels: object) -> np.ndarray:
       array([[2, 0],
              [1, 1]])
     """
-    tensor = check_probabilities(probabilities)
-    true, classes = check_labels(labels, tensor).numpy(), tensor.shape[1]
-    return np.bincount(true * classes + tensor.numpy().argmax(-1), minlength=classes**2).reshape(classes, classes)
+    true, classes = labels.numpy(), probabilities.shape[1]
+    places = true * classes + probabilities.numpy().argmax(-1)
+    return np.bincount(places, minlength=classes**2).reshape(classes, classes)
 
 
-def auroc(probabilities: object, labels: object) -> float | None:
+@of_classes
+def auroc(probabilities: tf.Tensor, labels: tf.Tensor) -> float | None:
     """Compute the area under the ROC curve: of class 1 for two classes, else the mean over classes against the rest.
 
         auroc_c = P(p_c of an example of class c > p_c of another) + P(equal) / 2,    auroc = mean_c auroc_c
 
     over the classes with examples of them and of others (macro average, one versus rest).
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-
     Returns:
       A number in [0, 1], 1/2 by chance; None if all examples are of one class.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
 
     Source: Hanley & McNeil 1982.
 
@@ -100,8 +89,7 @@ def auroc(probabilities: object, labels: object) -> float | None:
       >>> bfl.evaluation.auroc(probabilities, np.array([0, 1, 1, 0]))
       1.0
     """
-    tensor = check_probabilities(probabilities)
-    true, values = check_labels(labels, tensor).numpy(), tensor.numpy()
+    true, values = labels.numpy(), probabilities.numpy()
     if values.shape[1] == 2:  # Both classes have the same area, but for the rounding of 1 - p.
         values, true = values[:, 1:], 1 - true
     areas = [_area(values[:, c], true == c) for c in range(values.shape[1])]
@@ -172,7 +160,7 @@ def different_proportions(counts: Mapping[str, tuple[float, float]], error_rate:
     Example:
       >>> p_values = bfl.evaluation.different_proportions({"north": (6, 36), "south": (8, 36), "west": (30, 36)})
       >>> {group: float(f"{p:.1g}") for group, p in p_values.items()}
-      {'west': 2e-10, 'north': 1.0, 'south': 1.0}
+      {'west': 9e-10, 'north': 1.0, 'south': 1.0}
     """
     names = [group for group, (_, number) in counts.items() if number]
     successes, trials = (np.rint([counts[group][i] for group in names]) for i in (0, 1))
@@ -200,12 +188,7 @@ def class_scores(
     For two classes also sensitivity and specificity with confidence intervals.
 
     Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
       confidence, interval: as of `proportion_interval`.
-
-    Raises:
-      InvalidArgument: the arguments don't fit the description above, or B is zero.
 
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
