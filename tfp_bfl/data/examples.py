@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data.by_client import Rows, check_kinds, counts, rows_of_clients
-from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_as, read_columns
-from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
+from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, read_as, read_columns
+from tfp_bfl.data.columns import Table, Troubles, check_full, numbers
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
 from tfp_bfl.data.outliers import table_within_bounds, within_bounds
@@ -93,11 +93,11 @@ class Reading(NamedTuple):
         return (*self.text, self.label, *self.columns, *self.only)
 
 
-def examples_of(table: Any, where: str, reading: Reading) -> Examples:
+def examples_of(table: Table, where: str, reading: Reading) -> Examples:
     """Return the examples of a table, a row each. Rows without a label or a client are left out.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       where: the table's name in errors.
       reading: names its columns.
 
@@ -119,7 +119,9 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     ):
         for name in given:
             if name not in table.column_names and not (reading.is_part and option in ("only", "categorical")):
-                lookup(table.column_names, name, "column", f"in {where} for {reading.option_prefix}{option}")
+                lookup(
+                    dict.fromkeys(table.column_names), name, "column", f"in {where} for {reading.option_prefix}{option}"
+                )
     if client == label:
         raise InvalidArgument(f"The column {shown(label)} is label and client-column: name two columns.")
     check_columns(table, reading.columns, where)
@@ -136,14 +138,17 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     owners: np.ndarray | None = None
     of_clients: list[str] = []
     if client is not None:
-        owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
+        distinct, of_clients = client_names(table[client].distinct, client)
+        owners = table[client].spread(distinct)
     if reading.regresses:
         sign = "" if reading.plain_labels else None
         labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
         filled = ~np.isnan(labels)
     else:
-        labels = texts(table, label, troubles if strict else None)
+        labels = table[label].names
         filled = labels != ""
+        if strict:
+            check_full(~filled, label, troubles)
     troubles.check()
     notes = [*of_clients, *troubles.notes]
     if reading.regresses and not reading.columns:
@@ -196,7 +201,7 @@ def _words_among(labels: np.ndarray, label: str) -> list[str]:
     ]
 
 
-def _raw(table: object, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
+def _raw(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
     """Return the cells of columns; what can't be used is recorded in `troubles`."""
     unit = reading.date_unit
     if reading.is_part:
@@ -212,10 +217,10 @@ def _signs(columns: Sequence[str], reading: Reading) -> dict[str, str]:
     return {name: sign for name, kind, sign in found if kind != BLANK}
 
 
-def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
+def _of_part(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
     """Return the cells of a site's columns, which other sites may fill where they are empty here."""
     kinds = dict(zip(columns, reading.kinds))
-    empty = {name for name in columns if is_blank(table[name])}
+    empty = {name for name in columns if table[name].is_blank}
     fixed = {name: kind for name, kind in kinds.items() if kind != BLANK and name not in empty}
     free = [name for name in columns if name not in empty and name not in fixed]
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
@@ -246,11 +251,11 @@ def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | R
     return raw, names, notes
 
 
-def check_columns(table: Any, columns: Sequence[str], where: str) -> None:
+def check_columns(table: Table, columns: Sequence[str], where: str) -> None:
     """Raise InvalidArgument unless a table has the columns.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       columns: names.
       where: the table's name in errors.
     """

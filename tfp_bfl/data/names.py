@@ -113,32 +113,24 @@ def value(name: str) -> Decimal | None:
     return Decimal(name) if _NUMBER.fullmatch(name) else None
 
 
-def as_text(values: Sequence[Any]) -> np.ndarray:
-    """Return values as names in `canonical` form, object [N].
+def as_text(values: Sequence[Any], form: Callable[[str], str] = canonical) -> np.ndarray:
+    """Return values as names in one form, object [N].
 
     Bytes are UTF-8, whole numbers have no fraction, None and NaN become "".
 
     Args:
       values: N numbers, texts, bytes or other objects.
+      form: of a name.
 
     Raises:
       InvalidArgument: bytes are not UTF-8, or a name contains the character NUL, which NumPy drops from its end.
     """
-    return _replaced(_written(values), canonical)
-
-
-def _replaced(texts: np.ndarray, replace: Callable[[str], str]) -> np.ndarray:
-    replaced = {text: replace(text) for text in dict.fromkeys(texts.tolist())}
-    return np.fromiter(map(replaced.__getitem__, texts.tolist()), object, len(texts))
-
-
-def _written(values: Sequence[Any]) -> np.ndarray:
-    """Return values as text as they are written, object [N]."""
-    texts = np.fromiter(map(_text, values), object, len(values))
-    with_nul = next((text for text in texts if "\0" in text), None)
+    texts = [*map(_text, values)]
+    forms = {text: form(text) for text in dict.fromkeys(texts)}
+    with_nul = next((text for text in forms if "\0" in text), None)
     if with_nul is not None:
         raise InvalidArgument(f"The name {shown(with_nul)} contains the character NUL: remove it.")
-    return texts
+    return np.fromiter((forms[text] for text in texts), object, len(texts))
 
 
 def _text(x: object) -> str:
@@ -193,7 +185,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
     Raises:
       InvalidArgument: as of `as_text`.
     """
-    written = _written(values)
+    written = as_text(values, str)
     spellings: dict[str, list[str]] = {}
     for text in dict.fromkeys(written.tolist()):
         spellings.setdefault(_by_rules(text), []).append(text)
@@ -211,7 +203,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
         for word in EMPTY
         if word in spellings
     ]
-    return _replaced(written, _by_rules), notes
+    return as_text(written.tolist(), _by_rules), notes
 
 
 def natural(name: str) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data.cells import read_columns
-from tfp_bfl.data.columns import Troubles, decoded
+from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.names import as_names, canonical, client_names, natural
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup
@@ -90,7 +90,8 @@ def read_design(
     check_outcome(values, outcome, where)
     owners, of_clients = np.full(table.num_rows, "all rows", object), list[str]()
     if client_column:
-        owners, of_clients = client_names(decoded(table[client_column]).to_pylist(), client_column)
+        owners, of_clients = client_names(table[client_column].distinct, client_column)
+        owners = table[client_column].spread(owners)
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
     count = int(np.sum(~are_filled(values, exposure) | (owners == "")))
     notes = [*note_event(table, outcome, where), *of_clients]
