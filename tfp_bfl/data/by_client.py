@@ -28,11 +28,13 @@ def rows_of_clients(owners: np.ndarray | None) -> Rows:
 
 def counts(cells: Cells, clients: Rows) -> bool:
     """Return whether a column numbers the rows, of the whole table or of each client."""
-    if not cells.is_whole or not clients:
-        return cells.counter == ROWS
+    whole = cells.numbered()
+    if not (cells.is_whole and clients) or (whole and whole.kind == ROWS):
+        return bool(whole and whole.kind == ROWS)
     parts = [cells._replace(values=cells.values[own]) for _, own in clients]
-    kinds = [BLANK if part.empty.all() else part.counter for part in parts]
-    return cells.counter == ROWS or numbers_rows(kinds, [part.numbered for part in parts])
+    found = [part.numbered() for part in parts]
+    kinds = [one.kind if one else BLANK if part.empty.all() else cells.kind for one, part in zip(found, parts)]
+    return numbers_rows(kinds, [one and one[1:] for one in found])
 
 
 def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_bfl.data.columns import Decoded, Table, Troubles, check_finite, to_float
 from tfp_bfl.data.names import note_spellings
-from tfp_bfl.data.outliers import outlier_notes, within_bounds
+from tfp_bfl.data.outliers import within_bounds
 from tfp_bfl.data.signs import doubts
 from tfp_bfl.errors import lookup, shown
 
@@ -45,6 +45,14 @@ NUMERIC = ("number", "truth", *NUMBERING)
 BLANK = "empty"
 
 
+class Numbering(NamedTuple):
+    """Whole numbers that rise: one of `NUMBERING`, their number and their sum."""
+
+    kind: str
+    rows: int
+    total: int
+
+
 class Cells(NamedTuple):
     """A column of a table.
 
@@ -55,7 +63,7 @@ class Cells(NamedTuple):
       values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
       levels: of ordinal cells, in their order; () otherwise.
       is_whole: whether the numbers have an integer type.
-      rows_of, numbering: `counter` and `numbered` of the column in one site's table, which may be divided since.
+      numbering: `numbered` of the column in one site's table, which may be divided since.
       sign: beside all numbers in the table, such as "%"; "" for none.
     """
 
@@ -64,9 +72,8 @@ class Cells(NamedTuple):
     values: np.ndarray
     levels: tuple[str, ...] = ()
     is_whole: bool = False
-    rows_of: str = ""
     sign: str = ""
-    numbering: tuple[int, int] | None = None
+    numbering: Numbering | None = None
 
     @property
     def empty(self) -> np.ndarray:
@@ -74,37 +81,27 @@ class Cells(NamedTuple):
         empty: np.ndarray = self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
         return empty
 
-    @property
-    def notes(self) -> list[str]:
-        """Sentences on the values that may be mistakes."""
-        if self.kind in TEXT_KINDS:
-            return note_spellings(self.values.tolist(), self.name)
-        return outlier_notes(self.values, self.name)
+    def within_bounds(self, limit: bool = True) -> tuple[Cells, list[str]]:
+        """Return the column as a model is trained on it, and sentences on values that may be mistakes.
 
-    @property
-    def within_bounds(self) -> tuple[Cells, list[str]]:
-        """The column as a model is trained on it (`outliers.within_bounds`), and the sentences on it."""
+        Args:
+          limit: as of `outliers.within_bounds`.
+        """
         if self.kind in TEXT_KINDS:
-            return self, self.notes
-        values, notes = within_bounds(self.values, self.name)
+            return self, note_spellings(self.values.tolist(), self.name)
+        values, notes = within_bounds(self.values, self.name, limit)
         return self._replace(values=values), notes
 
-    @property
-    def counter(self) -> str:
-        """`ROWS` of a column that counts the rows from 0 or 1, `ROWS_ON` from another number, `RISING`, or "".
+    def numbered(self) -> Numbering | None:
+        """Return how the column could number rows; None if its cells are no whole numbers that rise.
 
         A column that begins elsewhere than at 0 or 1 may be a year or a dose.
         """
         if not self.is_whole or self.empty.any() or not np.all((steps := np.diff(self.values)) > 0):
-            return ""
-        if not len(steps) or not np.all(steps == 1):
-            return RISING
-        return ROWS if self.values[0] in (0, 1) else ROWS_ON
-
-    @property
-    def numbered(self) -> tuple[int, int] | None:
-        """The number of cells and their sum, of a column with a `counter`."""
-        return (len(self.values), int(self.values.sum())) if self.counter else None
+            return None
+        kind = ROWS if self.values[0] in (0, 1) else ROWS_ON
+        kind = kind if len(steps) and np.all(steps == 1) else RISING
+        return Numbering(kind, len(self.values), int(self.values.sum()))
 
 
 def read_columns(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,17 +225,15 @@ def _of_part(table: Table, columns: Sequence[str], reading: Reading, troubles: T
     free = [name for name in columns if name not in empty and name not in fixed]
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
-    found |= {x.name: x._replace(rows_of=x.counter, numbering=x.numbered) for x in read}
+    found |= {x.name: x._replace(numbering=x.numbered()) for x in read}
     found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit, signs=_signs(columns, reading))}
     return list(found.values())
 
 
 def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
     """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
-    notes = [note for x in raw.columns for note in x.notes]
-    if not reading.columns:
-        limited = [x.within_bounds for x in raw.columns]
-        raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
+    limited = [x.within_bounds(limit=not reading.columns) for x in raw.columns]
+    raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
     if reading.is_part:
         return raw, tuple(x.name for x in raw.columns), notes
     counting = [x.name for x in raw.columns if x.name not in reading.only and counts(x, clients)]
@@ -279,18 +277,30 @@ def check_no_table(reading: Reading, where: str) -> None:
             raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
 
 
-def clients_of(array: object, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return an array with the names of clients as text, object [N], and sentences on them.
+def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examples:
+    """Return the examples of arrays by name: features, labels and, if they are there, clients and class_names.
 
     Args:
-      array, name, where: as of `names_of`.
+      arrays: in memory or of an archive.
+      client: the name of the array with the client of each example.
+      where: the name of the data in errors.
 
     Raises:
-      InvalidArgument: a name is empty.
+      InvalidArgument: the clients are not one an example, or a name is empty.
     """
-    names_of(array, name, where)
-    owners, notes = client_names(np.asarray(array).tolist(), name)
-    return owners, tuple(notes)
+    features, owners, notes = arrays["features"], arrays.get(client), list[str]()
+    if owners is not None:
+        owners = np.asarray(owners)
+        if owners.shape != (len(features),):
+            raise InvalidArgument(
+                f"The array {client} of {where} has the shape {list(owners.shape)}, but must name the client of each "
+                f"of the {len(features)} examples."
+            )
+        names_of(owners, client, where)
+        owners, notes = client_names(owners.tolist(), client)
+    columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
+    names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
+    return Examples(features, np.asarray(arrays["labels"]), owners, columns, names, tuple(notes))
 
 
 def names_of(array: object, name: str, where: str) -> np.ndarray:

@@ -17,7 +17,7 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of, of_arrays
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of, of_arrays, of_named_arrays
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import ARRAYS, check_alike, examples_in, in_one_form, kind_of, split_clients
 from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
@@ -319,27 +319,17 @@ def _read_archive(path: pathlib.Path, client: str | None) -> tuple[Examples, Exa
     for name in ("features", "labels", *([client] if client else [])):
         if name not in arrays:
             lookup(arrays, name, "array", f"in {files.name(path)}")
-    owners, notes = arrays.get(client or "clients"), tuple[str, ...]()
-    if owners is not None:
-        if owners.shape != (len(arrays["features"]),):
-            raise InvalidArgument(
-                f"The array {client or 'clients'} of {files.name(path)} has the shape {list(owners.shape)}, but must "
-                f"name the client of each of the {len(arrays['features'])} examples."
-            )
-        owners, notes = clients_of(owners, client or "clients", files.name(path))
-    names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
     for name in ("labels", "test_labels"):
         if name in arrays and arrays[name].dtype.kind in "US":
             arrays[name] = names_of(arrays[name], name, files.name(path))
-    columns = tuple(f"column_{i}" for i in range(arrays["features"].shape[-1])) if arrays["features"].ndim == 2 else ()
-    train = Examples(arrays["features"], arrays["labels"], owners, columns, names, notes)
+    train = of_named_arrays(arrays, client or "clients", files.name(path))
     if ("test_features" in arrays) != ("test_labels" in arrays):
         raise InvalidArgument(
             f"{files.name(path)} has one of test_features and test_labels, but must have both or none."
         )
     if "test_features" not in arrays:
         return train, None
-    return train, Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
+    return train, train._replace(features=arrays["test_features"], labels=arrays["test_labels"], owners=None, notes=())
 
 
 def _held_out(labels: np.ndarray, owners: np.ndarray | None) -> np.ndarray:

@@ -131,8 +131,8 @@ def _describe(
         return Column(name, DATE)
     values = categories(cells)
     if values is None:
-        kind = SIGNED + cells.sign if cells.sign else NUMBER
-        return Column(name, kind if is_chosen else cells.counter or kind)
+        found = None if is_chosen else cells.numbered()
+        return Column(name, found.kind if found else SIGNED + cells.sign if cells.sign else NUMBER)
     levels = sorted(set(values[used].tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS and not is_category:
         raise InvalidArgument(

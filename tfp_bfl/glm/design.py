@@ -101,7 +101,7 @@ def read_design(
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
     troubles.check()
-    notes += [*troubles.notes, *(note for cells in read for note in cells.notes)]
+    notes += [*troubles.notes, *(note for cells in read for note in cells.within_bounds(limit=False)[1])]
     columns = [*dict.fromkeys(name for name in (outcome.column, outcome.event, outcome.exposure, *chosen) if name)]
     tables = {name: table.select(columns).filter(owners == name) for name in sorted({*owners} - {""}, key=natural)}
     how = only, (), categorical, date_unit
