@@ -53,11 +53,11 @@ def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categor
         name, column = cells.name, table[cells.name]
         if cells.kind not in TEXT_KINDS or name in categorical or not column.is_text or column.has_codes:
             continue
-        is_number, kinds = column.numerals.match().good & ~column.numerals.empty, dict[str, str]()
+        is_number, kinds = column.numerals.match().good & ~column.empty, dict[str, str]()
         for client, own in clients:
             if np.all(cells.values[own] == ""):
                 continue
-            mine = np.isin(np.arange(len(column)), own)
+            mine = np.isin(np.arange(len(column.empty)), own)
             part = read_cells(column.filter(mine), Troubles("", "")) if is_number[own].any() else cells
             kinds[client] = "text" if part is not None and part.kind in TEXT_KINDS else "numbers"
         check_one_kind(name, kinds.items())

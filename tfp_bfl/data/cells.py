@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.columns import Decoded, Table, Troubles, check_finite, to_float
+from tfp_bfl.data.columns import Decoded, Table, Troubles, check_full, to_float
 from tfp_bfl.data.names import note_spellings
 from tfp_bfl.data.outliers import within_bounds
 from tfp_bfl.data.signs import doubts
@@ -137,7 +137,7 @@ def read_columns(
 
 def _looks_like_names(column: Decoded) -> bool:
     """Return whether a column holds text with repeated values, as a client column does."""
-    if not column.is_text or not MOST_LEVELS < len(column.values.unique()) <= len(column) / 2:
+    if not column.is_text or not MOST_LEVELS < len(column.values.unique()) <= len(column.empty) / 2:
         return False
     return bool(np.mean(column.numerals.match().good) < 0.5)
 
@@ -169,7 +169,7 @@ def read_cells(
     if types.is_nested(values.type):
         troubles.add(name, "holds lists or records")
         return None
-    if values.null_count == len(values):
+    if column.empty.all():
         troubles.add(name, "has no value")
         return None
     if is_category or column.has_codes:
@@ -179,14 +179,11 @@ def read_cells(
         return _dates(values, name, troubles, date_unit)
     if not column.is_text:
         return _numbers(column, troubles, commas)
-    if column.is_blank:
-        troubles.add(name, "has no value")
-        return None
     dates = _as_dates(column.text, name, troubles)
     if dates is not None:
         return _dates(dates, name, troubles, date_unit) if len(dates) else None
     found, signs = column.numerals.match(bool(commas)), column.numerals.signs
-    bad, filled = ~(found.good | signs.aside), np.sum(~(column.numerals.empty | signs.aside))
+    bad, filled = ~(found.good | signs.aside), np.sum(~(column.empty | signs.aside))
     many = bad.sum() < 0.5 * filled and len(column.text.unique()) > MOST_LEVELS
     if found.ambiguous or not signs.words.any() or bad.sum() <= _MOST_ERRORS * filled or many:
         if bad.any() and not found.ambiguous and not signs.wrong:
@@ -227,16 +224,42 @@ def _read_as(
 
     if kind in TEXT_KINDS:
         return Cells(column.name, kind, column.categories)
-    nothing = Cells(column.name, kind, np.full(len(column), np.nan))
-    plain = column.text if column.is_text else column.values
-    if plain.null_count == len(plain):
+    nothing = Cells(column.name, kind, np.full(len(column.empty), np.nan))
+    if column.empty.all():
         return nothing
     if kind != "date":
         return _numbers(column, troubles, commas, sign) or nothing
+    plain = column.values
     if column.is_text:
+        plain = column.text
         with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
             plain = plain.cast(pyarrow.timestamp("us"))
     return _dates(plain, column.name, troubles, date_unit) or nothing
+
+
+def numbers(
+    table: Table,
+    columns: Sequence[str],
+    troubles: Troubles,
+    full: bool = True,
+    among: Collection[str] = (),
+    sign: str | None = "",
+) -> np.ndarray:
+    """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
+
+    Args:
+      table: of `read_table`.
+      columns: names, all in the table.
+      troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
+      full: an empty cell is a trouble; otherwise it becomes NaN.
+      among: other columns that are read as numbers, as of `Table.decimal_commas`.
+      sign: beside the numbers, as of `to_float`.
+    """
+    signs = {} if sign is None else dict.fromkeys(columns, sign)
+    read = read_as(table, [(name, "number") for name in columns], troubles, among=among, signs=signs)
+    for name in columns if full else ():
+        check_full(table[name].empty, name, troubles)
+    return np.stack([cells.values for cells in read], -1)
 
 
 def blank(name: str, number: int) -> Cells:
@@ -295,10 +318,11 @@ def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None 
     exact, beside = to_float(column, troubles, commas, sign)
     if exact is None:
         return None
-    check_finite(exact, np.isnan(exact), column.name, troubles)
-    if np.all(np.isnan(exact)):
-        troubles.add(column.name, "has no value")
-        return None
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(exact.astype(np.float32)) & ~column.empty
+    if bad.any():
+        row = int(np.argmax(bad))
+        troubles.add(column.name, f"holds {exact[row]} in row {row + 1}, which is not finite, or too large")
     kind = "truth" if types.is_boolean(column.values.type) else "number"
     return Cells(column.name, kind, exact, is_whole=types.is_integer(column.values.type), sign=beside)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical, canonical_cells
+from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical_cells
 from tfp_bfl.data.numerals import Numerals, are_thousandths, has
 from tfp_bfl.errors import InvalidArgument, shown
 
@@ -89,6 +89,8 @@ class Decoded:
       has_codes: whether it was stored as codes, as pandas categories are.
       order: the levels of an ordered category; () of another column.
       is_text: whether the values are text.
+      text: `canonical` text, null for empty cells and for the words that stand for them; None of other columns.
+      empty: mask of the empty cells, bool [N].
     """
 
     def __init__(self, name: str, stored: Any):
@@ -111,88 +113,61 @@ class Decoded:
             taken = (compute.take(own, part.indices) for own, part in zip(levels, stored.chunks))
             self.values = pyarrow.chunked_array(taken, type=levels[0].type)
             if stored.type.ordered:
-                self.order = tuple(dict.fromkeys(x for own in levels for x in _in_words(own, as_category)))
+                self.order = tuple(dict.fromkeys(x for own in levels for x in as_text(_written(own), as_category)))
         self.is_text: bool = types.is_string(self.values.type)
+        empty = self.values.is_null(nan_is_null=types.is_floating(self.values.type))
+        self.text: Any = None
+        if self.is_text:
+            trimmed = canonical_cells(self.values)
+            self.text = compute.if_else(compute.is_in(trimmed, pyarrow.array(["", *EMPTY])), None, trimmed)
+            empty = self.text.is_null()
+        self.empty: np.ndarray = empty.to_numpy()
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def filter(self, mask: Any) -> Decoded:
-        """Return the cells of a mask, of NumPy or of pyarrow, with the same levels."""
+    def filter(self, mask: np.ndarray) -> Decoded:
+        """Return the cells of a mask, with the same levels."""
         import pyarrow
 
-        part = object.__new__(Decoded)
+        part, kept = object.__new__(Decoded), pyarrow.array(mask)
         part.name, part.has_codes, part.order, part.is_text = self.name, self.has_codes, self.order, self.is_text
-        part.values = self.values.filter(pyarrow.array(mask))
-        if "text" in vars(self):
-            part.text = self.text.filter(pyarrow.array(mask))
+        part.values, part.empty = self.values.filter(kept), self.empty[mask]
+        part.text = None if self.text is None else self.text.filter(kept)
         return part
-
-    @functools.cached_property
-    def text(self) -> Any:
-        """`canonical` text of pyarrow, null for empty cells and for the words that stand for them."""
-        import pyarrow
-        import pyarrow.compute as compute
-
-        trimmed = canonical_cells(self.values)
-        return compute.if_else(compute.is_in(trimmed, pyarrow.array(["", *EMPTY])), None, trimmed)
 
     @functools.cached_property
     def numerals(self) -> Numerals:
         """The numbers in text."""
-        return Numerals(self.text)
+        return Numerals(self.text, self.empty)
 
     @functools.cached_property
-    def _encoded(self) -> tuple[np.ndarray, Any]:
-        """The place of each cell among the distinct values, the last one for an empty cell, and these."""
+    def distinct(self) -> tuple[np.ndarray, list[Any]]:
+        """The place of each cell among the distinct values, -1 for a null, and these in the order of the cells."""
         import pyarrow.types as types
 
         if types.is_nested(self.values.type):
-            return np.arange(len(self.values)), self.values
+            return np.arange(len(self.values)), self.values.to_pylist()
         found = self.values.combine_chunks().dictionary_encode()
-        return found.indices.fill_null(len(found.dictionary)).to_numpy(zero_copy_only=False), found.dictionary
-
-    @property
-    def distinct(self) -> list[Any]:
-        """The distinct values, in the order in which they occur."""
-        return list(self._encoded[1].to_pylist())
+        return found.indices.fill_null(-1).to_numpy(zero_copy_only=False), _written(found.dictionary)
 
     def spread(self, levels: np.ndarray) -> np.ndarray:
-        """Return what belongs to the cells, object [N], from what belongs to the distinct values; "" of empty cells."""
-        cells: np.ndarray = np.append(levels, "")[self._encoded[0]]
+        """Return what belongs to the cells, object [N], from what belongs to the distinct values; "" of nulls."""
+        cells: np.ndarray = np.append(levels, "")[self.distinct[0]]
         return cells
 
     @functools.cached_property
     def categories(self) -> np.ndarray:
         """The cells as categories, object [N]: "" for empty cells and for the words that stand for them."""
-        levels = _in_words(self._encoded[1], as_category)
+        levels = as_text(self.distinct[1], as_category)
         levels[[x in EMPTY for x in levels]] = ""
         return self.spread(levels)
 
-    @property
-    def names(self) -> np.ndarray:
-        """The cells as names, object [N], as of `names.as_text`."""
-        return self.spread(_in_words(self._encoded[1], canonical))
 
-    @property
-    def is_blank(self) -> bool:
-        """Whether no cell has a value."""
-        import pyarrow.compute as compute
-        import pyarrow.types as types
-
-        values = self.text if self.is_text else self.values
-        if types.is_floating(values.type):
-            values = compute.if_else(compute.is_nan(values), None, values)
-        return bool(values.null_count == len(values))
-
-
-def _in_words(values: Any, form: Callable[[str], str]) -> np.ndarray:
-    """Return the values of a pyarrow array as text, object [N]; of float32 the shortest digits that name it."""
+def _written(values: Any) -> list[Any]:
+    """Return the values of a pyarrow array; of float32 the shortest digits that name them."""
     import pyarrow.types as types
 
     if types.is_float32(values.type) or types.is_float16(values.type):
-        return as_text([float(str(x)) for x in values.to_numpy(zero_copy_only=False)], form)
-    return as_text(values.to_pylist(), form)
+        return [float(str(x)) for x in values.to_numpy(zero_copy_only=False)]
+    return list(values.to_pylist())
 
 
 class Table:
@@ -206,7 +181,7 @@ class Table:
     def __init__(self, columns: Sequence[Decoded], commas: Collection[str] = (), points: Collection[str] = ()):
         self._columns = {column.name: column for column in columns}
         self._commas, self._points = tuple(commas), tuple(points)
-        self.column_names, self.num_rows = [*self._columns], len(columns[0]) if columns else 0
+        self.column_names, self.num_rows = [*self._columns], len(columns[0].empty) if columns else 0
 
     def __getitem__(self, name: str) -> Decoded:
         return self._columns[name]
@@ -266,48 +241,6 @@ def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[An
     return Table(columns, commas, points)
 
 
-def numbers(
-    table: Table,
-    columns: Sequence[str],
-    troubles: Troubles,
-    full: bool = True,
-    among: Collection[str] = (),
-    sign: str | None = "",
-) -> np.ndarray:
-    """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
-
-    Args:
-      table: of `read_table`.
-      columns: names, all in the table.
-      troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
-      full: an empty cell is a trouble; otherwise it becomes NaN.
-      among: other columns that are read as numbers, as of `Table.decimal_commas`.
-      sign: beside the numbers, as of `to_float`.
-    """
-    commas, read = table.decimal_commas({*columns, *among}), []
-    for column in map(table.__getitem__, columns):
-        exact, _ = to_float(column, troubles, commas, sign)
-        if exact is None:
-            read.append(np.zeros(len(column)))
-            continue
-        # NaN in a column of numbers is no empty cell where none may be.
-        empty = column.values.is_null().to_numpy() if full and not column.is_text else np.isnan(exact)
-        if full:
-            check_full(empty, column.name, troubles)
-        check_finite(exact, empty, column.name, troubles)
-        read.append(exact)
-    return np.stack(read, -1)
-
-
-def check_finite(exact: np.ndarray, empty: np.ndarray, name: str, troubles: Troubles) -> None:
-    """Record a trouble if a number of a column that is not empty has no finite float32."""
-    with np.errstate(over="ignore"):
-        bad = ~np.isfinite(exact.astype(np.float32)) & ~empty
-    if bad.any():
-        row = int(np.argmax(bad))
-        troubles.add(name, f"holds {exact[row]} in row {row + 1}, which is not finite, or too large")
-
-
 def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
     """Record a trouble if a cell of a column is empty."""
     if empty.any():
@@ -321,7 +254,7 @@ def to_float(
     """Return a column as float64 [N], NaN for an empty cell, None if a cell is no number; and the sign of its numbers.
 
     Args:
-      column: of a table.
+      column: of a table, with a cell that is not empty.
       troubles: gets an entry for the first cell that is no number, or has another sign; and notes.
       commas: of its table, as `Table.decimal_commas` says.
       sign: that numbers must have beside them (`signs`), "" for none; None for any.
@@ -330,21 +263,18 @@ def to_float(
     import pyarrow.types as types
 
     values = column.values
-    kind, first = values.type, int(np.argmax(values.is_valid().to_numpy()))
+    kind, first = values.type, int(np.argmin(column.empty))
     if column.is_text:
         return _from_text(column, troubles, commas, sign)
-    if types.is_null(kind):
-        return np.full(len(values), np.nan), sign or ""
-    if sign and values.null_count < len(values):
+    if sign:
         _check_sign(column, values, first, troubles, "", sign)
         return None, ""
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        empty = values.is_null().to_numpy()
         if types.is_decimal(kind):
             values = values.cast(pyarrow.float64())
         filled = values.fill_null(False if types.is_boolean(kind) else 0)
         exact: np.ndarray = filled.to_numpy().astype(np.float64)
-        exact[empty] = np.nan
+        exact[column.empty] = np.nan
         return exact, ""
     troubles.add(column.name, f"holds {shown(str(values[first].as_py()))} in row {first + 1}, which is no number")
     return None, ""
@@ -365,7 +295,7 @@ def _from_text(column: Decoded, troubles: Troubles, commas: str, sign: str | Non
     import pyarrow
     import pyarrow.compute as compute
 
-    text, signs, empty = column.text, column.numerals.signs, column.numerals.empty
+    text, signs = column.text, column.numerals.signs
     found = column.numerals.match(bool(commas))
     wrong, why = ~found.good, "which is no number"
     if signs.wrong:
@@ -383,8 +313,8 @@ def _from_text(column: Decoded, troubles: Troubles, commas: str, sign: str | Non
         row = int(np.argmax(wrong))
         troubles.add(column.name, f"holds {shown(text[row].as_py())} in row {row + 1}, {why}")
         return None, ""
-    if not empty.all():
-        first = int(np.argmin(empty))
+    if not column.empty.all():
+        first = int(np.argmin(column.empty))
         if not _check_sign(column, text, first, troubles, signs.sign, signs.sign if sign is None else sign):
             return None, ""
         if signs.sign:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data.by_client import Rows, check_kinds, counts, rows_of_clients
-from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, read_as, read_columns
-from tfp_bfl.data.columns import Table, Troubles, check_full, numbers
+from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, numbers, read_as, read_columns
+from tfp_bfl.data.columns import Table, Troubles, check_full
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
 from tfp_bfl.data.outliers import table_within_bounds, within_bounds
@@ -138,14 +138,14 @@ def examples_of(table: Table, where: str, reading: Reading) -> Examples:
     owners: np.ndarray | None = None
     of_clients: list[str] = []
     if client is not None:
-        distinct, of_clients = client_names(table[client].distinct, client)
+        distinct, of_clients = client_names(table[client].distinct[1], client)
         owners = table[client].spread(distinct)
     if reading.regresses:
         sign = "" if reading.plain_labels else None
         labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
         filled = ~np.isnan(labels)
     else:
-        labels = table[label].names
+        labels = table[label].spread(as_text(table[label].distinct[1]))
         filled = labels != ""
         if strict:
             check_full(~filled, label, troubles)
@@ -220,7 +220,7 @@ def _signs(columns: Sequence[str], reading: Reading) -> dict[str, str]:
 def _of_part(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
     """Return the cells of a site's columns, which other sites may fill where they are empty here."""
     kinds = dict(zip(columns, reading.kinds))
-    empty = {name for name in columns if table[name].is_blank}
+    empty = {name for name in columns if table[name].empty.all()}
     fixed = {name: kind for name, kind in kinds.items() if kind != BLANK and name not in empty}
     free = [name for name in columns if name not in empty and name not in fixed]
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}

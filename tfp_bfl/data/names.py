@@ -144,24 +144,27 @@ def _text(x: object) -> str:
     return str(int(x)) if isinstance(x, float) and x.is_integer() else str(x)
 
 
-def as_category(text: str) -> str:
+def as_category(text: str, rules: Sequence[tuple[str, str]] = (*_NUMBER_RULES, *_TRUTH_RULES)) -> str:
     """Return the category that text names, by `CATEGORY_RULES`.
 
     Readers of files and of tables in memory, and the graphs of exports, use these rules.
+
+    Args:
+      text: of a cell.
+      rules: after those of `canonical`.
 
     Example:
       >>> from tfp_bfl.data.names import as_category
       >>> [as_category(x) for x in (" Male", "0.0", "007", "1.50")]
       ['Male', '0', '007', '1.5']
     """
-    return _by_rules(text, (*_NUMBER_RULES, *_TRUTH_RULES))
-
-
-def _by_rules(text: str, rules: Sequence[tuple[str, str]] = _NUMBER_RULES) -> str:
     text = canonical(text)
     for pattern, replacement in rules:
         text = re.sub(pattern, replacement, text)
     return text
+
+
+_as_client = functools.partial(as_category, rules=_NUMBER_RULES)
 
 
 def as_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -188,7 +191,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
     written = as_text(values, str)
     spellings: dict[str, list[str]] = {}
     for text in dict.fromkeys(written.tolist()):
-        spellings.setdefault(_by_rules(text), []).append(text)
+        spellings.setdefault(_as_client(text), []).append(text)
     spellings.pop("", None)
     notes = [
         f"{shown(column)} writes the client {shown(name)} in {len(found)} ways, such as "
@@ -203,7 +206,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
         for word in EMPTY
         if word in spellings
     ]
-    return as_text(written.tolist(), _by_rules), notes
+    return as_text(written.tolist(), _as_client), notes
 
 
 def natural(name: str) -> tuple[Any, ...]:
@@ -241,7 +244,7 @@ def check_distinct(names: Iterable[str], where: str) -> None:
     """
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
-        first = found.setdefault(_by_rules(name), name)
+        first = found.setdefault(_as_client(name), name)
         if first != name:
             raise InvalidArgument(
                 f"{where} hold {shown(first)} and {shown(name)}, which differ in the way to write a number: write them "

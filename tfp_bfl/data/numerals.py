@@ -77,15 +77,14 @@ class Numerals:
 
     Args:
       text: `names.canonical` text of a pyarrow Table, null for an empty cell.
+      empty: mask of the empty cells, bool [N].
 
     Attributes:
       signs: of the text.
-      empty: mask of the empty cells, bool [N].
     """
 
-    def __init__(self, text: Any):
-        self.signs = signs_of(text)
-        self.empty: np.ndarray = text.is_null().to_numpy()
+    def __init__(self, text: Any, empty: np.ndarray):
+        self.signs, self._empty = signs_of(text), empty
         self._masks: dict[Notation, np.ndarray] = {}
 
     def mask(self, notation: Notation) -> np.ndarray:
@@ -123,7 +122,7 @@ class Numerals:
 
     def are_surely(self, decimal: str) -> bool:
         """Return whether all cells are numbers, and one has a mark that can only be decimal."""
-        if self.empty.all():
+        if self._empty.all():
             return False
         number = np.any([self.mask(notation) for notation in _NOTATIONS if notation.decimal == decimal], 0)
         return bool(number.all() and not self.mask(_ENGLISH if decimal == "," else _GERMAN).all())

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import read_as
-from tfp_bfl.data.columns import Troubles, numbers
+from tfp_bfl.data.cells import numbers, read_as
+from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
 from tfp_bfl.data.names import as_names

@@ -121,7 +121,7 @@ def describe(
 def _describe(
     table: Table, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
 ) -> Column:
-    if table[name].filter(used).is_blank:
+    if table[name].empty[used].all():
         return Column(name, EMPTY)
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, [name], troubles, [name] if is_category else [], date_unit, client=name)

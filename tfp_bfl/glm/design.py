@@ -90,7 +90,7 @@ def read_design(
     check_outcome(values, outcome, where)
     owners, of_clients = np.full(table.num_rows, "all rows", object), list[str]()
     if client_column:
-        owners, of_clients = client_names(table[client_column].distinct, client_column)
+        owners, of_clients = client_names(table[client_column].distinct[1], client_column)
         owners = table[client_column].spread(owners)
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
     count = int(np.sum(~are_filled(values, exposure) | (owners == "")))

@@ -65,7 +65,7 @@ def read_rows(
 
 def _owners(table: Table, column: str) -> np.ndarray:
     """Return the client of each row, by the names of the fit [N]."""
-    return table[column].spread(names_of_clients(table[column].distinct, column)[0])
+    return table[column].spread(names_of_clients(table[column].distinct[1], column)[0])
 
 
 def write_predictions(
