@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_revise import run, summary
-from tests.kit import call
+from tests.app.test_revise import run
+from tests.kit import call, refusal, summary_of
 from tests.units import in_units
 from tfp_bfl.app.one_run import laplace
 from tfp_bfl.app.options.config import make_config
@@ -42,8 +42,8 @@ def test_the_folder_is_complete_and_predicts(averaged, with_posterior):
     assert {p.name for p in with_posterior.iterdir()} == {
         *("config.yaml", "curvatures.npz", "saved_model", "summary.json")
     }
-    found = summary(with_posterior)
-    assert found["accuracy"] > 0.8 and found["epistemic"] > 1e-4 and summary(averaged)["epistemic"] == 0
+    found = summary_of(with_posterior)
+    assert found["accuracy"] > 0.8 and found["epistemic"] > 1e-4 and summary_of(averaged)["epistemic"] == 0
     assert found["clients"] == ["0", "1", "2"] and found["structure"] == "last_layer"
     right = probabilities(with_posterior).argmax(1) == TEST.labels
     assert right.mean() == pytest.approx(found["accuracy"])
@@ -57,7 +57,7 @@ def test_clients_leave_and_join(with_posterior, tmp_path, capsys):
     assert call("clients", "show", with_posterior) == 0
     assert "share of the curvature" in capsys.readouterr().out
     assert call("clients", "remove", with_posterior, "1", "--output", tmp_path / "two") == 0
-    assert summary(tmp_path / "two")["clients"] == ["0", "2"]
+    assert summary_of(tmp_path / "two")["clients"] == ["0", "2"]
     assert np.abs(probabilities(tmp_path / "two") - probabilities(with_posterior)).max() > 1e-4
     assert call("clients", "add", tmp_path / "two", with_posterior, "1", "--output", tmp_path / "three") == 0
     np.testing.assert_allclose(probabilities(tmp_path / "three"), probabilities(with_posterior), atol=1e-4)
@@ -66,26 +66,19 @@ def test_clients_leave_and_join(with_posterior, tmp_path, capsys):
 def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
     given = ["--structure", "diagonal", "--prior-by-layer", "--temperature", "0.5"]
     assert call("laplace", averaged, *given, "--output", tmp_path / "diagonal") == 0
-    found = summary(tmp_path / "diagonal")
+    found = summary_of(tmp_path / "diagonal")
     assert len(found["prior_stddev"]) > 1 and found["temperature"] == 0.5 and found["linearised_test_nll"] > 0
     assert f"linearised: accuracy {found['linearised_accuracy']:.4f}" in capsys.readouterr().out
 
 
-def refused(capsys, *arguments):
-    capsys.readouterr()
-    assert call(*arguments) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
 def test_bad_input_is_refused_in_a_sentence(averaged, with_posterior, tmp_path, capsys):
     new = ["--output", tmp_path / "new"]
-    assert "is not the folder of a complete run" in refused(capsys, "laplace", tmp_path, *new)
-    assert "has Laplace's posterior already" in refused(capsys, "laplace", with_posterior, *new)
-    assert "exists already" in refused(capsys, "laplace", averaged, "--output", with_posterior)
-    assert "structure 'kron'" in refused(capsys, "laplace", averaged, "--structure", "kron", *new)
-    assert "temperature" in refused(capsys, "laplace", averaged, "--temperature", "0", *new)
-    assert "prior_by_layer is for" in refused(capsys, "laplace", averaged, "--prior-by-layer", *new)
+    assert "is not the folder of a complete run" in refusal(capsys, "laplace", tmp_path, *new)
+    assert "has Laplace's posterior already" in refusal(capsys, "laplace", with_posterior, *new)
+    assert "exists already" in refusal(capsys, "laplace", averaged, "--output", with_posterior)
+    assert "structure 'kron'" in refusal(capsys, "laplace", averaged, "--structure", "kron", *new)
+    assert "temperature" in refusal(capsys, "laplace", averaged, "--temperature", "0", *new)
+    assert "prior_by_layer is for" in refusal(capsys, "laplace", averaged, "--prior-by-layer", *new)
     assert not (tmp_path / "new").exists()
 
 
@@ -108,4 +101,4 @@ def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, m
     first = lambda process, *given: process.predictive_weights(process.local.initialize())
     monkeypatch.setattr(laplace, "final_weights", first)
     for command in ("laplace", "last-layer"):
-        assert words in refused(capsys, command, tmp_path, "--output", tmp_path / "new")
+        assert words in refusal(capsys, command, tmp_path, "--output", tmp_path / "new")

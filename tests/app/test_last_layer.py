@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_laplace import call, refused
-from tests.app.test_revise import run, summary
+from tests.app.test_revise import run
+from tests.kit import call, refusal, summary_of
 from tests.units import in_units
 from tfp_bfl.servers import curvatures
 
@@ -33,8 +33,8 @@ def means(folder):
 
 def test_the_folder_is_complete_and_predicts(averaged, exact, capsys):
     assert {p.name for p in exact.iterdir()} == {"config.yaml", "curvatures.npz", "saved_model", "summary.json"}
-    found = summary(exact)
-    assert found["rmse"] < TEST.target.stddev and found["epistemic"] > 0 and summary(averaged)["epistemic"] == 0
+    found = summary_of(exact)
+    assert found["rmse"] < TEST.target.stddev and found["epistemic"] > 0 and summary_of(averaged)["epistemic"] == 0
     assert found["clients"] == ["0", "1", "2"] and found["rounds"] == 1 and found["distance"] == 0
     assert 10 < found["noise_stddev"] < TEST.target.stddev
     approximation = curvatures.approximate(curvatures.load(exact / "curvatures.npz"))
@@ -54,12 +54,12 @@ def test_noise_is_in_units_of_the_label(averaged, tmp_path, capsys):
     given = ["--noise-stddev", "50", "--prior-stddev", "0.5", "--temperature", "0.5"]
     assert call("last-layer", averaged, *given, "--output", tmp_path / "given") == 0
     assert "noise standard deviation 50; prior standard deviation 0.5;" in capsys.readouterr().out
-    assert summary(tmp_path / "given")["temperature"] == 0.5
+    assert summary_of(tmp_path / "given")["temperature"] == 0.5
 
 
 def test_bad_input_is_refused_in_a_sentence(averaged, exact, tmp_path, capsys):
     new = ["--output", tmp_path / "new"]
-    assert "is not the folder of a complete run" in refused(capsys, "last-layer", tmp_path, *new)
-    assert "has Laplace's posterior already" in refused(capsys, "last-layer", exact, *new)
-    assert "noise_stddev" in refused(capsys, "last-layer", averaged, "--noise-stddev", "0", *new)
+    assert "is not the folder of a complete run" in refusal(capsys, "last-layer", tmp_path, *new)
+    assert "has Laplace's posterior already" in refusal(capsys, "last-layer", exact, *new)
+    assert "noise_stddev" in refusal(capsys, "last-layer", averaged, "--noise-stddev", "0", *new)
     assert not (tmp_path / "new").exists()
