@@ -27,7 +27,7 @@ _MOVES = {
     ("data", "parties"): "schema=parties",
     ("app", "parties"): "deployment",
     ("app", "parties.deployment"): "cli=cli_deploy",
-    ("app", "app.options"): "choices fields chains personal point_weights config command=cli_options own_model resolve",
+    ("app", "app.options"): "config command=cli_options own_model resolve",
     ("app", "app.one_run"): "build run run_folder program progress predict calibrate laplace revise client_model "
     "client_scores ensembles records=report command=cli_models",
     ("app", "app.many_runs"): "cells groups listing sweep command=cli_many",

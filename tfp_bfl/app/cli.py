@@ -18,11 +18,11 @@ from tfp_bfl.app.bench.command import bench, tune
 from tfp_bfl.app.glm import glm_model
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
 from tfp_bfl.app.one_run.command import COMMANDS, scores_in_words
-from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.command import Grouped, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import system_error
+from tfp_bfl.options import choices
 from tfp_bfl.parties.deployment.cli import deploy
 
 EXAMPLES = """
@@ -304,11 +304,11 @@ def doctor() -> None:
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data
-    from tfp_bfl.app.options.algorithms import ALGORITHMS
+    from tfp_bfl.options.methods import ALGORITHMS
 
     click.echo("algorithms:")
-    for name, options in ALGORITHMS.items():
-        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {options.summary}")
+    for name, method in ALGORITHMS.items():
+        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {method.summary}")
     click.echo(f"datasets: {', '.join(data.list_sources())}, any image-classification dataset of TFDS")
     for title, table in (
         ("models", choices.MODELS),

@@ -10,6 +10,14 @@ from typing import Any
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 
+# What stands for a function that was given in Python, of which a record can say no more.
+GIVEN = "given"
+
+
+def names_code(value: object) -> bool:
+    """Return whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
+    return isinstance(value, str) and (value == GIVEN or ".py:" in value)
+
 
 def function_of(value: str, wanted: str) -> Callable[..., Any]:
     """Return the function that FILE.py:FUNCTION names; the file's code is run.

@@ -17,7 +17,6 @@ from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
 from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
-from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument
@@ -211,7 +210,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         sums = after.state.step.rows if task.then == "last_layer" else after.state.step
         upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
         download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
-    is_personal = algorithm_options(job.config.algorithm).adapts
+    is_personal = job.config.adapts
     digest = bfl.data.digest(user_data) if user_data else None
     return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings, digest)
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.options import class_weights
-from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options import class_weights
 
 if TYPE_CHECKING:
     from tfp_bfl.app.one_run.job import Job
@@ -145,7 +144,7 @@ def scored(
     if parts is None:
         return {}, []
     found: dict[str, Any] = {}
-    if job.config.evaluate_clients and algorithm_options(job.config.algorithm).adapts:
+    if job.config.evaluate_clients and job.config.adapts:
         before, after, lines = personal(job, result, parts)
         for name, evaluations in (("clients", before), ("adapted_clients", after)):
             probabilities = np.concatenate([each.probabilities for each in evaluations])
@@ -247,7 +246,7 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
     if config.algorithm != "p_fed_bayes":
         of_loss = {name: getattr(config, name) for name in ("kl_weight", "kl_reduction")}
     if config.class_weight:
-        of_loss |= class_weights.likelihood(config.class_weight, lambda: trained, {})
+        of_loss |= class_weights.likelihood(config.class_weight, lambda: trained)
     work = bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,

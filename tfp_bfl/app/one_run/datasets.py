@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.options.algorithms import serves
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData, named, read_given, recorded
 from tfp_bfl.app.options.own_model import names_code
@@ -15,6 +14,7 @@ from tfp_bfl.app.options.refusals import OF_DATA
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.methods import serves
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2

@@ -12,6 +12,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
 from tfp_bfl.app.options.resolve import POINT, of_gaussians, resolved, title
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options import methods
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,7 +149,7 @@ def prepare(
         train, test, shares = read.result()
     bfl.federated.check_clients(process, shares.clients, config.cohort_size, config.popularity)
     bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
-    if weights != POINT or config.own_options().point_weights or config.ensemble:
+    if weights != POINT or methods.POINT in methods.method_of(config.algorithm).requires or config.ensemble:
         number = min(test.num_examples, EXAMPLES_AT_ONCE)
         bfl.evaluation.check_num_samples(ensembles.num_samples(config), number, test.num_outputs)
     everybody = client_scores.everybody(shares.clients, shares.unseen)

@@ -20,10 +20,10 @@ from tfp_bfl.app.options.parameters import (
 )
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.code import GIVEN as GIVEN
 from tfp_bfl.files.code import failure, function_of, made_by
+from tfp_bfl.files.code import names_code as names_code
 
-# What stands for a function that was given in Python, of which a record can say no more.
-GIVEN = "given"
 # Options that take FILE.py:FUNCTION.
 OPTIONS = ("model", "rule", "algorithm", "dataset")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -47,11 +47,6 @@ class Code(NamedTuple):
 
 
 NO_CODE = Code()
-
-
-def names_code(value: object) -> bool:
-    """Return whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
-    return isinstance(value, str) and (value == GIVEN or ".py:" in value)
 
 
 def load(value: str, option: str = "model") -> Callable[..., Any]:
