@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "privacy": set(),
     "data": set(),
     **{name: set() for name in ("defaults", "errors", "faces", "files", "keras", "labels", "logs", "moved")},
-    **{name: set() for name in ("named", "tensors")},
+    **{name: set() for name in ("named", "keywords", "tensors")},
 }
 # What a package exports from packages that import it; only for type checkers, as `faces` imports it later.
 EXPORTS_LATER = {
@@ -100,7 +100,7 @@ REFUSES = "tfp_bfl.app.one_run.run"
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
-FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "tensors"}
+FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "keywords", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),

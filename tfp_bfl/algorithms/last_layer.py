@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from tfp_bfl import clients, federated, models, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
+from tfp_bfl.algorithms.options import FrozenOptions
 from tfp_bfl.errors import InvalidArgument, lookup
 
 # Of which clients send their sums; the server knows the noise.
 _UNITS = {"categorical": "categorical", "gaussian": "gaussian:1"}
 
 
+@passing_on(clients.last_layer_sums, ("element_spec", "seed", "min_examples"))
 def last_layer(
     model_fn: Model,
     *,
@@ -17,7 +21,7 @@ def last_layer(
     prior_stddev: float | None = None,
     noise_stddev: float | None = None,
     temperature: float = 1.0,
-    **options: object,
+    **options: Unpack[FrozenOptions],
 ) -> federated.BayesianProcess:
     """Build Bayesian regression of the labels on the features of a frozen network, from sums of clients.
 
@@ -41,7 +45,7 @@ def last_layer(
       prior_stddev: t; None for the maximum of the marginal likelihood.
       noise_stddev: of Gaussian labels; None for the maximum of the marginal likelihood.
       temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times.
-      **options: of `compose` (element_spec, seed, min_examples) and of `tfp_bfl.clients.last_layer_sums` (batch_size).
+      **options: of `compose` and of `clients.last_layer_sums`.
 
     Raises:
       InvalidArgument: options out of their ranges, or a model as `clients.laplace_weights` refuses it.
@@ -56,8 +60,7 @@ def last_layer(
       >>> bfl.simulate(process, clients, rounds=1, engine="local").model.output_shape
       (None, 2)
     """
-    shared = ("element_spec", "seed", "min_examples")
-    work, process = split_options(last_layer, clients.last_layer_sums, options, shared)
+    work, process = split_options(last_layer, options)
     model_fn, unit = models.as_model_fn(model_fn), lookup(_UNITS, likelihood, "likelihood")
     gaussian = likelihood == "gaussian"
     if noise_stddev is not None and not gaussian:

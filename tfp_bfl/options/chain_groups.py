@@ -43,7 +43,7 @@ class Shrinkage(Group):
 
 
 @group
-class Samples(Group):
+class RoundSamples(Group):
     """Rounds are draws of the posterior."""
 
     step_size: Positive = option(1e-6, "Step size eta; the noise of each step has variance 2 eta.")

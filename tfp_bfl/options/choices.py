@@ -1,4 +1,4 @@
-"""Names that options can take, without the imports of the tables that hold them.
+"""Choices that options can take, without the imports of the tables that hold them.
 
 Importing a table would import TensorFlow, for which a user with a misspelt name should not have to wait. A new entry of
 a table is one more name here; `tests/app/test_options.py` compares all of them.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tfp_bfl.errors import lookup
 
 
-class Table(NamedTuple):
+class Choices(NamedTuple):
     """The names of a table.
 
     Fields:
@@ -42,12 +42,12 @@ class Table(NamedTuple):
             lookup(names, name.strip().partition(":")[0] if takes_arguments else name, self.what)
 
 
-MODELS = Table("model", ("lenet", "resnet20", "mlp", "conv_net"))
-KINDS = Table("kind of model", ("deterministic", "mc_dropout", "flipout", "variational_dropout"))
-VARIATIONAL = Table("kind with variational weights", ("flipout", "variational_dropout"))
-NORMALIZATIONS = Table("normalization", ("batch", "group", "none"))
-PRECISIONS = Table("precision", ("float32", "bfloat16_noise", "bfloat16"))
-RULES = Table(
+MODELS = Choices("model", ("lenet", "resnet20", "mlp", "conv_net"))
+KINDS = Choices("kind of model", ("deterministic", "mc_dropout", "flipout", "variational_dropout"))
+VARIATIONAL = Choices("kind with variational weights", ("flipout", "variational_dropout"))
+NORMALIZATIONS = Choices("normalization", ("batch", "group", "none"))
+PRECISIONS = Choices("precision", ("float32", "bfloat16_noise", "bfloat16"))
+RULES = Choices(
     "rule",
     (
         "naive_weighted_average",
@@ -60,13 +60,13 @@ RULES = Table(
         "mean_precision_average",
     ),
 )
-ONE_SHOT = Table("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
-ROBUST = Table("robust aggregator", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
-STARTS = Table("start", ("mean", "clients"))
-KERNELS = Table("kernel", ("epanechnikov", "gaussian"))
-BANDWIDTHS = Table("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))
-WEIGHTINGS = Table("weighting", ("equal", "train_size", "distance", "max_discrepancy", "max_discrepancy_farthest"))
-PARTITIONS = Table(
+ONE_SHOT = Choices("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
+ROBUST = Choices("robust aggregator", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
+STARTS = Choices("start", ("mean", "clients"))
+KERNELS = Choices("kernel", ("epanechnikov", "gaussian"))
+BANDWIDTHS = Choices("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))
+WEIGHTINGS = Choices("weighting", ("equal", "train_size", "distance", "max_discrepancy", "max_discrepancy_farthest"))
+PARTITIONS = Choices(
     "partition",
     (
         "given",
@@ -78,28 +78,28 @@ PARTITIONS = Table(
         "noniid_datasets:OTHER_INTEREST",
     ),
 )
-DATE_UNITS = Table("unit of dates", ("days", "weeks", "months", "years"))
-TASKS = Table("task", ("classification", "regression"))
-EVALUATION_PRECISIONS = Table("precision of prediction", ("float32", "bfloat16"))
-INFERENCES = Table("inference", ("curvature", "natural", "ivon", "backprop"))
-OPTIMIZERS = Table(
+DATE_UNITS = Choices("unit of dates", ("days", "weeks", "months", "years"))
+TASKS = Choices("task", ("classification", "regression"))
+EVALUATION_PRECISIONS = Choices("precision of prediction", ("float32", "bfloat16"))
+INFERENCES = Choices("inference", ("curvature", "natural", "ivon", "backprop"))
+OPTIMIZERS = Choices(
     "optimizer", ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam"), (0.1, 0.03, 0.03, 0.01, 0.001, 0.001)
 )
-SCHEDULES = Table("schedule", ("cosine", "inverse", "exponential", "constant"))
-NOISES = Table("noise", ("shared", "flipout"))
-KLS = Table("kl", ("total", "client", "product"))
-ESTIMATORS = Table("estimator", ("plain", "fixed_point", "anchored"))
-AUGMENTATIONS = Table("augmentation", ("crop_and_flip:PADDING",))
-COMPRESSORS = Table("compressor", ("quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE", "none"), several=True)
-LEARNERS = Table("learner", ("plain", "maml", "first_order_maml", "hessian_free_maml"))
-KL_REDUCTIONS = Table("reduction of the KL", ("sum", "mean"))
-PERSONAL_VARIANCES = Table(
+SCHEDULES = Choices("schedule", ("cosine", "inverse", "exponential", "constant"))
+NOISES = Choices("noise", ("shared", "flipout"))
+KLS = Choices("kl", ("total", "client", "product"))
+ESTIMATORS = Choices("estimator", ("plain", "fixed_point", "anchored"))
+AUGMENTATIONS = Choices("augmentation", ("crop_and_flip:PADDING",))
+COMPRESSORS = Choices("compressor", ("quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE", "none"), several=True)
+LEARNERS = Choices("learner", ("plain", "maml", "first_order_maml", "hessian_free_maml"))
+KL_REDUCTIONS = Choices("reduction of the KL", ("sum", "mean"))
+PERSONAL_VARIANCES = Choices(
     "source of variances", ("hypernetwork", "free_variances", "common_variances", "constant_variances")
 )
-EVALUATION_NOISES = Table("noise of evaluation", ("own", "none", "another"))
-VARIANCE_RANGES = Table("range of variances", ("smooth", "clamped"))
-INITIALIZERS = Table("initializer", ("he_normal", "uniform"))
-PARAMETRIZATIONS = Table("parametrization", ("log_variance", "log_alpha"))
-ENGINES = Table("engine", ("tff", "local", "compiled", "ray"))
-FORMS = Table("form of progress", ("bar", "lines", "phases", "json", "none"))
-SERVER_OPTIMIZERS = Table("server optimizer", ("sgd", "adam", "yogi", "adagrad"), (1.0, 0.01, 0.03, 0.1))
+EVALUATION_NOISES = Choices("noise of evaluation", ("own", "none", "another"))
+VARIANCE_RANGES = Choices("range of variances", ("smooth", "clamped"))
+INITIALIZERS = Choices("initializer", ("he_normal", "uniform"))
+PARAMETRIZATIONS = Choices("parametrization", ("log_variance", "log_alpha"))
+ENGINES = Choices("engine", ("tff", "local", "compiled", "ray"))
+FORMS = Choices("form of progress", ("bar", "lines", "phases", "json", "none"))
+SERVER_OPTIMIZERS = Choices("server optimizer", ("sgd", "adam", "yogi", "adagrad"), (1.0, 0.01, 0.03, 0.1))

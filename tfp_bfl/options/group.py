@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.options.choices import Table
+from tfp_bfl.options.choices import Choices
 
 INT32_MAX = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -22,7 +22,7 @@ ShareOrZero = Annotated[float, Field(ge=0, lt=1)]
 
 
 def option(
-    default: Any, description: str, *, argument: str | None = "", names: Table | None = None, **limits: Any
+    default: Any, description: str, *, argument: str | None = "", names: Choices | None = None, **limits: Any
 ) -> Any:
     """Declare an option: a field of a group.
 

@@ -15,43 +15,44 @@ from pydantic.fields import FieldInfo
 from tfp_bfl.errors import lookup
 from tfp_bfl.files.code import names_code
 from tfp_bfl.options import method as made
-from tfp_bfl.options.averaging_groups import Density, Distillation
 from tfp_bfl.options.chain_groups import (
     BurnIn,
     Chain,
     Coupling,
     Gradients,
     LocalChain,
-    Samples,
+    RoundSamples,
     Shrinkage,
     Surrogates,
 )
 from tfp_bfl.options.group import extra, of_config
 from tfp_bfl.options.method import Method, options_of
-from tfp_bfl.options.personal_groups import Adaptation, Learner, PersonalVariances
+from tfp_bfl.options.personal_groups import Adaptation, MetaLearner, OwnVariances
 from tfp_bfl.options.server_groups import (
     Aggregation,
     Bound,
-    ClientPrivacy,
     Compression,
     Defence,
+    Density,
+    Distillation,
     ErrorMemory,
-    ServerStep,
+    GlobalOptimizer,
+    PrivateClients,
     Weighting,
 )
 from tfp_bfl.options.training_groups import (
     ADMM,
     Batches,
-    Dynamic,
-    ExamplePrivacy,
-    Factors,
+    DynamicLoss,
     Inference,
     Local,
+    LocalOptimizer,
     Momentum,
-    Optimizer,
-    Posterior,
+    PrivateExamples,
     Proximal,
+    RoundPosterior,
     Rounds,
+    SiteFactors,
     Swag,
     WeightPrior,
 )
@@ -65,12 +66,12 @@ POINT, CLASSES, EVEN = "point weights", "classes", "equal chances"
 PERSONAL, ADAPTED, SAMPLES = "personal models", "adapted models", "samples"
 _MESSAGES = (Compression, ErrorMemory)
 _TRAINING = (Batches, Local, Rounds)
-_PRIVATE = (Weighting, ClientPrivacy)
-_INFERRED = (*_TRAINING, Optimizer, Inference, Bound)
-_BY_MOMENTUM = (*_TRAINING, Optimizer, Momentum, Bound, Defence)
-_AVERAGING = (*_BY_MOMENTUM, ServerStep)
-_CHAIN = (Batches, WeightPrior, BurnIn, Samples, Chain)
-_META = (*_TRAINING, Adaptation, Learner, ServerStep, Bound, Aggregation, Defence)
+_PRIVATE = (Weighting, PrivateClients)
+_INFERRED = (*_TRAINING, LocalOptimizer, Inference, Bound)
+_BY_MOMENTUM = (*_TRAINING, LocalOptimizer, Momentum, Bound, Defence)
+_AVERAGING = (*_BY_MOMENTUM, GlobalOptimizer)
+_CHAIN = (Batches, WeightPrior, BurnIn, RoundSamples, Chain)
+_META = (*_TRAINING, Adaptation, MetaLearner, GlobalOptimizer, Bound, Aggregation, Defence)
 _KERNEL = (*_AVERAGING, WeightPrior, Density)
 
 _of_averaging = functools.partial(
@@ -103,7 +104,7 @@ _of_chains = functools.partial(
 VARIATIONAL = Method(
     "variational",
     "clients fit a posterior by the ELBO, many rounds; the server pools by a rule",
-    (*_INFERRED, Aggregation, Defence, WeightPrior, *_PRIVATE, ExamplePrivacy, Posterior, *_MESSAGES),
+    (*_INFERRED, Aggregation, Defence, WeightPrior, *_PRIVATE, PrivateExamples, RoundPosterior, *_MESSAGES),
     schedule="inverse",
     rate=functools.partial(made.rate_of_inference, default=made.inference_of_posterior),
     inference=made.inference_of_posterior,
@@ -112,7 +113,7 @@ VARIATIONAL = Method(
 OWN = Method(
     "own",
     "an algorithm of the user",
-    (*_TRAINING, Optimizer, Aggregation, Bound, Defence, WeightPrior, Weighting),
+    (*_TRAINING, LocalOptimizer, Aggregation, Bound, Defence, WeightPrior, Weighting),
     schedule="inverse",
     rate=made.rate_of_optimizer,
 )
@@ -121,12 +122,12 @@ _METHODS = (
     _of_factors(
         "partitioned_vi",
         "each client keeps its likelihood's factor of the posterior, which the server multiplies",
-        (*_INFERRED, WeightPrior, Factors, Weighting),
+        (*_INFERRED, WeightPrior, SiteFactors, Weighting),
     ),
     _of_factors(
         "bayesian_admm",
         "partitioned_vi with clients held to the server's posterior, and averaged",
-        (*_INFERRED, WeightPrior, Factors, ADMM),
+        (*_INFERRED, WeightPrior, SiteFactors, ADMM),
     ),
     Method(
         "fl_swag",
@@ -153,7 +154,7 @@ _METHODS = (
     _of_averaging(
         "fed_dyn",
         "FedAvg with corrected losses on the clients, until their minima agree",
-        (*_BY_MOMENTUM, WeightPrior, *_PRIVATE, Dynamic, *_MESSAGES),
+        (*_BY_MOMENTUM, WeightPrior, *_PRIVATE, DynamicLoss, *_MESSAGES),
     ),
     _of_averaging(
         "fed_nova",
@@ -180,7 +181,7 @@ _METHODS = (
     _of_samples(
         "fed_sgld",
         "FedAvg with noise after each round; the rounds are samples",
-        (*_AVERAGING, Weighting, BurnIn, Samples, *_MESSAGES),
+        (*_AVERAGING, Weighting, BurnIn, RoundSamples, *_MESSAGES),
         requires=_only(POINT, EVEN),
         gives=_only(SAMPLES),
     ),
@@ -220,7 +221,7 @@ _METHODS = (
     Method(
         "meta_vd",
         "each client has personal dropout from a hypernetwork on the server",
-        (*_META, *_PRIVATE, PersonalVariances, *_MESSAGES),
+        (*_META, *_PRIVATE, OwnVariances, *_MESSAGES),
         requires=_only("kind variational_dropout", CLASSES),
         gives=_only(ADAPTED, PERSONAL),
         defaults={"kind": "variational_dropout", "rule": "log_linear_pool"},

@@ -42,7 +42,7 @@ class Adaptation(Group):
 
 
 @group
-class Learner(Group):
+class MetaLearner(Group):
     """Gradients of meta-learning."""
 
     learner: str = option("plain", "Gradient of the clients' steps (see `tfp-bfl list`).", names=choices.LEARNERS)
@@ -57,7 +57,7 @@ class Learner(Group):
 
 
 @group
-class PersonalVariances(Group):
+class OwnVariances(Group):
     """Dropout of the clients' own, from the server."""
 
     variances: str = option(

@@ -1,4 +1,4 @@
-"""Groups of options of what clients send, who counts how much, and the server's step."""
+"""Groups of options of what clients send, who counts how much, and what the server makes of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIM
 
 
 @group
-class ServerStep(Group):
+class GlobalOptimizer(Group):
     """The server's optimizer."""
 
     server_optimizer: str | None = option(
@@ -99,7 +99,7 @@ class Weighting(Group):
 
 
 @group
-class ClientPrivacy(Group):
+class PrivateClients(Group):
     """Client-level differential privacy."""
 
     privacy_clip_norm: Positive | None = option(
@@ -182,3 +182,42 @@ class ErrorMemory(Group):
     def check(self, config: Any) -> None:
         if self.error_memory and config.compressor is None:
             raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
+
+
+@group
+class Distillation(Group):
+    """The server learns from unlabelled examples."""
+
+    unlabelled_share: Share = option(0.1, "Fraction of the data that the server holds without labels.", argument=None)
+
+    def check(self, config: Any) -> None:
+        if self.unlabelled_share + (config.pretrain_share or 0) >= 1:
+            raise InvalidArgument(
+                f"unlabelled_share and pretrain_share are {self.unlabelled_share} and {config.pretrain_share}, which "
+                "leaves the clients nothing: together they must be below 1."
+            )
+
+    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        return {**given, "features": unlabelled()}
+
+
+@group
+class Density(Group):
+    """A kernel density over the clients."""
+
+    kernel_start: str = option(
+        "clients",
+        "Starting points of mean shift: all clients (clustered), or their mean.",
+        argument="start",
+        names=choices.STARTS,
+    )
+    kernel: str = option(
+        "epanechnikov", "Kernel of the density.", argument="kernel_options.kernel", names=choices.KERNELS
+    )
+    bandwidth: str = option(
+        "silverman",
+        "Selector of the bandwidth (see `tfp-bfl list`).",
+        argument="kernel_options.bandwidth",
+        names=choices.BANDWIDTHS,
+    )
+    bandwidth_scale: Positive = option(1.0, "Factor of the bandwidth.", argument="kernel_options.scale")

@@ -91,7 +91,7 @@ class Rounds(Group):
 
 
 @group
-class Optimizer(Group):
+class LocalOptimizer(Group):
     """Clients step their means and point weights by a Keras optimizer."""
 
     optimizer: str | None = option(
@@ -156,7 +156,7 @@ class Inference(Group):
 
 
 @group
-class Posterior(Group):
+class RoundPosterior(Group):
     """The posterior of a round, as the prior of clients and of the next round."""
 
     kl: str | None = option(
@@ -186,7 +186,7 @@ class Posterior(Group):
 
 
 @group
-class ExamplePrivacy(Group):
+class PrivateExamples(Group):
     """Differential privacy of the clients' examples."""
 
     example_clip_norm: Positive | None = option(
@@ -220,7 +220,7 @@ class WeightPrior(Group):
 
 
 @group
-class Factors(Group):
+class SiteFactors(Group):
     """Approximate likelihood factors, which clients keep."""
 
     damping: Positive | None = option(
@@ -285,7 +285,7 @@ class Proximal(Group):
 
 
 @group
-class Dynamic(Group):
+class DynamicLoss(Group):
     """Clients' losses are corrected until their minima agree."""
 
     alpha: Positive = option(0.01, "Coefficient of the dynamic regulariser.")

@@ -13,7 +13,7 @@ from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.options import fit
+from tfp_bfl.options import fits
 from tfp_bfl.options.methods import serves
 
 # Options that decide how many examples each client has, and which cohorts there can be.
@@ -32,7 +32,7 @@ def why_not(config: RunConfig) -> str | None:
     if not datasets.regresses(config):
         return None
     try:
-        fit.check_numbers(config, scored=True)
+        fits.check_numbers(config, scored=True)
     except InvalidArgument as error:
         return str(error)
     return None

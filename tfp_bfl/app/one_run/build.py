@@ -16,7 +16,7 @@ from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.parameters import check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.options import fit
+from tfp_bfl.options import fits
 from tfp_bfl.options.methods import OWN, argument_names, arguments, fitted, method_of
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _recipe(
     if code.rule is not None or own_model.names_code(rule):
         given["rule"] = own_model.rule_of(code.rule, rule, config.parameters)
     if source.target is not None:
-        fit.check_numbers(of, f"{source.name} has numbers for labels")
+        fits.check_numbers(of, f"{source.name} has numbers for labels")
         given["likelihood"] = LIKELIHOOD
     built, given = model_fn(config, source, code), {"element_spec": source.element_spec, **given, **shared}
     given |= fitted(of, built, clients, {k: x for k, x in given.items() if k == "likelihood"})

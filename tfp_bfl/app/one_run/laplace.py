@@ -15,7 +15,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
-from tfp_bfl.options import fit
+from tfp_bfl.options import fits
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -99,7 +99,6 @@ def approximated(
       InvalidArgument: an option is out of its range.
     """
     config, data = finished.config, finished.data
-    likelihood = {} if data.train.target is None else {"likelihood": build.LIKELIHOOD}
     process = bfl.algorithms.laplace(
         finished.model_fn,
         structure=structure,
@@ -107,7 +106,7 @@ def approximated(
         prior_by_layer=prior_by_layer,
         temperature=temperature,
         element_spec=data.train.element_spec,
-        **likelihood,
+        likelihood="categorical" if data.train.target is None else build.LIKELIHOOD,
     )
     result = bfl.simulate(process, finished.clients, rounds=1, start=finished.weights, seed=config.seed, engine="local")
     groups = bfl.clients.layers_of(finished.model_fn(), structure) if prior_by_layer else ()
@@ -199,7 +198,7 @@ def check_one_network(config: RunConfig, what: str, process: bfl.federated.Bayes
     Raises:
       InvalidArgument: it ends with an ensemble, a chain or personal models.
     """
-    many = not fit.ends_with_one_network(config)
+    many = not fits.ends_with_one_network(config)
     if process is not None:
         many = many or process.is_personal or process.thinning is not None
     if many:

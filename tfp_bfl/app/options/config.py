@@ -20,7 +20,7 @@ from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no
 from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.tables import to_csv
-from tfp_bfl.options import choices, fit, methods
+from tfp_bfl.options import choices, fits, methods
 from tfp_bfl.options.group import (
     INT32_MAX,
     Count,
@@ -231,7 +231,7 @@ class RunConfig(NoTruthAsNumber):
             raise InvalidArgument(
                 f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
             )
-        fit.check(self)
+        fits.check(self)
         for kind in method_of(self.algorithm).groups:
             of_config(kind, self).check(self)
         # Late, so that `--help` does without NumPy.
