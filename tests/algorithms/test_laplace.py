@@ -48,14 +48,14 @@ def posterior_of(result):
 
 
 def state_of(structure, partition="uneven", **settings):
-    state = result_of(structure, partition).state
+    state = result_of(structure, partition).state  # The sums do not depend on the settings.
     return curvatures.from_stack(state.step, state.weights, curvatures.Settings(**settings))
 
 
 @pytest.mark.parametrize("partition", [name for name in PARTITIONS if name != "one client"])
 @pytest.mark.parametrize("structure", bfl.clients.STRUCTURES)
 def test_the_federated_posterior_is_the_central_one(structure, partition):
-    q, central = posterior_of(result_of(structure, partition)), posterior_of(result_of(structure, "one client"))
+    q, central = (posterior_of(result_of(structure, x, temperature=1.0)) for x in (partition, "one client"))
     assert type(q) is (MeanField if structure == "diagonal" else LowRank)
     for a, b in zip(tf.nest.flatten(marginals(q)), tf.nest.flatten(marginals(central)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -75,7 +75,7 @@ def test_a_client_that_leaves_and_joins(structure, tmp_path):
     whole = state_of(structure)
     two = curvatures.remove(whole, "1")
     kept = Clients(SOURCE, [PARTITIONS["uneven"][k] for k in (0, 2)])
-    process = bfl.algorithms.laplace(model_fn, structure=structure, batch_size=16)
+    process = bfl.algorithms.laplace(model_fn, structure=structure, batch_size=16, temperature=1.0)
     never = posterior_of(bfl.simulate(process, kept, 1, start=mode(), engine="local"))
     for a, b in zip(*(tf.nest.flatten(marginals(q)) for q in (curvatures.pool(two).posterior, never)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -133,7 +133,7 @@ def test_priors_by_layer():
     one = curvatures.approximate(state_of("diagonal"))
     assert len(approximation.prior_stddev) == 2
     assert approximation.log_marginal_likelihood > one.log_marginal_likelihood
-    q = posterior_of(result_of("diagonal", "uneven", prior_by_layer=True))
+    q = posterior_of(result_of("diagonal", "uneven", prior_by_layer=True, temperature=1.0))
     for a, b in zip(q.variance, approximation.posterior.variance, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
@@ -143,6 +143,21 @@ def test_a_temperature_scales_what_the_data_say():
     cold, warm = (curvatures.pool(s).posterior.variance for s in (state, state_of("diagonal", prior_stddev=0.5)))
     for a, b in zip(cold, warm, strict=True):
         np.testing.assert_allclose(1 / a - 4, 10 * (1 / b - 4), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "temperature"),
+    [
+        (bfl.algorithms.laplace, {}, 0.01),
+        (bfl.algorithms.laplace, {"likelihood": "gaussian:0.5"}, 1.0),
+        (bfl.algorithms.laplace, {"likelihood": "gaussian:0.5", "temperature": 0.2}, 0.2),
+        (bfl.algorithms.last_layer, {}, 0.01),
+        (bfl.algorithms.last_layer, {"likelihood": "gaussian"}, 1.0),
+        (bfl.algorithms.last_layer, {"temperature": 1.0}, 1.0),
+    ],
+)
+def test_the_default_temperature_is_that_of_the_likelihood_and_stated(recipe, options, temperature):
+    assert recipe(model_fn, **options).settings["temperature"] == temperature
 
 
 def test_linearised_outputs_have_the_gaussian_of_the_jacobian():

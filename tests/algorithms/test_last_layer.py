@@ -185,7 +185,7 @@ CASES = {
 def test_classes_converge_to_the_central_mode(name):
     """From random weights, in twelve messages; a head that is trained already needs fewer."""
     model_fn, source, num_classes = CASES[name]
-    result = fit(model_fn, uneven(source), 12, prior_stddev=0.6)
+    result = fit(model_fn, uneven(source), 12, prior_stddev=0.6, temperature=1.0)
     q = posterior_of(result)
     mean, sigma = softmax_mode(design(model_fn, source), source.labels, num_classes, 0.6)
     stddevs = np.sqrt(np.diag(sigma))

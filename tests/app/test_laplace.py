@@ -7,8 +7,8 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_revise import run, summary
+from tests.kit import call
 from tests.units import in_units
-from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import laplace
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.servers import curvatures
@@ -19,10 +19,6 @@ RUN = (
     "run --algorithm fed_opt --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 2 --engine local"
 )
 TEST = bfl.data.load("breast_cancer", split="test")
-
-
-def call(*arguments):
-    return run_command_line([str(x) for x in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tfp_bfl.training.target import KLS
 from tfp_bfl.weights.personal_variances import RANGES
 
 GROUPS = {
-    "kernel_options": bfl.rules.kernel_posterior,
+    "kernel_options": bfl.contrib.kernel.kernel_posterior,
     "variance_options": bfl.models.PERSONAL_VARIANCES["hypernetwork"],
     "server_options": bfl.servers.personal,
 }

@@ -9,6 +9,7 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
+from tests.kit import summary_of
 from tests.servers.cases import state_of
 from tests.units import in_units
 from tfp_bfl.app.cli import run_command_line
@@ -44,10 +45,6 @@ def rows(folder):
     return [{name: x for name, x in json.loads(line).items() if "seconds" not in name} for line in lines]
 
 
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
-
-
 def arrays(path):
     with np.load(path, allow_pickle=False) as file:
         return {key: file[key].tobytes() for key in file.files}
@@ -71,7 +68,7 @@ def assert_export_is_what_was_evaluated(folder):
     with np.load(folder / "predictions.npz") as predictions:
         np.testing.assert_allclose(exported(folder), predictions["probabilities"], rtol=1e-4, atol=1e-6)
         right = predictions["probabilities"].argmax(1) == TEST.labels
-    assert right.mean() == pytest.approx(summary(folder)["accuracy"])
+    assert right.mean() == pytest.approx(summary_of(folder)["accuracy"])
 
 
 def test_run_folder_is_complete(whole):
@@ -81,7 +78,7 @@ def test_run_folder_is_complete(whole):
     }
     (row,) = rows(whole)
     assert (row["num_clients"], row["num_faulty"], row["num_examples"]) == (3, 0, 180)
-    assert row["stddev_median"] > 0 and summary(whole)["accuracy"] > 0.8
+    assert row["stddev_median"] > 0 and summary_of(whole)["accuracy"] > 0.8
     assert "fl_swag" in (whole / "report.html").read_text()
     assert_export_is_what_was_evaluated(whole)
 
@@ -133,7 +130,7 @@ def test_last_layer_over_what_the_server_has_pretrained(tmp_path):
     assert [x.shape for x in last.product.posteriors[0].mean] == [(32, 2), (2,)] and len(last.weights.point) == 6
     start = bfl.models.get_weights(bfl.models.mlp(kind="deterministic"))
     assert np.abs(last.weights.point[0] - start.point[0]).max() > 1e-3
-    assert summary(folder)["pretrained_accuracy"] > 0.9 and summary(folder)["accuracy"] > 0.85
+    assert summary_of(folder)["pretrained_accuracy"] > 0.9 and summary_of(folder)["accuracy"] > 0.85
     shutil.copytree(folder, again)
     for name in ("summary.json", "server_state.npz", "predictions.npz"):
         (again / name).unlink()
@@ -171,7 +168,7 @@ def test_a_client_leaves_as_if_it_had_never_been_there(whole, without_1):
     assert bfl.export.read_info(without_1 / "saved_model").data["clients"] == ["0", "2"]
     assert state(without_1).product.names == ("0", "2") and state(without_1).num_examples == {"0": 60, "2": 60}
     tf.nest.map_structure(np.testing.assert_array_equal, state(without_1).product, wanted)
-    told = summary(without_1)
+    told = summary_of(without_1)
     assert told["clients"] == ["0", "2"] and told["accuracy"] > 0.8
     right = exported(without_1).argmax(1) == TEST.labels
     assert right.mean() == pytest.approx(told["accuracy"])

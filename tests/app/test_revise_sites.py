@@ -1,11 +1,10 @@
 """`tfp-bfl run --algorithm partitioned_vi`, and `tfp-bfl clients` on its run: sites divided out and multiplied in."""
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.app.test_revise import contents, run
+from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.servers import factors
 
@@ -21,7 +20,7 @@ def whole(tmp_path_factory):
 
 
 def test_the_run_says_whether_its_spread_means_anything(whole):
-    summary = json.loads((whole / "summary.json").read_text())
+    summary = summary_of(whole)
     assert {"stddev_log_ratio", "permuted_test_nll", "permuted_ece", "permuted_accuracy"} <= set(summary)
     assert "standard deviations permuted" in (whole / "report.html").read_text()
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kit
 from tfp_bfl import algorithms, federated, models, posterior, rules, servers
 from tfp_bfl.data import Clients, Source, cohort
 from tfp_bfl.errors import Error, InvalidArgument
@@ -16,6 +17,8 @@ from tfp_bfl.models import ClientPosterior, ClientResult, TrainingMetrics
 from tfp_bfl.posterior import LowRank, MeanField, Spread
 
 from .test_checkpoints import assert_identical, names, without_times
+
+assert_same = functools.partial(kit.assert_same, rtol=1e-06)
 
 SIZES = (12, 15, 10, 5, 11, 14)
 ENDS = np.cumsum(SIZES)
@@ -49,11 +52,6 @@ def simulate(runtime):
 
 def run_round(process, cohort, state=None):
     return process.next(process.initialize() if state is None else state, [CLIENTS.dataset(k) for k in cohort])
-
-
-def assert_same(actual, wanted, rtol=1e-6, atol=0.0):
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 @pytest.mark.deep(after="tests/federated/test_fl_swag.py")

@@ -1,6 +1,6 @@
 """How many small faults of the arithmetic the tests notice.
 
-    python -m tests.mutants.run --sample 200     (make mutants SAMPLE=200)
+    python -m tests.mutants.run --sample 200     (nox -s mutants -- --sample 200)
     python -m tests.mutants.run --sample 200 --deep    # what these do not notice, by the deep tests of the same files
 
 Each mutant is a fork of this process, which has imported TensorFlow and nothing of the library; it takes the changed
@@ -54,8 +54,8 @@ ALSO = {
     "clients/personal": ["tests/servers/test_personal.py"],
     "clients/swag": ["tests/federated/test_fl_swag.py"],
     "glm/effects": ["tests/glm/test_hierarchical.py"],
-    "glm/predictions": ["tests/app/test_glm.py"],
-    "glm/report": ["tests/app/test_glm.py"],
+    "glm/predictions": ["tests/glm/test_command.py"],
+    "glm/report": ["tests/glm/test_command.py"],
     "rules/aggregate": ["tests/rules/test_contract.py", "tests/rules/test_arguments.py"],
     "rules/gaussian": ["tests/servers/test_gaussian.py", "tests/servers/test_langevin.py"],
     "posterior/blocks": ["tests/posterior/test_low_rank.py", "tests/posterior/test_products.py"],

@@ -31,8 +31,8 @@ def three(**west):
 
 
 def test_sites_that_are_alike_are_not_doubted():
-    assert bfl.data.doubts(three()) == []
-    assert bfl.data.doubts({"north": described()}) == []
+    assert bfl.parties.doubts(three()) == []
+    assert bfl.parties.doubts({"north": described()}) == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_sites_that_are_alike_are_not_doubted():
     ],
 )
 def test_a_site_that_stands_out_is_named(west, words):
-    found = [sentence for sentence in bfl.data.doubts(three(**west)) if sentence.startswith(words)]
+    found = [sentence for sentence in bfl.parties.doubts(three(**west)) if sentence.startswith(words)]
     assert len(found) == 1
     assert not any("north" in sentence or "south" in sentence for sentence in found)
 
@@ -55,7 +55,7 @@ def test_a_site_that_stands_out_is_named(west, words):
 def test_a_target_in_other_units_is_named():
     sites = {name: described(target=["price", 100.0, 20.0]) for name in ("north", "south")}
     sites["west"] = described(target=["price", 1e5, 2e4])
-    (sentence,) = bfl.data.doubts(sites)
+    (sentence,) = bfl.parties.doubts(sites)
     assert "west" in sentence and "'price'" in sentence
 
 
@@ -73,12 +73,12 @@ def test_a_target_in_other_units_is_named():
 )
 def test_what_no_federation_can_bear_is_refused(lie):
     with pytest.raises(InvalidArgument, match="west"):
-        bfl.data.check_description("west", {**described(), **lie})
+        bfl.parties.check_description("west", {**described(), **lie})
 
 
 def test_the_largest_statistics_that_are_accepted_pool_to_finite_columns():
     sites = {"a": described(1e30, 1e30, number=2**31 - 1), "b": described(-1e30, 1e30, number=2**31 - 1)}
-    for _, mean, stddev in bfl.data.agree("data", sites).columns:
+    for _, mean, stddev in bfl.parties.agree("data", sites).columns:
         assert np.isfinite([mean, stddev]).all() and stddev > 0
 
 
@@ -86,7 +86,7 @@ def test_all_sites_together_have_a_bound_of_classes():
     names = [[f"{site}{i}" for i in range(MOST_CLASSES - 1)] for site in "ab"]
     sites = {site: described(classes=classes) for site, classes in zip("ab", names)}
     with pytest.raises(InvalidArgument, match=r"19,998 classes, but a federation has at most 10,000"):
-        bfl.data.agree("data", sites)
+        bfl.parties.agree("data", sites)
 
 
 @pytest.mark.cpu_seconds(60)

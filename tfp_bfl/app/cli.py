@@ -13,17 +13,14 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from tfp_bfl import __version__
-from tfp_bfl.app.bench.command import bench, tune
-from tfp_bfl.app.glm import glm_model
+from tfp_bfl import __version__, edges
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
 from tfp_bfl.app.one_run.command import COMMANDS, scores_in_words
 from tfp_bfl.app.options.command import Grouped, code_options, config_options
-from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import system_error
 from tfp_bfl.options import choices
-from tfp_bfl.parties.deployment.cli import deploy
 
 EXAMPLES = """
 \b
@@ -70,7 +67,7 @@ Exit status:
   0    done
   1    the run failed, a check of doctor did, or predict could not read
        some images
-  2    bad input; no work was begun
+  2    bad input, or a package is missing; no work was begun
   3    drift found drift
   130  interrupted by Ctrl-C
 """
@@ -133,7 +130,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (*COMMANDS, glm_model, sweep_runs, list_runs, bench, tune, deploy):
+for _command in (*COMMANDS, sweep_runs, list_runs, *edges.commands()):
     cli.add_command(_command)
 
 
@@ -353,7 +350,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
-    except InvalidArgument as error:
+    except (InvalidArgument, MissingDependency) as error:
         return _fail(error, 2)
     except click.NoSuchOption as error:
         name = error.option_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -148,46 +147,6 @@ def proportion_interval(
         raise InvalidArgument(f"count is {count}, but must be from 0 to number, {number}.")
     found = stats.binomtest(int(count), int(number)).proportion_ci(confidence, method)
     return float(found.low), float(found.high)
-
-
-def different_proportions(
-    counts: Mapping[str, tuple[int, int]], error_rate: float, times: float = 1.0
-) -> dict[str, tuple[int, int, int, int]]:
-    """Find groups with a proportion that differs from that of all other groups together, the most different one first.
-
-    Fisher's exact test, two-sided, compares each of K groups with the others. The group with the smallest p-value
-    (of equal ones, that with the lower proportion) is found if p <= error_rate / K; the search is repeated without it.
-    If all groups have one probability, a group is found with a probability of at most `error_rate`.
-
-    Args:
-      counts: group -> number of successes, and of trials above 0.
-      error_rate: of the whole search.
-      times: a group is found only if the larger of both proportions is at least this multiple of the smaller.
-
-    Returns:
-      Group -> its successes and trials, and those of the groups that it was compared with.
-
-    Source: Fisher 1935; the bound over groups is Bonferroni's, of which each later step keeps the level.
-
-    Example:
-      >>> bfl.evaluation.different_proportions({"north": (6, 36), "south": (8, 36), "west": (30, 36)}, 0.001)
-      {'west': (30, 36, 14, 72)}
-    """
-    rest, found = dict(counts), dict[str, tuple[int, int, int, int]]()
-    while len(rest) > 1:
-        right, number = (sum(pair[i] for pair in rest.values()) for i in (0, 1))
-        tests = []
-        for group, (k, n) in rest.items():
-            p_value = stats.fisher_exact([[k, n - k], [right - k, number - right - n + k]])[1]
-            low, high = sorted((k / n, (right - k) / (number - n)))
-            if p_value <= error_rate / len(counts) and high >= times * low:
-                tests.append((p_value, k / n, group))
-        if not tests:
-            break
-        group = min(tests)[2]
-        k, n = rest.pop(group)
-        found[group] = k, n, right - k, number - n
-    return found
 
 
 def class_scores(

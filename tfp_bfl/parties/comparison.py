@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scipy import stats
+
 from tfp_bfl.data.cells import TEXT_KINDS
 from tfp_bfl.data.parts import Part
 from tfp_bfl.data.sources import Source
@@ -127,7 +129,7 @@ def score_doubts(sums: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
     """Return a warning for each site with an accuracy far from the accuracy at the other sites, below or above.
 
     A site whose labels are swapped has the lower accuracy, or the higher one if the model has learned its labels. Each
-    site is compared with all others together by Fisher's exact test, two-sided (`evaluation.different_proportions`).
+    site is compared with all others together by Fisher's exact test, two-sided (`different_proportions`).
     The site with the smallest p-value is named, and the comparison repeated without it. A warning also requires that
     one of both accuracies is below half of the other. If the sites do not differ, a warning about any of them has a
     probability of at most `_FALSE_ALARM`.
@@ -136,8 +138,6 @@ def score_doubts(sums: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
       sums: site -> the result of `evaluation.score_sums`, None for a site that shares no scores. For regression there
         are no warnings.
     """
-    from tfp_bfl.evaluation import different_proportions  # Not before a refusal: it imports TensorFlow.
-
     if any(x is not None and "correct" not in x for x in sums.values()):
         return []
     counts = {site: (round(float(x["correct"])), round(float(x["count"]))) for site, x in sums.items() if x is not None}
@@ -159,6 +159,46 @@ def score_doubts(sums: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
             "detected."
         )
     return warnings
+
+
+def different_proportions(
+    counts: Mapping[str, tuple[int, int]], error_rate: float, times: float = 1.0
+) -> dict[str, tuple[int, int, int, int]]:
+    """Find groups with a proportion that differs from that of all other groups together, the most different one first.
+
+    Fisher's exact test, two-sided, compares each of K groups with the others. The group with the smallest p-value
+    (of equal ones, that with the lower proportion) is found if p <= error_rate / K; the search is repeated without it.
+    If all groups have one probability, a group is found with a probability of at most `error_rate`.
+
+    Args:
+      counts: group -> number of successes, and of trials above 0.
+      error_rate: of the whole search.
+      times: a group is found only if the larger of both proportions is at least this multiple of the smaller.
+
+    Returns:
+      Group -> its successes and trials, and those of the groups that it was compared with.
+
+    Source: Fisher 1935; the bound over groups is Bonferroni's, of which each later step keeps the level.
+
+    Example:
+      >>> different_proportions({"north": (6, 36), "south": (8, 36), "west": (30, 36)}, 0.001)
+      {'west': (30, 36, 14, 72)}
+    """
+    rest, found = dict(counts), dict[str, tuple[int, int, int, int]]()
+    while len(rest) > 1:
+        right, number = (sum(pair[i] for pair in rest.values()) for i in (0, 1))
+        tests = []
+        for group, (k, n) in rest.items():
+            p_value = stats.fisher_exact([[k, n - k], [right - k, number - right - n + k]])[1]
+            low, high = sorted((k / n, (right - k) / (number - n)))
+            if p_value <= error_rate / len(counts) and high >= times * low:
+                tests.append((p_value, k / n, group))
+        if not tests:
+            break
+        group = min(tests)[2]
+        k, n = rest.pop(group)
+        found[group] = k, n, right - k, number - n
+    return found
 
 
 def rare_classes(source: Source | Part) -> str:

@@ -13,7 +13,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench import scores
 from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_personal, set_aside, test_parts
 from tfp_bfl.app.one_run import build, datasets
-from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
+from tfp_bfl.app.one_run.baselines import baselines
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
 from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
@@ -62,6 +62,7 @@ class _Trained(NamedTuple):
     seconds: list[float]
     warnings: list[str]
     digest: str | None
+    temperature: float | None
 
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""
@@ -137,7 +138,7 @@ def run_final(task: Task) -> dict[str, Any]:
     else:
         found = scores.of_numbers(test)
     # Controls: predictions without features, linear models, and standard deviations at other weights.
-    names = {LINEAR: "linear_nll", HIERARCHICAL: "hierarchical_nll"}
+    names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
     controls = baselines(job.clients, job.test)
     found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
     found |= _permuted(trained)
@@ -152,6 +153,8 @@ def run_final(task: Task) -> dict[str, Any]:
     }
     if trained.digest is not None:
         about["data"] = trained.digest
+    if trained.temperature is not None:
+        about["posterior_temperature"] = trained.temperature
     if job.test.target is None:
         about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
     cost = {
@@ -200,23 +203,26 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         )
         after = _afterwards(task, job, result) if task.then is not None else None
         clock.add_rest()
-    warnings = [*job.warnings, *result.warnings, *(after.warnings if after else ())]
+    warnings = [*job.warnings, *result.warnings]
     upload, download = _megabytes(job, result) if evaluate else (0.0, 0.0)
-    model = result.model
+    model, temperature = result.model, None
     if after is not None:
-        model = after.model
-        more, clients = len(after.rounds) / _MB, job.clients.num_clients
-        # The state holds the sums of all clients, which each round sends anew.
-        sums = after.state.step.rows if task.then == "last_layer" else after.state.step
-        upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
+        last, sums = after
+        model, temperature, warnings = last.model, sums.settings.temperature, [*warnings, *last.warnings]
+        more, clients = len(last.rounds) / _MB, job.clients.num_clients
+        # Each round sends the sums of all clients anew.
+        upload += more * sum(int(np.asarray(x).nbytes) for x in _leaves(sums.clients))
         download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = job.config.adapts
     digest = bfl.data.digest(user_data) if user_data else None
-    return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings, digest)
+    cost = upload, download, clock.seconds()
+    return _Trained(job, held[0], test, result, model, is_personal, *cost, warnings, digest, temperature)
 
 
-def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:
-    """Return the rounds of Laplace's approximation or of the last layer after the training."""
+def _afterwards(
+    task: Task, job: Job, result: bfl.federated.SimulationResult
+) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of Laplace's approximation or of the last layer after the training, and the clients' sums."""
     check_one_network(job.config, str(task.then), job.process)
     check_exact(job.config, str(task.then), "This", job.process)
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
@@ -225,8 +231,8 @@ def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) ->
     data = bfl.data.OwnData(job.train, job.test, job.clients)
     run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
     if task.then == "laplace":
-        return approximated(run, **task.then_options)[0]
-    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)[0]
+        return approximated(run, **task.then_options)
+    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)
 
 
 def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:

@@ -48,7 +48,8 @@ def check_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError:
         raise MissingDependency(
-            "Trials need the package optuna: pip install 'tfp_bfl[tune]', or give trials of methods with nothing tuned."
+            "Trials need the package optuna: install it with pip install '.[bench]' (in a clone of tfp_bfl), or give "
+            "trials of methods with nothing tuned."
         ) from None
 
 

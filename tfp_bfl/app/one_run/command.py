@@ -106,7 +106,13 @@ def export_model(run: str, path: str, tflite: bool, client: int | None, code: di
         raise InvalidArgument(
             f"--{next(iter(options)).replace('_', '-')} is for --tflite: who calls a SavedModel says it then."
         )
-    bfl.export.find(run)  # Early, as it needs no TensorFlow.
+    if code and client is None:
+        raise InvalidArgument(f"--{next(iter(code))} is for --client: a SavedModel is copied without its code.")
+    found = bfl.export.find(run)  # Early, as it needs no TensorFlow.
+    if options:
+        from tfp_bfl.app.one_run.predict import check_draws
+
+        check_draws(bfl.export.read_info(found), options)
     (new_file if tflite else new_folder)(path)
     source: Any = run
     info = None

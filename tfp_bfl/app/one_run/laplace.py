@@ -87,7 +87,7 @@ def approximated(
     structure: str = "last_layer",
     prior_stddev: float | None = None,
     prior_by_layer: bool = False,
-    temperature: float = 1.0,
+    temperature: float | None = None,
 ) -> tuple[bfl.federated.SimulationResult, Any]:
     """Return the round of clients' sums at a run's last weights, whose model predicts, and the sums at the server.
 
@@ -110,7 +110,7 @@ def approximated(
     )
     result = bfl.simulate(process, finished.clients, rounds=1, start=finished.weights, seed=config.seed, engine="local")
     groups = bfl.clients.layers_of(finished.model_fn(), structure) if prior_by_layer else ()
-    settings = curvatures.Settings(prior_stddev, temperature, groups)
+    settings = curvatures.Settings(prior_stddev, process.settings["temperature"], groups)
     return result, curvatures.from_stack(result.state.step, result.state.weights, settings)
 
 

@@ -84,7 +84,7 @@ def fitted_head(
     rounds: int,
     prior_stddev: float | None = None,
     noise_stddev: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
 ) -> tuple[bfl.federated.SimulationResult, Any]:
     """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the sums at the server.
 
@@ -104,5 +104,6 @@ def fitted_head(
     )
     seed = finished.config.seed
     result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
+    settings["temperature"] = process.settings["temperature"]
     head = bfl.posterior.Head(target is not None, **settings)
     return result, bfl.servers.held_sums(result.state.step, result.state.weights, head)

@@ -313,8 +313,8 @@ def _of_last_round(job: Job, result: bfl.federated.SimulationResult) -> dict[str
 def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
     """Return the runtime of an engine that has one; None for another."""
     if engine == "ray":
-        return bfl.federated.ray_runtime()
-    return bfl.federated.local_workers() if engine == "tff" else contextlib.nullcontext()
+        return bfl.engines.ray.ray_runtime()
+    return bfl.engines.tff.local_workers() if engine == "tff" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -35,13 +35,13 @@ def choose(given: float | None, finished: FinishedRun, state: curvatures.Curvatu
     """Choose the posterior temperature T: as given, else by held-out rows, else the default of the library.
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
-    no client trained on; test rows are not used. Otherwise T is 0.01, as of `variational`. For regression T is 1: the
-    noise of the labels is in the model.
+    no client trained on; test rows are not used. Otherwise, and for regression, T is the default of
+    `algorithms.laplace`.
 
     Args:
       given: T; None to choose it.
       finished: the run.
-      state: the clients' sums.
+      state: the clients' sums, with the default temperature where none is given.
 
     Raises:
       InvalidArgument: T is not above 0.
@@ -49,9 +49,9 @@ def choose(given: float | None, finished: FinishedRun, state: curvatures.Curvatu
     if given is not None:
         return Chosen(check_number(given, "temperature"), "given")
     if finished.data.train.target is not None:
-        return Chosen(1.0, "the default for regression")
+        return Chosen(state.settings.temperature, "the default for regression")
     if finished.held_out is None:
-        return Chosen(bfl.clients.TEMPERATURES["categorical"], "the default: the run has no held-out rows (--hold-out)")
+        return Chosen(state.settings.temperature, "the default: the run has no held-out rows (--hold-out)")
     _, features, labels = finished.held_out.examples(0)
     score = build.scorer(finished.config, finished.data.test)
     nll = {T: score(model_at(T, finished, state), features, labels).metrics["test_nll"] for T in GRID}

@@ -36,6 +36,7 @@ OF_ONE_PLACE = (
     *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
+    "evaluation_examples",
 )
 # Options of files, and what serves in their place for data in memory.
 _LEAVE_OUT = "leave columns out of the data that you give"
