@@ -78,6 +78,10 @@ def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
         assert (theirs, ours) == OTHER_DEFAULTS.get((name, name_here), (ours, ours)), name_here
 
 
+def test_the_signature_of_run_shows_each_option():
+    assert {*fields()} <= {*inspect.signature(bfl.run).parameters}
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_recipe_gets_what_it_knows(name):
     given = arguments(make_config(None, {"algorithm": name}), list)

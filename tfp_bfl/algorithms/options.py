@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Process(TypedDict, total=False):
-    """Those of any process."""
+    """Keywords of any process."""
 
     element_spec: ClientExamples | None
     seed: int
@@ -34,7 +34,7 @@ class Process(TypedDict, total=False):
 
 
 class Sending(Process, total=False):
-    """Those of a process whose clients send weights."""
+    """Keywords of a process whose clients send weights."""
 
     robust: str | None
     compressor: str | Compressor | None
@@ -58,7 +58,7 @@ class ComposeOptions(Sending, total=False):
 
 
 class TrainingOptions(Sending, Passes, total=False):
-    """Those of recipes with clients that train; `optimizer` is another name of optimizer_fn."""
+    """Keywords of recipes with clients that train; `optimizer` is another name of optimizer_fn."""
 
     learning_rate: Schedule | None
     optimizer_fn: Optimizer | None
@@ -88,19 +88,19 @@ class TrainingOptions(Sending, Passes, total=False):
 
 
 class WeighedOptions(TrainingOptions, total=False):
-    """Those of recipes with clients that train and are weighed."""
+    """Keywords of recipes with clients that train and are weighed."""
 
     weighting: str
 
 
 class SamplingOptions(WeighedOptions, total=False):
-    """Those of recipes with clients that sample."""
+    """Keywords of recipes with clients that sample."""
 
     burn_in_rounds: int
 
 
 class SwagOptions(Process, Passes, total=False):
-    """Those of `fl_swag`."""
+    """Keywords of `fl_swag`."""
 
     burn_in_epochs: int | None
     collect_every: int | None
@@ -112,13 +112,13 @@ class SwagOptions(Process, Passes, total=False):
 
 
 class FrozenOptions(Process, total=False):
-    """Those of `last_layer`."""
+    """Keywords of `last_layer`."""
 
     batch_size: int | float | None
 
 
 class GradientOptions(FrozenOptions, total=False):
-    """Those of chains and of `laplace`, whose clients send gradients or sums."""
+    """Keywords of chains and of `laplace`, whose clients send gradients or sums."""
 
     likelihood: str | Likelihood
     local_steps: int

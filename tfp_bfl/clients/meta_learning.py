@@ -81,7 +81,7 @@ def meta_learning(
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     _check(learner, kl_reduction, model_fn(), logit_rate)
-    local_epochs, batch_size = checked(passes)
+    local_epochs, batch_size = checked(passes, batch_size=64)
     check_numbers(inner_rate=inner_rate, clip_norm=clip_norm, difference=difference)
     check_schedules(learning_rate=learning_rate, logit_rate=logit_rate, kl_weight=kl_weight)
     learning_rate = RATES[learner] if learning_rate is None else learning_rate

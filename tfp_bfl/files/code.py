@@ -67,6 +67,16 @@ def made_by(function: Callable[..., Any], option: str, kinds: tuple[type, ...], 
     return made
 
 
+def called(what: str, function: Callable[..., Any], *arguments: object, **options: object) -> Any:
+    """Return what a user's function returns, its errors as InvalidArgument that begin with `what`."""
+    try:
+        return function(*arguments, **options)
+    except InvalidArgument:
+        raise
+    except Exception as error:
+        raise InvalidArgument(f"{what} fails: {failure(error)}.") from error
+
+
 def failure(error: Exception) -> str:
     """Return type and message of an error in one line of at most some 200 characters, without a full stop."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(". ")

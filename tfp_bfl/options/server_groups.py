@@ -91,7 +91,7 @@ class Defence(Group):
 
 @group
 class Weighting(Group):
-    """How much each client counts."""
+    """Weights of the clients."""
 
     weighting: str = option(
         "train_size", "Weight of each client in the aggregation (see `tfp-bfl list`).", names=choices.WEIGHTINGS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypedDict, TypeVar
+from inspect import Parameter
+from typing import TypedDict, TypeVar, Unpack
 
 from tfp_bfl.defaults import LOCAL_EPOCHS
-from tfp_bfl.errors import check_counts
-from tfp_bfl.keywords import with_keywords
+from tfp_bfl.errors import check_counts, lookup
+from tfp_bfl.keywords import show
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -24,16 +26,28 @@ class Passes(TypedDict, total=False):
     batch_size: int
 
 
-def checked(passes: Passes) -> tuple[int, int]:
-    """Return local epochs and batch size.
+DEFAULTS: Passes = {"local_epochs": LOCAL_EPOCHS, "batch_size": 32}
+
+
+def with_passes(**others: Unpack[Passes]) -> Callable[[_Function], _Function]:
+    """Let the signature of a function that makes client work show `Passes` with their defaults, or `others`."""
+
+    def decorate(make: _Function) -> _Function:
+        keyword = functools.partial(Parameter, kind=Parameter.KEYWORD_ONLY, annotation="int")
+        show(make, [keyword(name, default=x) for name, x in {**DEFAULTS, **others}.items()])
+        return make
+
+    return decorate
+
+
+def checked(passes: Passes, **others: Unpack[Passes]) -> tuple[int, int]:
+    """Return local epochs and batch size; `others` are defaults as of `with_passes`.
 
     Raises:
-      InvalidArgument: one of them is below 1.
+      InvalidArgument: one of them is below 1, or there is another keyword.
     """
-    check_counts(**passes)
-    return passes["local_epochs"], passes["batch_size"]
-
-
-def with_passes(batch_size: int = 32) -> Callable[[_Function], _Function]:
-    """Give client work the keywords `Passes`, with their defaults."""
-    return with_keywords(Passes, local_epochs=LOCAL_EPOCHS, batch_size=batch_size)
+    for name in passes:
+        lookup(DEFAULTS, name, "option of client work")
+    chosen: Passes = {**DEFAULTS, **others, **passes}
+    check_counts(**chosen)
+    return chosen["local_epochs"], chosen["batch_size"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from tfp_bfl.app.one_run.run import OnRound, execute
 from tfp_bfl.app.one_run.run import resume as go_on
-from tfp_bfl.app.options.config import make_config, read_yaml
+from tfp_bfl.app.options.config import fields, make_config, read_yaml
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.keywords import show
 
 
 class _Run(NamedTuple):
@@ -103,6 +106,10 @@ def run(
     result = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     result.data = given
     return result
+
+
+_keyword = functools.partial(Parameter, kind=Parameter.KEYWORD_ONLY)
+show(run, [_keyword(name, default=x.default, annotation=x.annotation) for name, x in fields().items()])
 
 
 def _given_data(dataset: object, test_data: object) -> GivenData | None:

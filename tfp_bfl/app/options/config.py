@@ -249,10 +249,6 @@ class RunConfig(NoTruthAsNumber):
             check_alpha(self.popularity, "popularity")
         return self
 
-    def columns(self, name: str) -> tuple[str, ...]:
-        """Return the columns that an option names, such as "drop"."""
-        return names_in(getattr(self, name))
-
     @property
     def data_name(self) -> str:
         """The name of the dataset: of a path the name of the file without its suffix."""

@@ -39,9 +39,7 @@ def is_model(function: object) -> bool:
 
 def takes_all(function: Any) -> bool:
     """Return whether a function has `**options`."""
-    return not is_model(function) and any(
-        x.kind is x.VAR_KEYWORD for x in _signature(function).parameters.values()
-    )
+    return not is_model(function) and any(x.kind is x.VAR_KEYWORD for x in _signature(function).parameters.values())
 
 
 def name_of(role: str, function: object) -> str:
