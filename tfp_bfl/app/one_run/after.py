@@ -1,0 +1,218 @@
+"""A complete run with a posterior at its weights: by one more round over its clients, or several, without training."""
+
+from __future__ import annotations
+
+import datetime
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import build, datasets, temperatures
+from tfp_bfl.app.one_run.client_model import final_weights
+from tfp_bfl.app.one_run.records import config_with_code, is_private
+from tfp_bfl.app.one_run.revise import CLIENTS, new_folder, write
+from tfp_bfl.app.options.afterwards import After, AfterLaplace, AfterLastLayer
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import Later
+from tfp_bfl.files import name
+from tfp_bfl.options import fits
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfp_bfl import keras
+else:
+    tf = Later("tensorflow")
+
+_ROUNDS = 10
+
+
+def find_posterior(
+    run: str | pathlib.Path, output: str | pathlib.Path, options: After, code: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """Write a run with a posterior at its last weights to a new folder, and return its summary.
+
+    Each of the run's clients sends its sums at these weights (`algorithms.laplace`, `algorithms.last_layer`). The
+    folder holds config.yaml, clients.npz, saved_model/ and summary.json; `tfp-bfl clients` adds and removes clients.
+
+    Args:
+      run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
+      output: a new folder.
+      options: of Laplace's approximation or of a last layer. A temperature that is None is chosen by held-out rows,
+        else it is the default of the algorithm (`temperatures.choose`).
+      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
+
+    Returns:
+      The scores on the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer),
+      noise_stddev (of an exact regression), log_marginal_likelihood, effective_parameters, distance (to the mode, or of
+      the last Newton step), temperature and temperature_by, clients and warnings.
+
+    Raises:
+      InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option does not fit.
+        Then nothing is written.
+    """
+    finished = finished_run(run, output, code, options.what)
+    config, data = finished.config, finished.data
+    result, state = fit(finished, options)
+    chosen = temperatures.choose(options.temperature, finished, state)
+    more: dict[str, Any] = {"temperature_by": chosen.by, "warnings": list(result.warnings)}
+    if isinstance(options, AfterLastLayer):
+        more["rounds"] = len(result.rounds)
+    elif isinstance(options, AfterLaplace) and options.structure == "diagonal" and data.train.target is None:
+        given: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
+        model = temperatures.model_at(chosen.value, finished, state)
+        scores = bfl.evaluation.evaluate(model, data.test.features, data.test.labels, **given).metrics
+        more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
+    return write(finished.folder, config, data, temperatures.at(chosen.value, state), **more)
+
+
+def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
+    """Return the path of a new folder under runs/ for a posterior at the weights of a run."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return str(pathlib.Path("runs") / f"{pathlib.Path(run).resolve().name}-{algorithm}-{now}")
+
+
+class FinishedRun(NamedTuple):
+    """A finished run without a posterior.
+
+    Fields:
+      folder: the new folder, which does not exist.
+      config: of the run.
+      data: of the run.
+      clients: of the training.
+      model_fn: builds the model.
+      weights: after the last round.
+      held_out: rows on which no client trained, as one client; None without hold_out.
+    """
+
+    folder: pathlib.Path
+    config: RunConfig
+    data: bfl.data.OwnData
+    clients: bfl.data.Clients
+    model_fn: Callable[[], keras.Model]
+    weights: bfl.models.ModelWeights
+    held_out: bfl.data.Clients | None = None
+
+
+def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the `servers.Held` sums.
+
+    Raises:
+      InvalidArgument: an option does not fit the model or the data.
+    """
+    make = _last_layer if isinstance(options, AfterLastLayer) else _laplace
+    process, rounds, held = make(finished, options)
+    seed = finished.config.seed
+    result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
+    return result, held(result.state, process.settings["temperature"])
+
+
+def _laplace(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    likelihood: dict[str, Any] = {} if finished.data.train.target is None else {"likelihood": build.LIKELIHOOD}
+    spec = finished.data.train.element_spec
+    process = bfl.algorithms.laplace(finished.model_fn, element_spec=spec, **options.model_dump(), **likelihood)
+
+    def held(state: Any, temperature: float) -> Any:
+        groups = bfl.clients.layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
+        settings = bfl.servers.Curvatures(options.prior_stddev, temperature, groups)
+        return bfl.servers.Held.of_stack(state.step, state.weights, settings)
+
+    return process, 1, held
+
+
+def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    target, noise = finished.data.train.target, options.noise_stddev
+    if target is None and noise is not None:
+        raise InvalidArgument("noise_stddev is of regression, and the run is of classes: leave it out.")
+    noise = None if target is None or noise is None else noise / target.scale
+    process = bfl.algorithms.last_layer(
+        finished.model_fn,
+        likelihood="categorical" if target is None else "gaussian",
+        element_spec=finished.data.train.element_spec,
+        prior_stddev=options.prior_stddev,
+        noise_stddev=noise,
+        temperature=options.temperature,
+    )
+
+    def held(state: Any, temperature: float) -> Any:
+        head = bfl.posterior.Head(target is not None, options.prior_stddev, noise, temperature)
+        return bfl.servers.held_sums(state.step, state.weights, head)
+
+    return process, options.rounds or (_ROUNDS if target is None else 1), held
+
+
+def finished_run(
+    run: str | pathlib.Path, output: str | pathlib.Path, code: Mapping[str, str], what: str
+) -> FinishedRun:
+    """Read a run that ended with point weights.
+
+    Args:
+      run, output, code: as of `find_posterior`.
+      what: the posterior, as an error names it.
+
+    Raises:
+      InvalidArgument: as `find_posterior`.
+    """
+    folder, source = new_folder(output), pathlib.Path(run)
+    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
+        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
+    config = config_with_code(source, code)
+    if (source / CLIENTS).is_file():
+        raise InvalidArgument(
+            f"{name(run)} has a posterior already: give a run of fed_opt, or the one that it was made of."
+        )
+    check_exact(config, what, name(run))
+    if config.kind != "deterministic":
+        raise InvalidArgument(
+            f"{what} is a posterior over point weights, and {name(run)} is a run of kind {config.kind!r}: run it with "
+            "--algorithm fed_opt --kind deterministic."
+        )
+    check_one_network(config, what)
+    if config.class_weight is not None:
+        raise InvalidArgument(
+            f"{name(run)} was trained with class weights, and {what} is of the likelihood without them: run it again "
+            "without class_weight."
+        )
+    data = datasets.load(config)
+    config = datasets.with_clients(config, data)
+    shares = datasets.shares(config, data.train, data.clients)
+    trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
+    check_one_network(config, what, trained)
+    check_exact(config, what, name(run), trained)
+    weights = final_weights(trained, config, source)
+    if tf.nest.flatten(weights.posterior):
+        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
+    return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights, shares.calibration)
+
+
+def check_exact(config: RunConfig, what: str, run: str, process: bfl.federated.BayesianProcess | None = None) -> None:
+    """Raise InvalidArgument for a run with differential privacy, of which no exact sums may be computed."""
+    if is_private(config, process):
+        raise InvalidArgument(
+            f"{run} is a run with differential privacy, and {what} is computed from exact sums over its examples, "
+            "which epsilon does not cover: give a run without it."
+        )
+
+
+def check_one_network(config: RunConfig, what: str, process: bfl.federated.BayesianProcess | None = None) -> None:
+    """Check that a training ends with the weights of one network.
+
+    Args:
+      config: of the run.
+      what: the posterior at these weights, as an error names it.
+      process: of the run, which shows it for a user's algorithm too; None before it is built.
+
+    Raises:
+      InvalidArgument: it ends with an ensemble, a chain or personal models.
+    """
+    many = not fits.ends_with_one_network(config)
+    if process is not None:
+        many = many or process.is_personal or process.thinning is not None
+    if many:
+        source = "An ensemble" if config.ensemble is not None else config.algorithm
+        raise InvalidArgument(
+            f"{source} ends with more than one network, and {what} is at the weights of one: use fed_opt without "
+            "ensemble."
+        )
