@@ -18,8 +18,8 @@ import yaml
 
 from tests.app.test_every_option import COMMON, NEEDS, VALUES
 from tfp_bfl.app.cli import cli, run_command_line
-from tfp_bfl.app.options.algorithms import takers
 from tfp_bfl.app.options.config import fields
+from tfp_bfl.options.methods import takers
 
 pytestmark = pytest.mark.cpu_seconds(60)
 

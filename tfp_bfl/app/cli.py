@@ -16,12 +16,12 @@ from rich.logging import RichHandler
 from tfp_bfl import __version__, edges
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
 from tfp_bfl.app.one_run.command import COMMANDS, find_posterior, scores_in_words
-from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.afterwards import AFTER, split_after
 from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import system_error
+from tfp_bfl.options import choices
 
 EXAMPLES = """
 \b
@@ -312,7 +312,7 @@ def doctor() -> None:
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data
-    from tfp_bfl.app.options.algorithms import ALGORITHMS
+    from tfp_bfl.options.methods import ALGORITHMS
 
     click.echo("algorithms:")
     summaries = {name: x.summary for name, x in ALGORITHMS.items()} | {name: x.summary for name, x in AFTER.items()}

@@ -11,9 +11,9 @@ from tfp_bfl.app.bench.scores import set_aside
 from tfp_bfl.app.bench.spaces import DEFAULTS
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.build import check_models
-from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options import fits
 
 
 def why_not(config: RunConfig) -> str | None:
@@ -24,13 +24,10 @@ def why_not(config: RunConfig) -> str | None:
     """
     if not datasets.regresses(config):
         return None
-    if not algorithm_options(config.algorithm).regression:
-        return f"{config.algorithm} is of classification, and the labels are numbers."
-    if algorithm_options(config.algorithm).adapts:
-        return f"{config.algorithm} has personal models, which are measured for classes only."
-    for name in ("pretrain_share", "class_weight"):
-        if getattr(config, name):
-            return f"{name} is of classification, and the labels are numbers."
+    try:
+        fits.check_numbers(config, scored=True)
+    except InvalidArgument as error:
+        return str(error)
     return None
 
 

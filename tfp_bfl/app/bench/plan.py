@@ -13,12 +13,12 @@ from tfp_bfl.app.many_runs.sweep import parse_seeds
 from tfp_bfl.app.one_run.after import check_one_network
 from tfp_bfl.app.one_run.records import is_private
 from tfp_bfl.app.options.afterwards import AFTER, after_options
-from tfp_bfl.app.options.algorithms import algorithm_options, canonical, serves
 from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
+from tfp_bfl.options.methods import canonical, serves
 
 SCORES = ("nll", "accuracy", "rmse")
 _KEYS = ("seeds", "trials", "trial_seed", "score", "hold_out", "evaluations", "reference", "options")
@@ -278,7 +278,7 @@ def _check_then(then: str, options: Values, config: RunConfig) -> None:
     if config.kind not in (None, "deterministic"):
         raise InvalidArgument(f"{then} follows a training of point weights, and the kind is {config.kind!r}.")
     check_one_network(config, then)
-    if algorithm_options(config.algorithm).adapts:
+    if config.adapts:
         raise InvalidArgument(f"{config.algorithm} predicts with each client's own model, and {then} has none.")
     if is_private(config):
         raise InvalidArgument(

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.command import MOST_JOBS, Grouped, config_options, whole_number
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options import choices
 
 SWEEP_EXAMPLES = """
 \b

@@ -16,11 +16,11 @@ from tfp_bfl.app.one_run import build, client_scores
 from tfp_bfl.app.one_run.client_scores import Parts
 from tfp_bfl.app.one_run.job import Job
 from tfp_bfl.app.one_run.records import truth
-from tfp_bfl.app.options import class_weights
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.resolve import method, stated
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
+from tfp_bfl.options import class_weights
 
 if TYPE_CHECKING:
     import tensorflow as tf

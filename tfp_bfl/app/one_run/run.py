@@ -25,6 +25,7 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
+from tfp_bfl.options.methods import method_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -266,8 +267,7 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]
     """Return the median over the rounds, the first (which traces) left out; a cohort counts as its share of all
     clients' steps.
     """
-    options = config.own_options()
-    steps = sum(options.steps(int(size)) for size in clients.sizes)
+    steps = sum(method_of(config.algorithm).steps(config, int(size)) for size in clients.sizes)
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
     seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)
     return 1000 * seconds[len(seconds) // 2] / (steps * share)

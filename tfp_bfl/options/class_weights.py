@@ -23,19 +23,16 @@ def as_text(value: object) -> Any:
     ]
 
 
-def likelihood(text: str, clients: Callable[[], Any], given: dict[str, Any]) -> dict[str, Any]:
+def likelihood(text: str, clients: Callable[[], Any]) -> dict[str, Any]:
     """Return the recipe's argument `likelihood` for class weights.
 
     Args:
       text: "balanced", or CLASS=WEIGHT pairs separated by commas; other classes have the weight 1.
       clients: gives the clients of the training, or None where their data are not at hand.
-      given: the recipe's `likelihood` without class weights; empty for classes.
 
     Raises:
-      InvalidArgument: the labels are numbers, or as `by_class`.
+      InvalidArgument: as `by_class`.
     """
-    if given:
-        raise InvalidArgument("class_weight is of classification, but the labels are numbers: leave it out.")
     held = clients()
     if held is None:  # Nobody trains with the process, such as one that only reads a state.
         return {}
