@@ -7,7 +7,7 @@ import pytest
 
 from tests import browser
 from tests.app.bench import made_up
-from tfp_bfl.app.bench import page, scatter, summary
+from tfp_bfl.app.bench import page, reading, scatter, summary
 from tfp_bfl.errors import InvalidArgument
 
 EVIL = '<script>alert("x")</script>&\u202e' + "long" * 30
@@ -67,7 +67,7 @@ def test_the_table_has_all_values_without_a_script(tmp_path):
     reader = Reader(written(tmp_path, records))
     head, *rows = reader.rows
     assert not reader.open and len(rows) == 16 and len({len(row) for row in (head, *rows)}) == 1
-    bench = summary.arrange(summary.read(tmp_path))
+    bench = reading.arrange(reading.read(tmp_path))
     place = head.index("NLL")
     for row in rows:
         (setting,) = [s for s in bench.settings if row[1] == s]

@@ -14,7 +14,6 @@ from tfp_bfl.app.bench import scores
 from tfp_bfl.app.bench.scores import set_aside, test_parts
 from tfp_bfl.app.one_run import client_scores, datasets, pipeline
 from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
-from tfp_bfl.app.one_run.baselines import baselines
 from tfp_bfl.app.one_run.client_scores import Parts
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.pipeline import MB, Finished, Predicted
@@ -153,7 +152,7 @@ def run_final(task: Task) -> Finished:
         found = scores.of_numbers(test)
     # Controls: predictions without features, linear models, and standard deviations at other weights.
     names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
-    controls = baselines(job.clients, job.test)
+    controls = pipeline.controls(job)
     found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
     if trained.is_of_rounds:
         of_test = pipeline.permuted(trained.result, lambda model: job.score(model).metrics)

@@ -8,10 +8,9 @@ from typing import Any
 
 import yaml
 
-from tfp_bfl.app.bench import tuning
+from tfp_bfl.app.bench import cell, tuning
 from tfp_bfl.app.bench.applicable import check_clients, check_score, why_not
 from tfp_bfl.app.bench.plan import OF_FEDERATION, SCORES, share_of
-from tfp_bfl.app.bench.program import cell_module
 from tfp_bfl.app.bench.spaces import Space, Values, parse_space
 from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.one_run.datasets import is_own, load, with_clients
@@ -109,8 +108,7 @@ def tune_run(
     write_whole(output / _OPTIONS, record)
 
     def attempt(values: Values) -> Finished:
-        module = cell_module()
-        return module.run_trial(module.Task(make_config(config_file, {**options, **values}), None, {}, held))
+        return cell.run_trial(cell.Task(make_config(config_file, {**options, **values}), None, {}, held))
 
     chosen = tuning.tune(output, space, trials, base.seed, score, attempt)
     best = make_config(config_file, {**options, **chosen.values})

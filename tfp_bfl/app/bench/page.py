@@ -126,7 +126,10 @@ def render(bench: Bench) -> str:
         plots=plots(bench, {(row.setting, row.method): row.number for row in cells}),
         marker=scatter.marker,
         ranked=ranked(bench),
-        budgets=[(setting, _at_budgets(bench, setting)) for setting in bench.settings],
+        budgets=[
+            (setting, [summary.at_budget(bench, setting, x) for x in summary.budgets(bench, setting)])
+            for setting in bench.settings
+        ],
         settings=settings(bench),
         failures=summary.failures(bench),
         style=Markup(source("page.css")),
@@ -338,11 +341,6 @@ def ranked(bench: Bench) -> Ranked:
     if len(bench.settings) < 2:
         reasons = [ranks.NO_RANKS]
     return Ranked(table, figures, reasons)
-
-
-def _at_budgets(bench: Bench, setting: str) -> list[Table]:
-    limits = (summary.budget(bench, setting, unit) for unit in summary.BUDGETS)
-    return [summary.at_budget(bench, setting, limit) for limit in limits if limit]
 
 
 def settings(bench: Bench) -> Table:

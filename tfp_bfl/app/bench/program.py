@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from tfp_bfl.app.bench import applicable, reading, tuning
+from tfp_bfl.app.bench import cell as training
 from tfp_bfl.app.bench.applicable import check_task, why_not
 from tfp_bfl.app.bench.plan import Plan, is_name
 from tfp_bfl.app.bench.spaces import Values
@@ -195,7 +196,7 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
     try:
         chosen = choose(plan, cell, folder.parent / _TUNING)
         record |= {"chosen": chosen.values, "trials": chosen.trials, "tuning": chosen._asdict()}
-        found = cell_module().run_final(task_of(plan, cell.setting, cell.method, cell.seed, chosen.values))
+        found = training.run_final(task_of(plan, cell.setting, cell.method, cell.seed, chosen.values))
         cost = {**found.cost, "trial_seconds": chosen.seconds}
         record |= found._replace(options=options, cost=cost)._asdict()
     except Exception as error:
@@ -214,15 +215,15 @@ def choose(plan: Plan, cell: Cell, folder: pathlib.Path) -> Chosen:
     """Return the values that trials choose for the method of a cell in its setting."""
 
     def attempt(values: Values) -> Finished:
-        return cell_module().run_trial(task_of(plan, cell.setting, cell.method, plan.trial_seed, values))
+        return training.run_trial(task_of(plan, cell.setting, cell.method, plan.trial_seed, values))
 
     space, options = plan.methods[cell.method].space, trial_options(options_of(plan, cell))
     return tuning.tune(folder, space, plan.trials, plan.trial_seed, plan.score, attempt, options)
 
 
-def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) -> Any:
-    """Return the work of a run, a `cell.Task`."""
-    return cell_module().Task(
+def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) -> training.Task:
+    """Return the work of a run."""
+    return training.Task(
         config=plan.config(setting, method, seed, values),
         then=plan.methods[method].then,
         then_options=plan.then_options(setting, method, values),
@@ -230,13 +231,6 @@ def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) ->
         ood=plan.oods.get(setting),
         evaluations=plan.evaluations,
     )
-
-
-def cell_module() -> Any:
-    """Return the module that trains, which imports TensorFlow."""
-    from tfp_bfl.app.bench import cell
-
-    return cell
 
 
 def write_records(output: pathlib.Path) -> pathlib.Path:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
 
 from tfp_bfl.app.bench import ranks
 from tfp_bfl.app.bench.reading import Bench, arrange, read, score_of, shorten
 from tfp_bfl.app.bench.summary import (
-    BUDGETS,
     HOW_TO_READ,
     HOW_TO_READ_RANKS,
-    Budget,
     across,
     at_budget,
-    budget,
+    budgets,
     costs,
     differences,
     failures,
@@ -32,35 +29,24 @@ from tfp_bfl.plots.page import Cell, Table
 from tfp_bfl.plots.repeats import Repeated, digits
 
 
-def write_tables(
-    folder: pathlib.Path,
-    reference: str | None = None,
-    mb: float | None = None,
-    seconds: float | None = None,
-) -> list[pathlib.Path]:
+def write_tables(folder: pathlib.Path, reference: str | None = None) -> list[pathlib.Path]:
     """Write results.md, and results.csv with all digits, from the records into their folder. Old ones are replaced.
 
     Args:
       folder: with records.jsonl.
       reference: the method that others are compared with; None for "fed_avg" if it occurs, else the first.
-      mb, seconds: budgets of the comparisons at equal cost; None for what the reference used, as `budget`.
 
     Raises:
-      InvalidArgument: as `read`, `arrange` and `budget`.
+      InvalidArgument: as `read` and `arrange`.
     """
     bench = arrange(read(folder), reference)
-    amounts = {"mb": mb, "seconds": seconds}
-    limits = {
-        setting: [found for unit in BUDGETS if (found := budget(bench, setting, unit, amounts[unit]))]
-        for setting in bench.settings
-    }
     paths = [pathlib.Path(folder) / "results.md", pathlib.Path(folder) / "results.csv"]
-    write_whole(paths[0], _markdown(bench, limits))
-    write_whole(paths[1], to_csv(_numeric(bench, limits)))
+    write_whole(paths[0], _markdown(bench))
+    write_whole(paths[1], to_csv(_numeric(bench)))
     return paths
 
 
-def _markdown(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> str:
+def _markdown(bench: Bench) -> str:
     notes = "\n".join(f"- {note}" for note in (*HOW_TO_READ, *HOW_TO_READ_RANKS))
     parts = [
         f"# Benchmark\n\n{header(bench)} Reference: {_plain(shorten(bench.reference))}.\n\n{notes}\n",
@@ -74,7 +60,7 @@ def _markdown(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> str:
     for setting in bench.settings:
         parts.append(f"## {_plain(shorten(setting))}\n")
         tables = [scores(bench, setting), differences(bench, setting), costs(bench, setting)]
-        for table in (*tables, *(at_budget(bench, setting, limit) for limit in limits[setting])):
+        for table in (*tables, *(at_budget(bench, setting, limit) for limit in budgets(bench, setting))):
             if table.rows and len(table.head) > 1:
                 parts.append(f"### {_plain(table.title)}\n\n{_rows(table)}")
     failed = failures(bench)
@@ -104,7 +90,7 @@ def _plain(words: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _numeric(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> list[list[str]]:
+def _numeric(bench: Bench) -> list[list[str]]:
     """Return a line for each setting, method and quantity, with all digits."""
     rows = [["setting", "method", "kind", "budget", "quantity", "seeds", "mean", "sd", "difference", "low", "high"]]
     for setting in bench.settings:
@@ -113,7 +99,7 @@ def _numeric(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> list[list[
             ("score", "", [bench.scores(setting, m) for m in methods]),
             ("cost", "", [Repeated(m, {r.seed: r.cost for r in bench.cells[setting, m]}) for m in methods]),
         ]
-        for limit in limits[setting]:
+        for limit in budgets(bench, setting):
             points = [Repeated(m, within(bench.cells[setting, m], limit)) for m in methods]
             kinds.append((f"at_{limit.unit}", repr(limit.amount), points))
         for kind, limited, groups in kinds:

@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 from tfp_bfl.app.bench import ranks
 from tfp_bfl.app.bench.reading import Bench, Record, score_of, shorten
-from tfp_bfl.app.bench.reading import arrange as arrange
-from tfp_bfl.app.bench.reading import read as read
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.repeats import Difference, over_seeds
 from tfp_bfl.labels import duration
 from tfp_bfl.plots.page import Cell, Table
@@ -230,10 +227,15 @@ def chosen(cell: Sequence[Record]) -> str:
     return "; ".join(f"seed {seed}: {values}" for seed, values in texts.items())
 
 
-def budget(bench: Bench, setting: str, unit: str, amount: float | None = None) -> Budget | None:
+def budgets(bench: Bench, setting: str) -> list[Budget]:
+    """Return the limits of cost at which the methods of a setting are compared, as far as records have the costs."""
+    return [found for unit in BUDGETS if (found := budget(bench, setting, unit))]
+
+
+def budget(bench: Bench, setting: str, unit: str) -> Budget | None:
     """Return the limit of cost at which the methods of a setting are compared.
 
-    By default the limit is what the reference method used in all its rounds, the largest over its seeds: the
+    The limit is what the reference method used in all its rounds, the largest over its seeds: the
     reference, against which all differences are read, is then scored with its complete training. A setting in which the
     reference has no trajectory takes the smallest total of a method.
 
@@ -241,16 +243,10 @@ def budget(bench: Bench, setting: str, unit: str, amount: float | None = None) -
       bench: the records.
       setting: a setting.
       unit: "mb" or "seconds".
-      amount: a limit of the caller; None for the default.
 
     Returns:
       None if no trajectory of the setting has this unit.
-
-    Raises:
-      InvalidArgument: the amount is not a finite number of at least 0.
     """
-    if amount is not None and not (math.isfinite(amount) and amount >= 0):
-        raise InvalidArgument(f"The budget is {amount} {BUDGETS[unit]}, but must be a finite number of at least 0.")
     totals: dict[str, float] = {}
     for method in methods_of(bench, setting):
         used = [point[unit] for r in bench.cells[setting, method] for point in r.rounds if unit in point]
@@ -258,8 +254,6 @@ def budget(bench: Bench, setting: str, unit: str, amount: float | None = None) -
             totals[method] = max(used)
     if not totals:
         return None
-    if amount is not None:
-        return Budget(unit, amount, "as given")
     if bench.reference in totals:
         return Budget(unit, totals[bench.reference], f"all rounds of {shorten(bench.reference)}")
     least = min(totals, key=lambda method: totals[method])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -99,7 +100,7 @@ def tune(
     if not space:
         return Chosen({}, None, 0, 0.0)
     check_trials(folder, options)
-    work = lambda: _work(folder, space, trials, seed, score, attempt, options)
+    work = functools.partial(_work, folder, space, trials, seed, score, attempt, options)
     run_once(folder, work, goes_on=True, lock=folder / ".lock")
     found = read_summary(folder)
     if found["best"] is None:
