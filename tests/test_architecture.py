@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "app": {"__init__", "app.options", "app.one_run", "app.many_runs", "data", "edges", "engines.tff", "federated"},
     "parties.edge": {"parties.deployment"},
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
-    "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
+    "bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
     "app.one_run": {*PUBLIC, "app.options", "edges", "engines"},
     "app.options": {*PUBLIC, "training"},
