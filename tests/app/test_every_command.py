@@ -241,9 +241,8 @@ def table(tmp_path_factory):
 @pytest.fixture
 def replaced(monkeypatch):
     """Replace the work of the commands by an exception with what it gets."""
-    from tfp_bfl.app.bench import one_method, program
-    from tfp_bfl.app.many_runs import cells, sweep
     from tfp_bfl.app.one_run import run
+    from tfp_bfl.bench import cells, one_method, program, sweep
     from tfp_bfl.parties.deployment import demo, kits, submit
 
     for module, name in [
