@@ -8,6 +8,7 @@ import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.afterwards import AFTER
 from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options, default_in_words, serves
 from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.fields import ManyRounds, Options, Weighted, argument_names, extra, option
@@ -192,7 +193,8 @@ def test_names_are_those_of_the_tables():
         (choices.OPTIMIZERS.numbers(), OPTIMIZERS),
     ):
         assert numbers == {name: entry.learning_rate for name, entry in optimizers.items()}
-    used = {extra(field, "names") for field in fields().values()} - {None}
+    every = [*fields().values(), *(field for kind in AFTER.values() for field in kind.model_fields.values())]
+    used = {extra(field, "names") for field in every} - {None}
     assert used == set(tables) - {choices.VARIATIONAL}
 
 
