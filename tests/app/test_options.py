@@ -7,6 +7,7 @@ import pytest
 import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.afterwards import AFTER
 from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
 from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
@@ -166,7 +167,8 @@ def test_names_are_those_of_the_tables():
         (choices.OPTIMIZERS.numbers(), OPTIMIZERS),
     ):
         assert numbers == {name: entry.learning_rate for name, entry in optimizers.items()}
-    used = {extra(field, "names") for field in fields().values()} - {None}
+    every = [*fields().values(), *(field for kind in AFTER.values() for field in kind.model_fields.values())]
+    used = {extra(field, "names") for field in every} - {None}
     assert used == set(tables) - {choices.VARIATIONAL}
 
 
