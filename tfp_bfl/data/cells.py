@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,24 +111,39 @@ def read_columns(
     categorical: Collection[str] = (),
     date_unit: str | None = None,
     client: str | None = None,
+    kinds: Mapping[str, str] = {},
+    signs: Mapping[str, str] = {},
+    among: Collection[str] = (),
 ) -> list[Cells]:
-    """Return columns by the values that they hold, those without a trouble.
+    """Return columns by the values that they hold, or in the form in which a model requires them.
+
+    A column with a trouble is left out, or its cells are empty if its kind is given.
 
     Args:
       table: of `read_table`.
       names: of the columns.
-      troubles: as of `read_cells`.
+      troubles: as of `read_cells`; also gets an entry if a cell has another form than its kind.
       categorical: the columns that are categories, whatever they hold.
       date_unit: one of `DATE_UNITS`, in which dates become numbers; None where dates are refused.
       client: the column with the names of the clients, if one is known.
+      kinds: column -> its kind, of `Cells`, where a model requires it.
+      signs: column of these -> the sign that its numbers must have beside them, "" for none; columns that are not there
+        may have any.
+      among: other columns that are read as numbers, as of `Table.decimal_commas`.
 
     Raises:
       InvalidArgument: there is no such unit.
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
-    commas = table.decimal_commas({*names} - {*categorical})
-    found = {name: read_cells(table[name], troubles, name in categorical, date_unit, commas) for name in names}
+    are_numbers = {name for name in names if name not in categorical and kinds.get(name) not in TEXT_KINDS}
+    commas = table.decimal_commas(are_numbers.union(among))
+    found = {
+        name: _read_as(table[name], kinds[name], troubles, date_unit, commas, signs.get(name))
+        if name in kinds
+        else read_cells(table[name], troubles, name in categorical, date_unit, commas)
+        for name in names
+    }
     site = next((name for name, cells in found.items() if cells is None and _looks_like_names(table[name])), None)
     if client is None and site is not None:
         troubles.advise(f"give --client-column {site} if it names the client of each row")
@@ -193,30 +208,6 @@ def read_cells(
     return _few(Cells(name, "category", column.categories), troubles)
 
 
-def read_as(
-    table: Table,
-    kinds: Iterable[tuple[str, str]],
-    troubles: Troubles,
-    date_unit: str | None = None,
-    among: Collection[str] = (),
-    signs: Mapping[str, str] = {},
-) -> list[Cells]:
-    """Return columns in the form in which a model requires them.
-
-    Args:
-      table: of `read_table`.
-      kinds: the name and the kind, of `Cells`, of each column.
-      troubles: gets an entry if a cell has another form.
-      date_unit: of dates.
-      among: other columns that are read as numbers, as of `Table.decimal_commas`.
-      signs: column -> the sign that its numbers must have beside them, "" for none; columns that are not there may
-        have any.
-    """
-    kinds = list(kinds)
-    commas = table.decimal_commas({name for name, kind in kinds if kind not in TEXT_KINDS}.union(among))
-    return [_read_as(table[name], kind, troubles, date_unit, commas, signs.get(name)) for name, kind in kinds]
-
-
 def _read_as(
     column: Decoded, kind: str, troubles: Troubles, date_unit: str | None, commas: str, sign: str | None
 ) -> Cells:
@@ -256,7 +247,8 @@ def numbers(
       sign: beside the numbers, as of `to_float`.
     """
     signs = {} if sign is None else dict.fromkeys(columns, sign)
-    read = read_as(table, [(name, "number") for name in columns], troubles, among=among, signs=signs)
+    kinds = dict.fromkeys(columns, "number")
+    read = read_columns(table, columns, troubles, kinds=kinds, signs=signs, among=among)
     for name in columns if full else ():
         check_full(table[name].empty, name, troubles)
     return np.stack([cells.values for cells in read], -1)

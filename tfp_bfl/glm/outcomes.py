@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_columns
 from tfp_bfl.data.columns import Table, Troubles
 from tfp_bfl.data.names import as_category, canonical, natural, value
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -154,7 +154,10 @@ def numbers(
       sign: that the numbers must have beside them; "" for none.
     """
     troubles = Troubles(where, f"name a column of {kind}s")
-    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names, signs={name: sign})
+    kinds, signs = {name: kind}, {name: sign}
+    (cells,) = read_columns(
+        table, [name], troubles, date_unit=date_unit, kinds=kinds, signs=signs, among=table.column_names
+    )
     troubles.check()
     return cells.values
 
