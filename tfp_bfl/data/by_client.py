@@ -9,7 +9,7 @@ import numpy as np
 from tfp_bfl.data.agreement import check_one_kind, numbers_rows
 from tfp_bfl.data.cells import BLANK, ROWS, TEXT_KINDS, Cells, read_cells
 from tfp_bfl.data.clients import rows_by_client
-from tfp_bfl.data.columns import Table, Troubles
+from tfp_bfl.data.columns import Columns, Troubles
 
 Rows = Sequence[tuple[str, np.ndarray]]
 
@@ -37,7 +37,7 @@ def counts(cells: Cells, clients: Rows) -> bool:
     return numbers_rows(kinds, [one and one[1:] for one in found])
 
 
-def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
+def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
     """Check that no category has only numbers at a client: at a site the column would be one of numbers.
 
     Args:

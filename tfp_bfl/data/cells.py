@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.columns import Decoded, Table, Troubles, check_full, to_float
+from tfp_bfl.data.columns import Columns, Decoded, Troubles, check_full, to_float
 from tfp_bfl.data.names import note_spellings
 from tfp_bfl.data.outliers import within_bounds
 from tfp_bfl.data.signs import doubts
@@ -105,7 +105,7 @@ class Cells(NamedTuple):
 
 
 def read_columns(
-    table: Table,
+    table: Columns,
     names: Sequence[str],
     troubles: Troubles,
     categorical: Collection[str] = (),
@@ -129,7 +129,7 @@ def read_columns(
       kinds: column -> its kind, of `Cells`, where a model requires it.
       signs: column of these -> the sign that its numbers must have beside them, "" for none; columns that are not there
         may have any.
-      among: other columns that are read as numbers, as of `Table.decimal_commas`.
+      among: other columns that are read as numbers, as of `Columns.decimal_commas`.
 
     Raises:
       InvalidArgument: there is no such unit.
@@ -176,7 +176,7 @@ def read_cells(
         column of numbers; numbers that are not finite.
       is_category: the column is a category, whatever it holds.
       date_unit: one of `DATE_UNITS`, in which dates become numbers.
-      commas: of its table, as `Table.decimal_commas` says.
+      commas: of its table, as `Columns.decimal_commas` says.
     """
     import pyarrow.types as types
 
@@ -229,7 +229,7 @@ def _read_as(
 
 
 def numbers(
-    table: Table,
+    table: Columns,
     columns: Sequence[str],
     troubles: Troubles,
     full: bool = True,
@@ -243,7 +243,7 @@ def numbers(
       columns: names, all in the table.
       troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
       full: an empty cell is a trouble; otherwise it becomes NaN.
-      among: other columns that are read as numbers, as of `Table.decimal_commas`.
+      among: other columns that are read as numbers, as of `Columns.decimal_commas`.
       sign: beside the numbers, as of `to_float`.
     """
     signs = {} if sign is None else dict.fromkeys(columns, sign)

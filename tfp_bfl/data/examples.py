@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_bfl.data.by_client import Rows, check_kinds, counts, rows_of_clients
 from tfp_bfl.data.cells import BLANK, TEXT_KINDS, blank, numbers, read_columns
-from tfp_bfl.data.columns import Table, Troubles, check_full
+from tfp_bfl.data.columns import Columns, Troubles, check_full
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
 from tfp_bfl.data.outliers import table_within_bounds, within_bounds
@@ -93,7 +93,7 @@ class Reading(NamedTuple):
         return (*self.text, self.label, *self.columns, *self.only)
 
 
-def examples_of(table: Table, where: str, reading: Reading) -> Examples:
+def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
     """Return the examples of a table, a row each. Rows without a label or a client are left out.
 
     Args:
@@ -201,7 +201,7 @@ def _words_among(labels: np.ndarray, label: str) -> list[str]:
     ]
 
 
-def _raw(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
+def _raw(table: Columns, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
     """Return the cells of columns; what can't be used is recorded in `troubles`.
 
     Other sites may fill columns that are empty at one site, in its training set or in its test set.
@@ -236,7 +236,7 @@ def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | R
     return raw, names, notes
 
 
-def check_columns(table: Table, columns: Sequence[str], where: str) -> None:
+def check_columns(table: Columns, columns: Sequence[str], where: str) -> None:
     """Raise InvalidArgument unless a table has the columns.
 
     Args:

@@ -16,7 +16,7 @@ from tfp_bfl.glm.agreement import CATEGORY, KINDS, SIGNED
 MOST_COLUMNS = 2000
 
 
-class Description(BaseModel):
+class DesignDescription(BaseModel):
     """Description of a site's table, as JSON (`agreement.describe`)."""
 
     model_config = ConfigDict(strict=True)
@@ -39,7 +39,7 @@ def check_description(site: str, summary: object, left_out: Collection[str] = ()
     """
     wrong = InvalidArgument(f"The description of {site}'s table does not have the required form.")
     try:
-        read = Description.model_validate(summary)
+        read = DesignDescription.model_validate(summary)
     except ValidationError:
         raise wrong from None
     columns, names = read.columns, [name for name, _, _ in read.columns]
