@@ -8,7 +8,8 @@ import numpy as np
 
 from tfp_bfl.data.agreement import check_one_kind, numbers_rows
 from tfp_bfl.data.cells import BLANK, ROWS, TEXT_KINDS, Cells, read_cells
-from tfp_bfl.data.columns import Table, Troubles
+from tfp_bfl.data.clients import rows_by_client
+from tfp_bfl.data.columns import Columns, Troubles
 
 Rows = Sequence[tuple[str, np.ndarray]]
 
@@ -22,8 +23,7 @@ def rows_of_clients(owners: np.ndarray | None) -> Rows:
     if owners is None:
         return []
     names, numbers = np.unique(owners.astype(str), return_inverse=True)
-    rows = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
-    return [(name, own) for name, own in zip(names.tolist(), rows) if name]
+    return [pair for pair in zip(names.tolist(), rows_by_client(numbers, len(names))) if pair[0]]
 
 
 def counts(cells: Cells, clients: Rows) -> bool:
@@ -37,7 +37,7 @@ def counts(cells: Cells, clients: Rows) -> bool:
     return numbers_rows(kinds, [one and one[1:] for one in found])
 
 
-def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
+def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
     """Check that no category has only numbers at a client: at a site the column would be one of numbers.
 
     Args:

@@ -170,7 +170,7 @@ def _written(values: Any) -> list[Any]:
     return list(values.to_pylist())
 
 
-class Table:
+class Columns:
     """A table whose columns are decoded once.
 
     Args:
@@ -186,13 +186,13 @@ class Table:
     def __getitem__(self, name: str) -> Decoded:
         return self._columns[name]
 
-    def select(self, names: Sequence[str]) -> Table:
+    def select(self, names: Sequence[str]) -> Columns:
         """Return some of the columns."""
-        return Table([self[name] for name in names], self._commas, self._points)
+        return Columns([self[name] for name in names], self._commas, self._points)
 
-    def filter(self, mask: np.ndarray) -> Table:
+    def filter(self, mask: np.ndarray) -> Columns:
         """Return the rows of a mask."""
-        return Table([column.filter(mask) for column in self._columns.values()], self._commas, self._points)
+        return Columns([column.filter(mask) for column in self._columns.values()], self._commas, self._points)
 
     def decimal_commas(self, names: Collection[str]) -> str:
         """Return a column with commas that can only be decimal; "" if there is none.
@@ -208,7 +208,7 @@ class Table:
         return next((name for name in self._commas if name in names), "")
 
 
-def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[Any]] | None = None) -> Table:
+def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[Any]] | None = None) -> Columns:
     """Return a table that knows which columns have decimal commas and which decimal points.
 
     If one has commas, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number:
@@ -238,7 +238,7 @@ def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[An
                 columns[i] = text
             else:
                 points.append(text.name)
-    return Table(columns, commas, points)
+    return Columns(columns, commas, points)
 
 
 def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
@@ -256,7 +256,7 @@ def to_float(
     Args:
       column: of a table, with a cell that is not empty.
       troubles: gets an entry for the first cell that is no number, or has another sign; and notes.
-      commas: of its table, as `Table.decimal_commas` says.
+      commas: of its table, as `Columns.decimal_commas` says.
       sign: that numbers must have beside them (`signs`), "" for none; None for any.
     """
     import pyarrow

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_bfl.data.agreement import is_numbering
 from tfp_bfl.data.cells import RISING
-from tfp_bfl.data.columns import Table
+from tfp_bfl.data.columns import Columns
 from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, SIGNED, Column, Plan
@@ -136,7 +136,7 @@ class Cells:
         return OwnRows(features[self._left], self._values[self._left], exposure)
 
 
-def encode(table: Table, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
+def encode(table: Columns, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
     """Return the columns of the design of a table without an outcome [N, p]; NaN in rows that can't be encoded.
 
     A level that no row of the fit has counts as an empty cell.
@@ -172,7 +172,7 @@ def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Enco
     return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
 
 
-def _block(table: Table, column: Column, where: str, date_unit: str | None) -> np.ndarray:
+def _block(table: Columns, column: Column, where: str, date_unit: str | None) -> np.ndarray:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)

@@ -27,7 +27,7 @@ TABLE = "table"
 _Moments = Annotated[tuple[Name, Number, Annotated[Number, Field(ge=0)]], Field(strict=False)]
 
 
-class Description(BaseModel):
+class SiteDescription(BaseModel):
     """A site's description of its data, as JSON (`describe`)."""
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -173,7 +173,7 @@ def check_description(site: str, summary: object) -> None:
     read_description(site, summary)
 
 
-def read_description(site: str, summary: object, bounded: bool = False) -> Description:
+def read_description(site: str, summary: object, bounded: bool = False) -> SiteDescription:
     """Return the description of a site's data.
 
     Args:
@@ -185,7 +185,7 @@ def read_description(site: str, summary: object, bounded: bool = False) -> Descr
       InvalidArgument: the description does not have the form of a result of `describe`.
     """
     try:
-        description = Description.model_validate(summary)
+        description = SiteDescription.model_validate(summary)
     except ValidationError:
         description = None
     if description is None or not description.fits(bounded):
