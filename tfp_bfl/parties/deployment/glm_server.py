@@ -15,6 +15,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.glm import report
 from tfp_bfl.glm.agreement import Column, Plan, agree
+from tfp_bfl.glm.checks import apart
 from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.encoding import Encoding, num_sums, settle
 from tfp_bfl.glm.federation import Question, ask_sums, check_columns
@@ -252,12 +253,12 @@ def _finish(
     message = {"step": "finish", "run": name, "result": shared}
     sites.talk(dict.fromkeys(sites.asked, message))
     absences = [f"Without {site}: {reason}" for site, reason in sorted(refused.items())]
-    warnings = [*absences, *notes, *posterior.warnings]
-    if sites.is_secure and len(columns.get("clients", described)) == 2:
-        warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
-    of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
     clients = columns.get("clients", sorted(described))
     own = sites.parts if len(sites.parts) == len(clients) else {}  # A revision has those of few sites.
+    warnings = [*absences, *notes, *posterior.warnings, *_doubts(own, result)]
+    if sites.is_secure and len(clients) == 2:
+        warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
+    of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
     found = None if isinstance(result, Hierarchical) else report.estimates_by_sums(posterior, own, job.level)
     report.write_folder(folder, result, clients, job.level, warnings, of, found, columns)
     known = {site: {part: x for part, x in summary.items() if part != OFFER} for site, summary in described.items()}
@@ -282,6 +283,19 @@ def _finish(
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     progress.announce(lines[0])
     return folder
+
+
+def _doubts(parts: Mapping[str, Sums], result: Posterior | Hierarchical) -> list[str]:
+    """Return a warning on a site whose coefficients stand apart from those of all others, which agree."""
+    if isinstance(result, Hierarchical) or result.sums is None:
+        return []
+    ratio = result.sums.pearson[0] / max(result.count - len(result.names), 1)
+    return [
+        f"{site}'s coefficients differ from those of the other sites by more than chance (p = {p:.1g}), and the others "
+        "agree: are its columns in other units, its outcomes swapped, its patients others, or its sums false? "
+        f"--without {site} leaves it out."
+        for site, p in apart(parts, max(result.dispersion, float(ratio))).items()
+    ]
 
 
 def _check(number: int, quorum: int, refused: Mapping[str, str], secure_sums: bool) -> None:
