@@ -42,7 +42,7 @@ from tfp_bfl.parties.deployment.glm_job import (
 )
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.party_file import PartyFile, read_file, secret_of
-from tfp_bfl.parties.deployment.site import OFFER, digest_of_job
+from tfp_bfl.parties.deployment.site import digest_of_job
 from tfp_bfl.parties.masks import KEY_BYTES, Promises, add_mask, context_of, proof_of_answer, seed_of
 
 # Folder of the results at a site.
@@ -101,7 +101,7 @@ class GlmSite:
             chosen = job.only, job.drop, job.categorical, job.date_unit
             summary = describe(table, job.columns, where, *chosen)
         offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
-        return {**summary, "version": bfl.__version__} | ({} if offer is None else {OFFER: offer})
+        return {**summary, "version": bfl.__version__} | ({} if offer is None else {keys.OFFER: offer})
 
     def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
         """Begin a run: the rows of this site follow from the columns that all sites agreed on."""

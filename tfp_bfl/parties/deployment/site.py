@@ -29,7 +29,6 @@ from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.steps import Steps
 from tfp_bfl.parties.tables import NO_OPTIONS, TableOptions, parse_options, text_columns
 
-OFFER = "offer"
 _MOST_BYTES = 2**33
 _ONLY_SECURE = "Its file allows only runs with secure sums: submit with --secure-sums."
 _NO_FORM = "The job from the server does not have the required form."
@@ -105,7 +104,7 @@ class Site:
             "num_test": data.test.num_examples,
         }
         offer = keys.offer(self._startup, secret_of(self._folder))
-        return json.dumps(summary if offer is None else {**summary, OFFER: offer})
+        return json.dumps(summary if offer is None else {**summary, keys.OFFER: offer})
 
     def _asked(self, request: str) -> tuple[TableOptions, bool]:
         """Return the options of tables in a request for a description, and whether the run has masks."""
