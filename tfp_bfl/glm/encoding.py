@@ -84,14 +84,22 @@ class Cells:
         self._values = self._values[used]
         self._exposure = None if self._exposure is None else self._exposure[used]
         self._left = ~np.any(self._empty, 1) if missing == "drop" else np.ones(len(self._empty), bool)
+        # Of the rows of the table, those that the fit uses [n].
+        self.chosen = used.copy()
+        self.chosen[used] = self._left
 
     def sums(self) -> np.ndarray:
-        """Return the sums of `settle` over the rows of this site."""
+        """Return the sums of `settle` over the rows of this site.
+
+        Where rows with empty cells are left out, the sums of columns serve only to find one that numbers the rows: the
+        others are 0, since their difference from those of the fit would be the sum of the rows that it leaves out.
+        """
         filled = np.where(np.isnan(self._features), 0.0, self._features)
+        serves = [self._missing == "indicate" or c.kind == RISING for c in self._plan.columns for _ in c.names]
         empty = self._empty.astype(np.float64)
-        counts = np.sum(~np.isnan(self._features), 0)
+        counts, sums = np.sum(~np.isnan(self._features), 0), np.where(serves, np.sum(filled, 0), 0.0)
         there = np.sum(filled[self._left] != 0, 0)
-        return pack(float(len(filled)), float(np.sum(self._left)), np.sum(filled, 0), counts, there, empty.T @ empty)
+        return pack(float(len(filled)), float(np.sum(self._left)), sums, counts, there, empty.T @ empty)
 
     def check_presence(self, of_events: bool = False) -> None:
         """Raise InvalidArgument for a site whose sums are zeros, so that those of all sites are those of the others.

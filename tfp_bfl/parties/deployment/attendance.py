@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
-from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.comparison import outstanding
 from tfp_bfl.parties.deployment import keys
-from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, Channel, Refusal
+from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, Channel, collect, read_json
 from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.tables import pool_rare
 
@@ -23,8 +22,8 @@ PARTIES = "parties.json"
 _REFUSED, _SIZE = "refused", "num_examples"
 
 
-class FalseKeys(Exception):
-    """Most sites refuse the keys of some others: name -> reason."""
+class SitesLeft(Exception):
+    """Some sites take no further part, and the others begin again: name -> reason."""
 
     def __init__(self, reasons: Mapping[str, str]):
         super().__init__()
@@ -79,8 +78,13 @@ class Attendance:
         """Raise Error if the sites, except those in `without`, are fewer than the quorum."""
         number = len(self.reported) - len(without)
         if number < quorum:
-            reasons = "; ".join(f"{site}: {reason}" for site, reason in sorted(self.refused.items()))
-            raise Error(f"{number} sites take part, but the quorum is {quorum}{f' ({reasons})' if reasons else ''}.")
+            reasons = f" ({reasons_of(self.refused)})" if self.refused else ""
+            raise Error(f"{number} sites take part, but the quorum is {quorum}{reasons}.")
+
+    @property
+    def offers(self) -> dict[str, Any]:
+        """The key offers of the sites, for masks."""
+        return {site: summary.get(keys.OFFER) for site, summary in self.reported.items()}
 
     def write(self, folder: pathlib.Path) -> None:
         """Write `parties.json`: the description of each site, its reason of absence under `refused`, or both."""
@@ -104,65 +108,72 @@ class Attendance:
           resumes: whether rounds of the run are done, so that its sites are fixed.
 
         Raises:
-          FalseKeys: most sites refuse the key of another one.
+          SitesLeft: most sites refuse the keys of these.
           Error: the sites are fewer than the quorum.
         """
-        replies = dict(channel.ask(BEGIN, jobs))
-        away = {site: str(replies.get(site, NO_ANSWER)) for site in self.reported}
-        away = {site: why for site, why in away.items() if not isinstance(replies.get(site), bytes)}
+        _, away = collect(channel, BEGIN, jobs, lambda site, reply: None)
         if (false := keys.false_keys(away, self.reported)) and not resumes:
-            raise FalseKeys(false)
+            raise SitesLeft(false)
         self.refused = {site: why for site, why in self.refused.items() if site not in self.reported} | away
         self.check(quorum, away)
 
 
-def gather(
-    folder: pathlib.Path, channel: Channel, quorum: int, without: Mapping[str, str], request: Any | None = None
-) -> Attendance:
-    """Ask the sites for descriptions of their data; a resumed run has the sites of its beginning.
+def reasons_of(reasons: Mapping[str, str]) -> str:
+    """Return the reasons of sites in one line."""
+    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items()))
 
-    A site with an invalid description is recorded as absent, and the others take part.
+
+def resumed(folder: pathlib.Path, without: Mapping[str, str]) -> Attendance | None:
+    """Return the sites of the beginning of an interrupted run; None for a new run.
 
     Args:
       folder: folder of the run.
-      channel: channel to the sites.
-      quorum: smallest number of sites.
       without: name of each site that is not asked -> the reason.
-      request: of the server, as JSON: options of tables, and whether the run has masks; None for none.
 
     Raises:
-      Error: the sites are fewer than the quorum.
-      InvalidArgument: an interrupted run includes one of `without`.
+      InvalidArgument: the run includes one of `without`.
     """
-    if (folder / PARTIES).exists():
-        record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
-        reported = {site: {**summary} for site, summary in record.items() if _SIZE in summary}
-        for summary in reported.values():
-            summary.pop(_REFUSED, None)
-        if gone := sorted(set(without) & set(reported)):
-            raise InvalidArgument(
-                f"{', '.join(gone)} took part when the run began and can't be left out of it now: give a new run "
-                "another name."
-            )
-        return Attendance(
-            reported, {site: summary[_REFUSED] for site, summary in record.items() if site not in reported}
+    if not (folder / PARTIES).exists():
+        return None
+    record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
+    reported = {site: {**summary} for site, summary in record.items() if _SIZE in summary}
+    for summary in reported.values():
+        summary.pop(_REFUSED, None)
+    if gone := sorted(set(without) & set(reported)):
+        raise InvalidArgument(
+            f"{', '.join(gone)} took part when the run began and can't be left out of it now: give a new run another "
+            "name."
         )
-    reported, refused = {}, dict(without)
-    asked = [site for site in channel.names if site not in refused]
-    content = b"" if request is None else json.dumps(request).encode()
-    replies = dict(channel.ask(DESCRIBE, dict.fromkeys(asked, content)))
-    for site in asked:
-        reply = replies.get(site, Refusal(NO_ANSWER))
-        try:
-            if isinstance(reply, Refusal):
-                raise InvalidArgument(reply)
-            summary = json.loads(reply)
-            bfl.parties.check_description(site, summary)
-            reported[site] = summary
-        except InvalidArgument as error:
-            refused[site] = str(error)
-        except (ValueError, RecursionError):
-            refused[site] = f"The description of {site}'s data is not JSON."
-    attendance = Attendance(reported, refused)
-    attendance.check(quorum)
+    return Attendance(reported, {site: x[_REFUSED] for site, x in record.items() if site not in reported})
+
+
+def gather(
+    channel: Channel,
+    without: Mapping[str, str],
+    request: Mapping[str, Any],
+    check: Callable[[str, Any], None] | None = None,
+    task: str = DESCRIBE,
+    asked: Sequence[str] | None = None,
+) -> Attendance:
+    """Ask the sites for descriptions of their data; a site with one that can't be used is recorded as absent.
+
+    Args:
+      channel: channel to the sites.
+      without: name of each site that is not asked -> the reason.
+      request: of the server, as JSON, with `secure_sums`: whether the run has masks, which require key offers.
+      check: of a site's name and description; raises `InvalidArgument`. None for that of networks.
+      task: of the request.
+      asked: names of the sites; None for all that are reachable.
+    """
+
+    def read(site: str, reply: bytes) -> Any:
+        summary = read_json(reply, f"The description of {site}'s data is not JSON.")
+        (check or bfl.parties.check_description)(site, summary)
+        return summary
+
+    names = [site for site in (channel.names if asked is None else asked) if site not in without]
+    reported, refused = collect(channel, task, dict.fromkeys(names, json.dumps(request).encode()), read)
+    attendance = Attendance(reported, {**without, **refused})
+    if request["secure_sums"]:
+        attendance.leave_out(keys.unusable(attendance.offers))
     return attendance

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from tfp_bfl.data.columns import BadColumns
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.parties.arrays import NO_ANSWER
+
+T = TypeVar("T")
 
 DESCRIBE, BEGIN, ROUND, SCORE = ("describe", "begin", "round", "score")
 # Of linear models: messages in JSON, and questions for sums.
@@ -74,3 +78,38 @@ class Channel(Protocol):
 
     def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
         """Yield (authenticated name, reply) of each site in order of arrival, until the last reply or the deadline."""
+
+
+def collect(
+    channel: Channel, task: str, what: Mapping[str, bytes], read: Callable[[str, bytes], T]
+) -> tuple[dict[str, T], dict[str, str]]:
+    """Ask sites, and return what their answers hold, by their names in order, and the reasons of sites without one.
+
+    Args:
+      channel: to the sites.
+      task: one of `TASKS`.
+      what: site -> its message.
+      read: (site, answer) -> its content; raises `InvalidArgument` for an answer that can't be used.
+    """
+    found, reasons = {}, dict.fromkeys(what, NO_ANSWER)
+    for site, reply in channel.ask(task, what):
+        try:
+            if isinstance(reply, Refusal):
+                raise InvalidArgument(reply)
+            found[site] = read(site, reply)
+            reasons.pop(site, None)
+        except InvalidArgument as error:
+            reasons[site] = str(error)
+    return {site: found[site] for site in sorted(found)}, reasons
+
+
+def read_json(reply: bytes, reason: str = "its answer is not JSON") -> Any:
+    """Return an answer in JSON.
+
+    Raises:
+      InvalidArgument: it is not JSON.
+    """
+    try:
+        return json.loads(reply)
+    except (ValueError, RecursionError):
+        raise InvalidArgument(reason) from None

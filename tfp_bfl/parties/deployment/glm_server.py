@@ -15,6 +15,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.glm import report
 from tfp_bfl.glm.agreement import Column, Plan, agree
+from tfp_bfl.glm.checks import apart
 from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.encoding import Encoding, num_sums, settle
 from tfp_bfl.glm.federation import Question, ask_sums, check_columns
@@ -22,15 +23,13 @@ from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revision import revise_by_sums
 from tfp_bfl.glm.sums import Sums
-from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment import keys
-from tfp_bfl.parties.deployment.attendance import PARTIES
-from tfp_bfl.parties.deployment.channel import Channel
+from tfp_bfl.parties.deployment.attendance import Attendance, SitesLeft, gather, reasons_of
+from tfp_bfl.parties.deployment.channel import TALK, Channel
 from tfp_bfl.parties.deployment.glm_job import CELLS, GlmJob, Revision, fit_job, make_glm_job, names_of
-from tfp_bfl.parties.deployment.glm_sites import NOT_FINITE, Sites, SitesLeft
-from tfp_bfl.parties.deployment.job import check_name
+from tfp_bfl.parties.deployment.glm_sites import NOT_FINITE, Sites
+from tfp_bfl.parties.deployment.job import is_complete
 from tfp_bfl.parties.deployment.misfits import without_misfits
-from tfp_bfl.parties.deployment.site import OFFER
 from tfp_bfl.parties.deployment.traffic import TRAFFIC, Counted
 
 
@@ -61,77 +60,69 @@ def serve_glm(
       InvalidArgument: the options are not valid, or the tables of the sites do not fit each other.
       Error: the sites are fewer than the quorum, or one left a run with masks.
     """
-    check_name(name)
-    if (folder / "summary.json").exists():
-        if again:
-            return folder
-        raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
+    if is_complete(folder, name, again):
+        return folder
     if max_examples is not None:
         raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
     job, channel = make_glm_job(options, secure_sums, without), Counted(channel)
     progress.phase("asking the sites for their columns")
-    refused: dict[str, str] = dict.fromkeys(without, "the run was submitted without it")
-    asked = [*job.revise.add, *job.revise.remove] if job.revise else channel.names
-    sites = Sites(channel, [site for site in asked if site not in refused], job.family, secure_sums)
     how: dict[str, Any] = {"options": dict(options), "secure_sums": secure_sums}
+    asked: list[str] | None = None
     if job.revise is not None:  # The sums of the earlier fit are no site's business.
-        sites.removed = job.revise.remove
-        shared = {"clients": job.revise.record.get("clients", [])}
+        asked, shared = [*job.revise.add, *job.revise.remove], {"clients": job.revise.record.get("clients", [])}
         how["options"]["revise"] = {"record": shared, "add": job.revise.add, "remove": job.revise.remove}
-    described, reasons = sites.talk({site: {"step": "describe", **how} for site in sites.asked})
-    refused |= reasons
-    for site in sorted(described):
-        try:
-            reserved = (job.columns.column, job.columns.event, job.columns.exposure, *job.drop)
-            check_description(site, described[site], [name for name in reserved if name], job.only)
-        except InvalidArgument as error:
-            refused[site] = str(error)
-            del described[site]
-    wrong = keys.unusable({site: x.get(OFFER) for site, x in described.items()}) if secure_sums else {}
-    refused, described = {**refused, **wrong}, {site: x for site, x in described.items() if site not in wrong}
+    reserved = [name for name in (job.columns.column, job.columns.event, job.columns.exposure, *job.drop) if name]
+    check = lambda site, summary: check_description(site, summary, reserved, job.only)
+    expelled = dict.fromkeys(without, "the run was submitted without it")
+    attendance = gather(channel, expelled, {"step": "describe", **how}, check, TALK, asked)
     folder.mkdir(parents=True, exist_ok=True)
     if job.revise is not None:
-        return _revise(sites, folder, name, job, job.revise, described, refused, how, progress)
+        return _revise(channel, folder, name, job, job.revise, attendance, how, progress)
+    least = max(quorum, 2 if secure_sums else 1)
     while True:
-        _check(len(described), quorum, refused, secure_sums)
-        least = max(quorum, 2 if secure_sums else 1)
+        attendance.check(least)
         plan, left = without_misfits(
-            described, lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical), least
+            attendance.reported,
+            lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical),
+            least,
         )
-        for site in left:
-            progress.phase(f"Without {site}: {left[site]}")
-            del described[site]
-        refused |= left
-        sites = Sites(channel, sorted(described), job.family, secure_sums)
-        left = _begin(sites, name, described, plan, how)
-        if not left:
-            try:
-                result, encoding, notes = _fit(sites, job, plan)
-                break
-            except SitesLeft as error:
-                left = error.reasons
-                if secure_sums:
-                    raise Error(
-                        f"Without an answer of every site the masks do not cancel ({_reasons(left)}): submit the run "
-                        "again with the same sites when all answer, since a sum without one site reveals its own."
-                    ) from None
-        for site in left:
-            progress.phase(f"Without {site}: {left[site]}")
-            del described[site]
-        refused |= left
+        _leave_out(attendance, left, progress)
+        sites = Sites(channel, attendance.names, job.family, secure_sums)
+        try:
+            _begin(sites, name, attendance, plan, how)
+            result, encoding, notes = _fit(sites, job, plan)
+            break
+        except SitesLeft as error:
+            if secure_sums and sites.step:
+                raise Error(
+                    f"Without an answer of every site the masks do not cancel ({reasons_of(error.reasons)}): submit "
+                    "the run again with the same sites when all answer, since a sum without one site reveals its own."
+                ) from None
+            _leave_out(attendance, error.reasons, progress)
     columns = {"columns": _columns(plan), "events_of": list(plan.events), "encoding": encoding._asdict()}
     columns["options"] = job.model_dump()
-    return _finish(sites, folder, name, job, result, notes, described, refused, columns, progress)
+    return _finish(sites, folder, name, job, result, notes, attendance, columns, progress)
 
 
-def _begin(sites: Sites, name: str, described: Mapping[str, Any], plan: Plan, how: Mapping[str, Any]) -> dict[str, str]:
-    """Send the job to all sites, and return the reasons of those that refuse."""
-    offers = {site: summary[OFFER] for site, summary in described.items()} if how["secure_sums"] else {}
-    job = {**how, "version": bfl.__version__, "sites": len(described), "offers": offers, "events": list(plan.events)}
+def _leave_out(attendance: Attendance, reasons: Mapping[str, str], progress: Reporter) -> None:
+    for site, reason in reasons.items():
+        progress.phase(f"Without {site}: {reason}")
+    attendance.leave_out(reasons)
+
+
+def _begin(sites: Sites, name: str, attendance: Attendance, plan: Plan, how: Mapping[str, Any]) -> None:
+    """Send the job to all sites.
+
+    Raises:
+      SitesLeft: sites refuse, or most refuse the keys of some.
+    """
+    offers = attendance.offers if how["secure_sums"] else {}
+    job = {**how, "version": bfl.__version__, "sites": len(sites.asked), "offers": offers, "events": list(plan.events)}
     job["columns"] = _columns(plan)
     message = {"step": "begin", "run": name, "job": job}
-    refused = sites.talk({site: {**message, "number": k} for k, site in enumerate(sorted(described))})[1]
-    return keys.false_keys(refused, described) or refused
+    refused = sites.talk({site: {**message, "number": k} for k, site in enumerate(attendance.names)})[1]
+    if refused:
+        raise SitesLeft(keys.false_keys(refused, attendance.names) or refused)
 
 
 def _columns(plan: Plan) -> list[Any]:
@@ -164,13 +155,12 @@ def _encode(sites: Sites, encoding: Encoding) -> None:
 
 
 def _revise(
-    sites: Sites,
+    channel: Counted,
     folder: pathlib.Path,
     name: str,
     job: GlmJob,
     revision: Revision,
-    described: Mapping[str, Any],
-    refused: Mapping[str, str],
+    attendance: Attendance,
     how: Mapping[str, Any],
     progress: Reporter,
 ) -> pathlib.Path:
@@ -189,16 +179,17 @@ def _revise(
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None
     levels = {column.name: {*column.levels} for column in columns if column.levels}
-    for site in sites.asked:
-        own = {column: {*found} for column, _, found in described.get(site, {}).get("columns", ())}
+    for site, summary in attendance.reported.items():
+        own = {column: {*found} for column, _, found in summary["columns"]}
         unknown = [f"{column}: {x}" for column in levels for x in sorted(own.get(column, set()) - levels[column])]
         if unknown:
             raise InvalidArgument(f"{site} has levels that the fit has not ({', '.join(unknown[:5])}): fit anew.")
+    sites = Sites(channel, attendance.names, job.family, how["secure_sums"])
+    sites.removed = revision.remove
     try:
-        left = {site: refused.get(site, NO_ANSWER) for site in sites.asked if site not in described}
-        left |= _begin(sites, name, described, plan, how) if not left else {}
-        if left:
-            raise SitesLeft(left)
+        if attendance.refused:
+            raise SitesLeft(attendance.refused)
+        _begin(sites, name, attendance, plan, how)
         _encode(sites, encoding)
         sites.names = posterior.names
         at = np.zeros(len(sites.names)) if posterior.sums_at is None else posterior.sums_at
@@ -206,7 +197,7 @@ def _revise(
         if sites.not_finite:
             raise SitesLeft(dict.fromkeys(sites.not_finite, NOT_FINITE))
     except SitesLeft as error:
-        raise Error(f"A revision needs an answer of each of its sites ({_reasons(error.reasons)}).") from None
+        raise Error(f"A revision needs an answer of each of its sites ({reasons_of(error.reasons)}).") from None
     if not np.all(np.isfinite(change.information)):
         raise InvalidArgument(
             "The sums of the sites that join or leave are too large for secure sums: change units by a power of ten."
@@ -218,7 +209,7 @@ def _revise(
     moved = (
         f"The revised maximum is {revised.moved:.2g} posterior standard deviations from the coefficients of the sums."
     )
-    return _finish(sites, folder, name, job, revised.posterior, [moved], described, refused, kept, progress)
+    return _finish(sites, folder, name, job, revised.posterior, [moved], attendance, kept, progress)
 
 
 def _check_resolution(sites: Sites, revision: Revision, change: Sums, earlier: Posterior, revised: Posterior) -> None:
@@ -241,8 +232,7 @@ def _finish(
     job: GlmJob,
     result: Posterior | Hierarchical,
     notes: Sequence[str],
-    described: Mapping[str, Any],
-    refused: Mapping[str, str],
+    attendance: Attendance,
     columns: Mapping[str, Any],
     progress: Reporter,
 ) -> pathlib.Path:
@@ -251,18 +241,17 @@ def _finish(
     shared = {part: x for part, x in report.as_json(result).items() if part not in ("sums", "sums_at")}
     message = {"step": "finish", "run": name, "result": shared}
     sites.talk(dict.fromkeys(sites.asked, message))
-    absences = [f"Without {site}: {reason}" for site, reason in sorted(refused.items())]
-    warnings = [*absences, *notes, *posterior.warnings]
-    if sites.is_secure and len(columns.get("clients", described)) == 2:
+    clients = columns.get("clients", list(attendance.names))
+    own = sites.parts if len(sites.parts) == len(clients) else {}  # A revision has those of few sites.
+    warnings = [*attendance.absences(), *notes, *posterior.warnings, *_doubts(own, result)]
+    if sites.is_secure and len(clients) == 2:
         warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
     of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
-    clients = columns.get("clients", sorted(described))
-    own = sites.parts if len(sites.parts) == len(clients) else {}  # A revision has those of few sites.
     found = None if isinstance(result, Hierarchical) else report.estimates_by_sums(posterior, own, job.level)
     report.write_folder(folder, result, clients, job.level, warnings, of, found, columns)
-    known = {site: {part: x for part, x in summary.items() if part != OFFER} for site, summary in described.items()}
-    parties = {**known, **{site: {"refused": reason} for site, reason in refused.items()}}
-    write_whole(folder / PARTIES, json.dumps(parties, indent=1) + "\n")
+    for summary in attendance.reported.values():
+        summary.pop(keys.OFFER, None)
+    attendance.write(folder)
     lines = [
         report.headline(posterior),
         *warnings,
@@ -284,11 +273,14 @@ def _finish(
     return folder
 
 
-def _check(number: int, quorum: int, refused: Mapping[str, str], secure_sums: bool) -> None:
-    least = max(quorum, 2 if secure_sums else 1)
-    if number < least:
-        raise Error(f"{number} sites take part, but the quorum is {least} ({_reasons(refused)}).")
-
-
-def _reasons(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items())) or "no other site is connected"
+def _doubts(parts: Mapping[str, Sums], result: Posterior | Hierarchical) -> list[str]:
+    """Return a warning on a site whose coefficients stand apart from those of all others, which agree."""
+    if isinstance(result, Hierarchical) or result.sums is None:
+        return []
+    ratio = result.sums.pearson[0] / max(result.count - len(result.names), 1)
+    return [
+        f"{site}'s coefficients differ from those of the other sites by more than chance (p = {p:.1g}), and the others "
+        "agree: are its columns in other units, its outcomes swapped, its patients others, or its sums false? "
+        f"--without {site} leaves it out."
+        for site, p in apart(parts, max(result.dispersion, float(ratio))).items()
+    ]

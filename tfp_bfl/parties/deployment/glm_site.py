@@ -28,6 +28,7 @@ from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.parties.arrays import Arrays, digest_of
 from tfp_bfl.parties.deployment import keys, masked
+from tfp_bfl.parties.deployment.answered import MEMORY, RowSet, check_number, check_runs
 from tfp_bfl.parties.deployment.channel import NO_RUN, withholding
 from tfp_bfl.parties.deployment.glm_job import (
     GLM,
@@ -41,7 +42,7 @@ from tfp_bfl.parties.deployment.glm_job import (
 )
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.party_file import PartyFile, read_file, secret_of
-from tfp_bfl.parties.deployment.site import OFFER, digest_of_job
+from tfp_bfl.parties.deployment.site import digest_of_job
 from tfp_bfl.parties.masks import KEY_BYTES, Promises, add_mask, context_of, proof_of_answer, seed_of
 
 # Folder of the results at a site.
@@ -95,10 +96,12 @@ class GlmSite:
         job = self._allowed(file, options, secure_sums)
         with withholding("table"):
             table, where = self._table(file, job.categorical)
+        check_number(table.num_rows, file.min_rows)
+        with withholding("table"):
             chosen = job.only, job.drop, job.categorical, job.date_unit
             summary = describe(table, job.columns, where, *chosen)
         offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
-        return {**summary, "version": bfl.__version__} | ({} if offer is None else {OFFER: offer})
+        return {**summary, "version": bfl.__version__} | ({} if offer is None else {keys.OFFER: offer})
 
     def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
         """Begin a run: the rows of this site follow from the columns that all sites agreed on."""
@@ -110,6 +113,7 @@ class GlmSite:
         self._secure_sums = bool(job["secure_sums"])
         self._job = self._allowed(file, job["options"], self._secure_sums)
         self._run, self._number, self._most, self._sites = check_name(run), int(number), file.max_rounds, sites
+        check_runs(self._folder, self._run, file.max_runs)
         if job["version"] != bfl.__version__:
             raise InvalidArgument(
                 f"The server has tfp_bfl {job['version']}, the site {bfl.__version__}: install the same version."
@@ -121,7 +125,7 @@ class GlmSite:
         columns = tuple(Column(str(n), str(kind), tuple(map(str, levels))) for n, kind, levels in job["columns"])
         self._plan = Plan(columns, tuple(map(str, job["events"])), (), self._job.date_unit)
         self._digest = digest_of_job(job)
-        self._masks, folder = bytes.fromhex(self._digest), self._folder / "memory" / self._run
+        self._masks, folder = bytes.fromhex(self._digest), self._folder / MEMORY / self._run
         self._keys: dict[int, bytes] = {}
         if self._secure_sums:
             secret = secret_of(self._folder)
@@ -136,7 +140,10 @@ class GlmSite:
             cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
             if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
                 cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
-            self._cells = cells
+        check_number(int(cells.chosen.sum()), file.min_rows)
+        self._set = RowSet(self._folder, self._run, self._digest, self._plan.names, cells.chosen)
+        self._set.check(file.min_rows)
+        self._cells = cells
         if self._secure_sums:
             self.seen = "The server sees the sums of all sites, and masked numbers of this site."
         elif self._job.family == "cox" and not self._job.stratified:
@@ -190,6 +197,7 @@ class GlmSite:
             raise InvalidArgument(f"Its file allows at most {self._most} rounds: it answers no further question.")
         if step != self._asked:
             raise InvalidArgument(f"The question has the number {step}, but the next one of this fit is {self._asked}.")
+        self._set.record()
         if self._answers is None:
             numbers = cells.sums()
         else:
@@ -216,7 +224,7 @@ class GlmSite:
 
     @property
     def _count(self) -> pathlib.Path:
-        return self._folder / "memory" / self._run / ANSWERED
+        return self._folder / MEMORY / self._run / ANSWERED
 
     def _earlier(self) -> int:
         """Return how many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
@@ -233,7 +241,7 @@ class GlmSite:
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
-            folder = self._folder / "memory" / self._run
+            folder = self._folder / MEMORY / self._run
             self._open = masked.bind(folder, self._digest)
             masked.check_members(folder, self._signs)
             write_whole(folder / masked.MEMBERS, json.dumps(self._signs))

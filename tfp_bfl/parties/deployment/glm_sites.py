@@ -13,8 +13,8 @@ from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.federation import TIMES, Question, answer_length
 from tfp_bfl.glm.fixed_point import PARTS, decode
 from tfp_bfl.glm.sums import Sums
-from tfp_bfl.parties.arrays import NO_ANSWER
-from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Refusal, Reply
+from tfp_bfl.parties.deployment.attendance import SitesLeft
+from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, collect, read_json
 from tfp_bfl.parties.deployment.glm_job import CELLS, Answered, to_arrays
 from tfp_bfl.parties.deployment.traffic import Counted
 from tfp_bfl.parties.masks import KEY_BYTES
@@ -24,14 +24,6 @@ Forms = Mapping[str, tuple[type, tuple[int, ...]]]
 # and costs the other sites some of the numbers that they answer.
 _MOST_NOT_FINITE = 6
 NOT_FINITE = "its sums are not finite, or the coefficients exceed a bound that its log states"
-
-
-class SitesLeft(Exception):
-    """Some sites did not answer a question, or refused it: name -> reason."""
-
-    def __init__(self, reasons: Mapping[str, str]):
-        super().__init__()
-        self.reasons = dict(reasons)
 
 
 class Sites:
@@ -47,7 +39,7 @@ class Sites:
     def __init__(self, channel: Counted, asked: Sequence[str], family: str, secure_sums: bool):
         self._family = family
         self._channel, self.asked, self.is_secure = channel, list(asked), secure_sums
-        self._step, self.answered = 0, Answered()
+        self.step, self.answered = 0, Answered()
         self.names: Sequence[str] = ()
         # Of the last sums at coefficients, without masks.
         self.parts: dict[str, Sums] = {}
@@ -72,18 +64,8 @@ class Sites:
 
     def talk(self, messages: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the replies of the sites to messages in JSON, and the reasons of those that refuse."""
-        replies = dict(self._channel.ask(TALK, {site: json.dumps(what).encode() for site, what in messages.items()}))
-        found, reasons = {}, {}
-        for site in messages:
-            reply = replies.get(site, Refusal(NO_ANSWER))
-            try:
-                found[site] = json.loads(reply) if isinstance(reply, bytes) else None
-            except (ValueError, RecursionError):
-                reasons[site] = "its answer is not JSON"
-            if isinstance(reply, Refusal):
-                del found[site]
-                reasons[site] = str(reply)
-        return found, reasons
+        content = {site: json.dumps(what).encode() for site, what in messages.items()}
+        return collect(self._channel, TALK, content, lambda site, reply: read_json(reply))
 
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
@@ -134,31 +116,23 @@ class Sites:
           forms: name of an array -> its type and shape.
           only: name of the array to return alone; "" for all by name.
         """
-        content = to_bytes(to_arrays(question, self._step, self.answered))
-        self._step += 1
-        reasons, parts = dict.fromkeys(self.asked, NO_ANSWER), {}
-        for site, reply in self._channel.ask(SUMS, dict.fromkeys(self.asked, content)):
-            try:
-                found = _arrays(reply, forms)
-                parts[site] = found[only] if only else found
-                reasons.pop(site, None)
-                self.most_bytes = max(self.most_bytes, len(reply))
-            except InvalidArgument as error:
-                reasons[site] = str(error)
+        content = to_bytes(to_arrays(question, self.step, self.answered))
+        self.step += 1
+        parts, reasons = collect(
+            self._channel, SUMS, dict.fromkeys(self.asked, content), lambda _, reply: self._read(reply, forms)
+        )
         if reasons:
             raise SitesLeft(reasons)
-        return dict(sorted(parts.items()))
+        return {site: found[only] if only else found for site, found in parts.items()}
 
-
-def _arrays(reply: Reply, forms: Forms) -> dict[str, np.ndarray]:
-    if isinstance(reply, Refusal):
-        raise InvalidArgument(str(reply))
-    arrays = stored_arrays(reply, "answer", MOST_BYTES)
-    is_whole = set(arrays) == set(forms)
-    for name, (kind, shape) in forms.items() if is_whole else ():
-        found = arrays.form(name)
-        fits = len(found.shape) == len(shape) and all(n in (m, -1) for m, n in zip(found.shape, shape))
-        is_whole = is_whole and found.dtype == kind and fits
-    if not is_whole:
-        raise InvalidArgument("its answer does not have the required form")
-    return {name: arrays[name] for name in forms}
+    def _read(self, reply: bytes, forms: Forms) -> dict[str, np.ndarray]:
+        arrays = stored_arrays(reply, "answer", MOST_BYTES)
+        is_whole = set(arrays) == set(forms)
+        for name, (kind, shape) in forms.items() if is_whole else ():
+            found = arrays.form(name)
+            fits = len(found.shape) == len(shape) and all(n in (m, -1) for m, n in zip(found.shape, shape))
+            is_whole = is_whole and found.dtype == kind and fits
+        if not is_whole:
+            raise InvalidArgument("its answer does not have the required form")
+        self.most_bytes = max(self.most_bytes, len(reply))
+        return {name: arrays[name] for name in forms}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,24 @@ def check_name(name: str) -> str:
     if not _RUN_NAME.fullmatch(name):
         raise InvalidArgument(f"The run's name is {shown(name)}, but must be letters, digits, and - _ . between them.")
     return name
+
+
+def is_complete(folder: pathlib.Path, name: str, again: bool) -> bool:
+    """Return whether a run that is submitted again after an interruption is complete.
+
+    Args:
+      folder: folder of the run.
+      name: name of the run.
+      again: whether it is submitted again.
+
+    Raises:
+      InvalidArgument: the name is not valid, or that of a complete run.
+    """
+    check_name(name)
+    done = (folder / "summary.json").exists()
+    if done and not again:
+        raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
+    return done
 
 
 # Algorithm -> what its server needs.

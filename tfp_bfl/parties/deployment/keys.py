@@ -11,6 +11,8 @@ from typing import Any
 
 from tfp_bfl.errors import InvalidArgument
 
+# Key of the offer in the description of a site.
+OFFER = "offer"
 _CERTIFICATE, _KEY, _AUTHORITY = "client.crt", "client.key", "rootCA.pem"
 _ALIKE = "Two sites offer the same public key: one of them is not the site that it claims to be."
 _SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "

@@ -39,6 +39,8 @@ label: label             # the column of the labels
 # rules: [mean_precision_average]    # accepted aggregation rules; default: all
 # max_rounds: 1000       # largest number of rounds of a run
 # min_parties: 2         # smallest number of sites of a run
+# min_rows: 20           # smallest number of training rows of a run
+# max_runs: 100          # largest number of runs in which the site answers
 # share_scores: true     # send sums of a model's scores on the test data
 # allow_single_posteriors: true   # false: only rules that need only the sum of the sites' messages
 # only_secure_sums: false   # true: only runs with masked messages

@@ -38,6 +38,8 @@ class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
       rules: accepted aggregation rules, by their names in `tfp-bfl list`; empty for all.
       max_rounds: largest number of rounds of a run.
       min_parties: smallest number of sites of a run.
+      min_rows: smallest number of training rows of a run, and by which the rows of two linear models may differ.
+      max_runs: largest number of runs in which the site answers.
       share_scores: whether the site sends sums of a model's scores on its test data.
       allow_single_posteriors: whether a rule may use the single messages of the sites and not only their sum.
       only_secure_sums: whether only runs with masked messages are accepted.
@@ -60,6 +62,8 @@ class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
     rules: list[str] = []
     max_rounds: int = pydantic.Field(1000, ge=1)
     min_parties: int = pydantic.Field(2, ge=1)
+    min_rows: int = pydantic.Field(20, ge=1)
+    max_runs: int = pydantic.Field(100, ge=1)
     share_scores: bool = True
     allow_single_posteriors: bool = True
     only_secure_sums: bool = False

@@ -22,14 +22,23 @@ from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.comparison import unseen
-from tfp_bfl.parties.deployment import keys
-from tfp_bfl.parties.deployment.attendance import PARTIES, Attendance, FalseKeys, gather
-from tfp_bfl.parties.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
-from tfp_bfl.parties.deployment.job import check_name, from_json, make_job, table_options, to_json
+from tfp_bfl.parties.deployment.attendance import PARTIES, Attendance, SitesLeft, gather, resumed
+from tfp_bfl.parties.deployment.channel import (
+    BEGIN,
+    MOST_BYTES,
+    NO_RUN,
+    ROUND,
+    SCORE,
+    Channel,
+    Refusal,
+    Reply,
+    collect,
+)
+from tfp_bfl.parties.deployment.job import from_json, is_complete, make_job, table_options, to_json
 from tfp_bfl.parties.deployment.misfits import without_misfits
 from tfp_bfl.parties.deployment.results import write_results
-from tfp_bfl.parties.deployment.site import OFFER
 from tfp_bfl.parties.deployment.traffic import Counted
 from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.tables import notes, parse_options
@@ -85,16 +94,13 @@ def serve(
       InvalidArgument: the options are not valid, or the data of the sites do not fit each other.
       Error: the sites are fewer than the quorum.
     """
-    check_name(name)
-    if (folder / "summary.json").exists():
-        if again:
-            return folder
-        raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
+    if is_complete(folder, name, again):
+        return folder
     expelled, counted = dict.fromkeys(without, "the run was submitted without it"), Counted(channel)
     while True:
         try:
             return _serve(options, name, folder, counted, quorum, progress, secure_sums, max_examples, expelled)
-        except FalseKeys as error:
+        except SitesLeft as error:
             # No round was done: the run begins again without these sites.
             expelled |= error.reasons
             for site, reason in error.reasons.items():
@@ -117,18 +123,16 @@ def _serve(
     """Run a federation without some sites; the reasons are recorded.
 
     Raises:
-      FalseKeys: most sites refuse the key of another one before the first round.
+      SitesLeft: most sites refuse the keys of these before the first round.
     """
     progress.phase("asking the sites for descriptions of their data")
     tables = table_options(options)
-    attendance = gather(folder, channel, quorum, expelled, {"table": tables._asdict(), "secure_sums": secure_sums})
-    if secure_sums:
-        attendance.leave_out(keys.unusable({site: x.get(OFFER) for site, x in attendance.reported.items()}))
-        attendance.check(quorum)
+    request = {"table": tables._asdict(), "secure_sums": secure_sums}
+    attendance = resumed(folder, expelled) or gather(channel, expelled, request)
+    attendance.check(quorum)
     schema = _agreed(folder, name, attendance, max_examples, tables, quorum)
     attendance.pool_rare(schema)
     names, reported = attendance.names, attendance.counted(max_examples)
-    offers = {site: summary.get(OFFER) for site, summary in reported.items()}
     config = make_job(options, len(names))
     sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
@@ -143,7 +147,7 @@ def _serve(
         attendance.write(folder)
         job = {"options": {**options, **_of_tables(tables)}, "parties": len(names), "run": name}
         job |= {"schema": to_json(schema)}
-        job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
+        job |= {"version": bfl.__version__, "secure_sums": sums, "offers": attendance.offers if secure_sums else {}}
         job |= {"max_examples": max_examples}
         jobs = {site: json.dumps({**job, "number": number}).encode() for number, site in enumerate(names)}
         attendance.begin(channel, jobs, quorum, (folder / "checkpoints").exists())
@@ -303,15 +307,13 @@ class _Carrier:
         return resting
 
     def _begin_again(self, sites: Sequence[str]) -> None:
-        if not sites:
-            return
-        for site, reply in self._channel.ask(BEGIN, {site: self._jobs[site] for site in sites}):
-            self._again.discard(site)
-            if isinstance(reply, Refusal):
-                self._refused[site] = str(reply)
-            logger.warning(
-                "%s got the job again: %s", site, str(reply) if isinstance(reply, Refusal) else "it takes part"
-            )
+        jobs = {site: self._jobs[site] for site in sites}
+        begun, refused = collect(self._channel, BEGIN, jobs, lambda site, reply: "it takes part") if jobs else ({}, {})
+        for site, outcome in {**begun, **refused}.items():
+            if outcome != NO_ANSWER:
+                self._again.discard(site)
+                logger.warning("%s got the job again: %s", site, outcome)
+        self._refused.update({site: why for site, why in refused.items() if why != NO_ANSWER})
 
 
 class _Scores:
@@ -343,27 +345,28 @@ class _Scores:
     def of(self, model: object) -> dict[str, float]:
         """Return the scores over the sites that answered, and their number `num_scored`; nothing if none did."""
         content = to_bytes(bfl.parties.to_arrays(bfl.models.predictive_weights(model)))
-        answers = {}
+
+        def read(site: str, reply: bytes) -> dict[str, np.ndarray]:
+            sums = bfl.parties.from_arrays(stored_arrays(reply, "answer", MOST_BYTES), self._spec)
+            bfl.evaluation.check_sums(sums, self._sizes[site])
+            return sums
+
         asked = [site for site in self._sizes if site not in self._carrier.silent]
-        for site, reply in self._channel.ask(SCORE, dict.fromkeys(asked, content)):
-            try:
-                arrays = _arrays(reply)
-                if isinstance(arrays, str):
-                    raise InvalidArgument(arrays)
-                sums = bfl.parties.from_arrays(arrays, self._spec)
-                bfl.evaluation.check_sums(sums, self._sizes[site])
-                answers[site] = sums
-            except InvalidArgument as error:
-                logger.warning("The scores are without those of %s: %s", site, error)
-        self.last = dict(sorted(answers.items()))
-        without = [site for site in self._sizes if site not in answers]
-        if without != self._without and answers:
+        self.last, reasons = collect(self._channel, SCORE, dict.fromkeys(asked, content), read)
+        for site, reason in reasons.items():
+            if reason != NO_ANSWER:
+                logger.warning("The scores are without those of %s: %s", site, reason)
+        without = [site for site in self._sizes if site not in self.last]
+        if without != self._without and self.last:
             over = f"the test data of {_and([*self.last])}"
             self._progress(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
         self._without = without
-        if not answers:
+        if not self.last:
             return {}
-        return {**bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(answers.values()))), "num_scored": len(answers)}
+        return {
+            **bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values()))),
+            "num_scored": len(self.last),
+        }
 
 
 def _and(names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.parties.comparison import rare_classes
-from tfp_bfl.parties.deployment import keys, masked
+from tfp_bfl.parties.deployment import answered, keys, masked
 from tfp_bfl.parties.deployment.channel import NO_RUN, Withheld, withholding
 from tfp_bfl.parties.deployment.job import check_name, from_json, make_job, table_options
 from tfp_bfl.parties.deployment.ledger import Ledger
@@ -30,7 +30,6 @@ from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.steps import Steps
 from tfp_bfl.parties.tables import parse_options, text_columns
 
-OFFER = "offer"
 _MOST_BYTES = 2**33
 _ONLY_SECURE = "Its file allows only runs with secure sums: submit with --secure-sums."
 _NO_FORM = "The job from the server does not have the required form."
@@ -93,6 +92,7 @@ class Site:
         """
         options, is_secure = self._asked(request)
         data = self.data(options)
+        answered.check_number(data.train.num_examples, self._file.min_rows)
         if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
             few = f"{', '.join(map(shown, texts[:5]))}{' and others' if len(texts) > 5 else ''}"
             raise InvalidArgument(
@@ -105,7 +105,7 @@ class Site:
             "num_test": data.test.num_examples,
         }
         offer = keys.offer(self._startup, secret_of(self._folder))
-        return json.dumps(summary if offer is None else {**summary, OFFER: offer})
+        return json.dumps(summary if offer is None else {**summary, keys.OFFER: offer})
 
     def _asked(self, request: str) -> tuple[TableOptions, bool]:
         """Return the options of tables in a request for a description, and whether the run has masks."""
@@ -149,10 +149,12 @@ class Site:
         config = make_job(rules, parties)
         check_name(run)
         self._check(config, parties, sums)
+        answered.check_runs(self._folder, run, self._file.max_runs)
         digest, self._ledger = digest_of_job(job), None
         schema = from_json(job["schema"])
         self._config = config
         data = self.data(table_options(rules))
+        answered.check_number(data.train.num_examples, self._file.min_rows)
         with withholding("data"):
             self._source, self._held = bfl.parties.fitted(data.train, schema), bfl.parties.fitted(data.test, schema)
         if schema.columns:
@@ -160,7 +162,7 @@ class Site:
             write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job["schema"], indent=1) + "\n")
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
         self.seen = self._check_rule(sums)
-        folder, secret = self._folder / "memory" / run, secret_of(self._folder)
+        folder, secret = self._folder / answered.MEMORY / run, secret_of(self._folder)
         arguments = self._process, self._source, number, secret, run
         # A server that resumes from a checkpoint requires the memory of the rounds since that checkpoint.
         back = config.checkpoint_every * config.keep_checkpoints
