@@ -104,7 +104,7 @@ $(DEPLOYMENT)/.installed: requirements/deployment.lock setup.cfg pyproject.toml
 	@touch $@
 
 test-deployment: deployment
-	$(DEPLOYMENT)/bin/python -m pytest -q -p no:cacheprovider tests/parties/test_ledger.py tests/parties/test_flare.py tests/interop/test_flare.py
+	$(DEPLOYMENT)/bin/python -m pytest -q -p no:cacheprovider tests/sites/test_ledger.py tests/sites/test_flare.py tests/sites/interop/test_flare.py
 
 CLUSTERS := .venvs/clusters
 

@@ -27,9 +27,9 @@ MAY_IMPORT = {
     "glm": {"app.one_run", "data", "evaluation", "plots", "__init__"},
     # The command line: `cli` and `doctor`.
     "app": {"__init__", "app.options", "app.one_run", "app.many_runs", "data", "edges", "engines.tff", "federated"},
-    "parties.edge": {"parties.deployment"},
-    "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
-    "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
+    "sites.edge": {"sites.deployment"},
+    "sites.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "sites"},
+    "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "sites"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
     "app.one_run": {*PUBLIC, "app.options", "edges", "engines"},
     "app.options": {*PUBLIC, "training"},
@@ -37,8 +37,8 @@ MAY_IMPORT = {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
         *("posterior", "rules", "weighting", "servers", "contrib.kernel"),
     },
-    "parties": {"contracts", "data", "federated"},
-    "interop": {*PUBLIC, "contracts", "parties", "weights"},
+    "sites": {"contracts", "data", "federated"},
+    "sites.interop": {*PUBLIC, "contracts", "sites", "weights"},
     "engines.ray": {"data", "federated"},
     "engines.tff": {"contracts", "federated"},
     "engines": {"engines.ray", "engines.tff"},
@@ -79,7 +79,7 @@ TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
 FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
-    *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),
+    *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "sites/party.py"),
     *("engines/tff/engine.py", "engines/tff/process.py"),
 )
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
@@ -230,8 +230,8 @@ def test_nvidia_flare_is_imported_where_messages_are_carried():
     importers = {
         module_name(p) for p in FILES if any(x.startswith("nvflare") for x in imports(p.read_text(), package_of(p)))
     }
-    others = importers - {"tfp_bfl.interop.bayesian_recipe"}
-    assert others < importers and all(name.startswith("tfp_bfl.parties.deployment.") for name in others)
+    others = importers - {"tfp_bfl.sites.interop.bayesian_recipe"}
+    assert others < importers and all(name.startswith("tfp_bfl.sites.deployment.") for name in others)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

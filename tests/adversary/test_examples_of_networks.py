@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.parties import Party, to_arrays
-from tfp_bfl.parties.steps import MOST_MESSAGES, Steps
+from tfp_bfl.sites import Party, to_arrays
+from tfp_bfl.sites.steps import MOST_MESSAGES, Steps
 
 TRIES, SIZE, COLUMNS, HIDDEN = 20, 100, 9, 8
 

@@ -275,7 +275,7 @@ def _trajectory(trained: _Trained, found: Mapping[str, float]) -> list[dict[str,
 def _megabytes(job: Job, result: bfl.federated.SimulationResult) -> tuple[float, float]:
     """Return the megabytes from and to the clients in all rounds: counted where messages are compressed."""
     from tfp_bfl.federated.round import types_of
-    from tfp_bfl.parties.party import result_spec
+    from tfp_bfl.sites.party import result_spec
 
     counted = [
         sum(row[f"{way}_bits"] for row in result.rounds) / (8 * _MB) if f"{way}_bits" in result.rounds[-1] else None

@@ -1,0 +1,78 @@
+"""A table in one place and its parts at sites give a network the same columns, or are refused on both roads."""
+
+import numpy as np
+import pytest
+
+from tests.glm.test_two_roads import SITES, outcome_of, patient, random_table, write
+from tfp_bfl.data import read_own, read_part
+from tfp_bfl.data.names import natural
+from tfp_bfl.sites import agree, describe
+from tfp_bfl.sites.tables import TableOptions
+
+
+def labelled(seed):
+    """A random table with labels, sorted by site, and its options.
+
+    In any other order no site sees that a column numbers all rows of the table: it is left out in one place alone.
+    """
+    table, options = random_table(seed)
+    order = sorted(range(len(table["y"])), key=lambda i: table["site"][i])
+    table = {name: [cells[i] for i in order] for name, cells in table.items()}
+    table |= {name: cells for name, cells in random_table(seed)[0].items() if name.startswith("rows")}
+    table["label"] = [("no", "yes")[i % 2] for i in range(len(table.pop("y")))]
+    return table, {"date_unit": options["date_unit"]}
+
+
+def columns_of(schema):
+    """The names of the columns, their means and scales."""
+    return [column.name for column in schema.columns], np.array([x[1:] for x in schema.columns])
+
+
+def in_one_place(folder, table, options):
+    """All rows are for training: which ones a test set would take is another question."""
+    path = write(folder / "all.csv", table, range(len(table["label"])))
+    data = read_own(path, client="site", test=path, **options)
+    return columns_of(data.train)
+
+
+def at_sites(folder, table, options):
+    own = {name: cells for name, cells in table.items() if name != "site"}
+    described = {}
+    for name in sorted({*table["site"]}, key=natural):
+        path = write(folder / f"{name}.csv", own, [i for i, x in enumerate(table["site"]) if x == name])
+        data = read_part(path, test=path, **options)
+        described[name] = describe(data.train, TableOptions(**options))
+    return columns_of(agree("sites", described, TableOptions(**options)))
+
+
+def compare(folder, seeds):
+    read = 0
+    for seed in seeds:
+        table, options = labelled(seed)
+        one, other = (outcome_of(road, folder, table, options) for road in (in_one_place, at_sites))
+        assert isinstance(one, str) == isinstance(other, str), (seed, one, other)
+        if not isinstance(one, str):
+            read += 1
+            assert one[0] == other[0], (seed, one[0], other[0])
+            np.testing.assert_allclose(one[1], other[1], rtol=1e-9, err_msg=str(seed))
+    return read
+
+
+def test_both_roads_have_the_same_columns(tmp_path):
+    assert compare(tmp_path, range(40)) > 15
+
+
+@pytest.mark.deep(after="tests/sites/test_two_roads.py")
+def test_both_roads_have_the_same_columns_of_2000_tables(tmp_path):
+    assert compare(tmp_path, range(2000)) > 1000
+
+
+def test_a_patients_number_of_each_hospital_is_left_out_on_both_roads(tmp_path):
+    rng = np.random.default_rng(0)
+    site = rng.choice(SITES, 60).tolist()
+    table = {"site": site, "patient": patient(rng, site), "age": rng.normal(60, 9, 60).tolist()}
+    table["label"] = ["no", "yes"] * 30
+    for road in (in_one_place, at_sites):
+        assert road(tmp_path, table, {})[0] == ["age"]
+    notes = read_own(tmp_path / "all.csv", client="site").notes
+    assert "The column 'patient' numbers the rows and is left out: name it with --only to use it." in notes
