@@ -94,6 +94,8 @@ def _report(
     traffic: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Write the report of the run, from the rounds and the sites' sums."""
+    from tfp_bfl.sites.deployment.sections import sections  # Which imports TensorFlow.
+
     summary = {name: x for name, x in metrics.items() if name != "round"}
     variance = summary.get("aleatoric", 0) + summary.get("epistemic", 0)
     summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})
@@ -107,9 +109,8 @@ def _report(
         uncertainties={},
         class_names=schema.class_names,
         warnings=[*result.warnings, *bfl.evaluation.client_warnings(metrics["clients"])],
-        parties=of_sites,
+        sections=list(sections(of_sites, result.rounds, traffic)),
         client_names=tuple(of_sites),
-        traffic=traffic,
         statement=bfl.export.statement(options),
     )
     bfl.plots.write_report(
