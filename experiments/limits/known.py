@@ -12,7 +12,6 @@ import numpy as np
 from scipy import stats
 
 import tfp_bfl as bfl
-from experiments import WITHOUT_RECORDS
 from experiments.limits import run
 from experiments.tables import mean_and_sd, write
 
@@ -76,7 +75,7 @@ def main() -> None:
     """Train the models and write the table."""
     every = [{**run.COMMON, "partition": PARTITION, "seed": seed} for seed in SEEDS]
     rows = ((run.predictions(options), options) for options in every)
-    write(table(rows), pathlib.Path(__file__).parent / "results" / WITHOUT_RECORDS / "known")
+    write(table(rows), pathlib.Path(__file__).parent / "results" / "known")
 
 
 if __name__ == "__main__":
