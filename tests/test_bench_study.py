@@ -19,7 +19,7 @@ def cell(setting, method, values, trajectory=()):
 
 def test_the_page_has_the_tables_of_the_records():
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.filled(text) == text, "make tables, or experiments.bench.page.fill_page()"
+    assert page.filled(text) == text, "nox -s tables, or experiments.bench.page.fill_page()"
     assert [match[0] for match in page.MARK.findall(text)] == ["natural", "images", "longer"]
 
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tests import kit
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
 from tfp_bfl.contrib.kernel import KernelModes, kernel_mode
@@ -20,6 +21,8 @@ from .drift_methods import DRIFT
 from .laplace_method import fed_lap, laplace, last_layer
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
+
+assert_same = functools.partial(kit.assert_same, rtol=1e-05, atol=1e-06)
 
 BATCHES = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
 # The papers' local work, which need not know how large the federation is.
@@ -381,9 +384,3 @@ TELLING += [name for name in METHODS if name.startswith(FAMILIES)]
 @functools.cache
 def method_of(name):
     return METHODS[name]()
-
-
-def assert_same(actual, wanted, rtol=1e-5, atol=1e-6):
-    tf.nest.assert_same_structure(actual, wanted)
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)

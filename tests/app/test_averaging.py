@@ -1,11 +1,10 @@
 """`tfp-bfl run --average-rounds`: scored, exported and resumed beside the last round; what is refused."""
 
-import json
-
 import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import build, client_model, datasets
 from tfp_bfl.app.options.config import make_config
@@ -40,7 +39,7 @@ def test_the_average_is_scored_exported_and_resumed(tmp_path, monkeypatch):
     averaged = [*options, "--average-rounds", "3"]
     assert run_command_line([*averaged, "--output", str(whole)]) == 0
     assert run_command_line([*options, "--output", str(plain)]) == 0
-    read = lambda run: json.loads((run / "summary.json").read_text())
+    read = lambda run: summary_of(run)
     summary, last = read(whole), read(plain)
     assert summary["averaged_rounds"] == 3 and "averaged_rounds" not in last
     for name in ("accuracy", "test_nll", "ece", "epistemic"):

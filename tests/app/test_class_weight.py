@@ -1,11 +1,10 @@
 """Class weights of the training loss, by the option and from Python."""
 
-import json
-
 import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.class_weights import likelihood
@@ -55,7 +54,7 @@ def test_weights_that_are_none_are_refused(given, message):
 def test_a_summary_states_the_weights(tmp_path):
     options = {"model": "mlp", "rounds": 1, "clients": 2, "partition": "iid", "engine": "local", "num_samples": 2}
     weighted = bfl.run(tmp_path / "run", dataset="breast_cancer", class_weight="malignant=3", **options).folder
-    assert json.loads((weighted / "summary.json").read_text())["class_weights"] == {"malignant": 3.0, "benign": 1.0}
+    assert summary_of(weighted)["class_weights"] == {"malignant": 3.0, "benign": 1.0}
 
 
 def test_numbers_have_no_classes(capsys):
@@ -95,7 +94,7 @@ def test_rare_classes_are_found_more_often(tmp_path):
         bfl.run(folder, dataset=train, test_data=test, class_weight=weights, clients=4, engine="local", **options)
         with np.load(folder / "predictions.npz") as found:
             recall.append(np.mean(found["probabilities"].argmax(1)[found["labels"] == 1]))
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = summary_of(folder)
         assert summary["test_nll"] > 0
         assert not weights or not any("baseline" in warning or "chance" in warning for warning in summary["warnings"])
     assert recall[0] < 0.2 and recall[1] > recall[0] + 0.3

@@ -1,6 +1,5 @@
 """The command line as a user meets it: results on disk, exit statuses, one sentence for what is wrong."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
+from tests.kit import lines_of, summary_of
 from tfp_bfl.app.cli import cli, clients, run_command_line
 from tfp_bfl.app.options.algorithms import serves
 from tfp_bfl.app.options.config import fields
@@ -47,7 +47,7 @@ def small_run(tmp_path_factory):
 
 
 def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(folder / "metrics.jsonl")
 
 
 def without_clock(row):
@@ -61,7 +61,7 @@ def test_run_folder_is_complete(small_run):
     assert {"nll", "kl", "tempered_elbo", "stddev_median", "share_at_floor", "num_faulty", "train_seconds"} <= set(
         lines[0]
     )
-    summary = json.loads((small_run / "summary.json").read_text())
+    summary = summary_of(small_run)
     assert {"accuracy", "test_nll", "ece", "mce", "brier", "epistemic_share", "ms_per_step"} <= set(summary)
     # Only the workers of TensorFlow Federated are processes of their own.
     assert (summary["worker_mb"] > 10) == tff.is_installed() and summary["process_mb"] > 100
@@ -282,7 +282,7 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
     options += " --partition iid --pretrain-share 0.3 --update-prior --learning-rate-decay 0.5 --silent-rounds 1"
     options += " --prior-stddev 10"
     assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["pretrained_epochs"] > 5 and summary["pretrained_accuracy"] > 0.85
     assert 0.8 < summary["pretrained_test_accuracy"] < 1 and 0 < summary["pretrained_test_nll"] < 1
     assert summary["accuracy"] > 0.8
@@ -339,7 +339,7 @@ def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
     assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(folder)]) == 0
     ((clients, popularity),) = asked
     assert clients.sizes.sum() == pytest.approx(0.75 * clients.source.num_examples, abs=1) and popularity == 0.5
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["accuracy"] > 0.8 and summary["epistemic_share"] == 0
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["unlabelled_share"] == 0.25 and "rule" not in config and "kernel" not in config
@@ -367,7 +367,7 @@ def test_without_tff_a_run_is_this_processs(tmp_path):
     options = ("--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic", "--rounds", "1")
     done = without_tff(tmp_path / "new", *options)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "new" / "summary.json").read_text())["worker_mb"] == 0
+    assert summary_of(tmp_path / "new")["worker_mb"] == 0
 
 
 @pytest.mark.deep(after="tests/federated/test_local.py")

@@ -1,12 +1,12 @@
 """Scores of each client of a run on its own test rows: in the summary, the report and clients.jsonl, by name."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import lines_of, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run.calibrate import entropy
 
@@ -21,14 +21,6 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "heart"
     assert run_command_line([*HEART, "--rounds", "10", "--evaluate-clients", "--output", str(folder)]) == 0
     return folder
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_hospitals_have_the_scores_of_their_own_rows(run):
@@ -65,7 +57,7 @@ def test_the_report_names_them_and_estimates_nothing(run):
 
 
 def test_evaluate_clients_scores_the_model_of_every_algorithm(run):
-    written = lines(run / "clients.jsonl")
+    written = lines_of(run / "clients.jsonl")
     assert [row["name"] for row in written] == ["Cleveland", "Hungary", "Switzerland", "VA Long Beach"]
     scores = {row["client"]: row for row in summary_of(run)["clients"]}
     for row in written:
@@ -139,7 +131,23 @@ def test_a_client_without_test_rows_is_named_with_none(tmp_path):
     assert run_command_line([*arguments, "--evaluate-clients", "--output", str(tmp_path / "run")]) == 0
     rows = summary_of(tmp_path / "run")["clients"]
     assert rows[-1] == {"client": "Aachen", "n": 0} and {row["client"] for row in rows[:2]} == {"Ulm", "Bonn"}
-    assert [row["name"] for row in lines(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+    assert [row["name"] for row in lines_of(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+
+
+def test_a_separate_test_file_scores_each_client_that_it_names(tmp_path, capsys):
+    arguments = table_of(tmp_path / "t.csv", {"Ulm": 60, "Bonn": 60})
+    table_of(tmp_path / "test.csv", {"Ulm": 20, "Bonn": 30, "Kiel": 10})
+    arguments += ["--test-data", str(tmp_path / "test.csv"), "--output", str(tmp_path / "run"), "--hold-out", "0.2"]
+    assert run_command_line([*arguments, "--evaluate-clients", "--algorithm", "meta_learning"]) == 2
+    assert "'Kiel' of the test data has no training rows" in capsys.readouterr().err
+    assert run_command_line([*arguments, "--evaluate-clients"]) == 0
+    rows = summary_of(tmp_path / "run")["clients"]
+    assert {row["client"]: row["n"] for row in rows} == {"Ulm": 20, "Bonn": 30, "Kiel": 10}
+    assert [row["name"] for row in lines_of(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Kiel" in page[page.index("Each client on its own test rows") :]
+    found = calibrated(tmp_path / "run", tmp_path / "model")
+    assert {row["client"]: row["n"] for row in found.clients} == {"Ulm": 20, "Bonn": 30, "Kiel": 10}
 
 
 def test_numbers_have_an_rmse_for_each_client(tmp_path):

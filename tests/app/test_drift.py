@@ -7,6 +7,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_laplace import call, refused
+from tests.kit import summary_of
 from tfp_bfl.app.one_run.drift import Comparison, drift, record, rows_of
 from tfp_bfl.errors import InvalidArgument
 
@@ -111,7 +112,7 @@ def test_runs_with_differential_privacy_record_neither_histograms_nor_unusual(tm
     folder = bfl.run(tmp_path / "run", dataset=str(dataset), engine="local", num_samples=2, **options, **private).folder
     assert not (folder / "training_histograms.npz").exists()
     assert "unusual" not in bfl.export.load(folder / "saved_model").predict(np.zeros((1, 3), np.float32))
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = summary_of(folder)
     assert summary["example_epsilon"] > 0 and "has no output unusual" in summary["notes"][-1]
     card = (folder / "saved_model" / "model_card.md").read_text()
     assert "checksum of the training data are outside it" in card and "contains exact means and standard dev" in card

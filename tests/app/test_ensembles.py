@@ -1,10 +1,9 @@
 """`tfp-bfl run --ensemble`: one folder, report and export of all members; resumed to the bit; what is refused."""
 
-import json
-
 import numpy as np
 import pytest
 
+from tests.kit import lines_of, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import ensembles
 from tfp_bfl.app.options.config import make_config
@@ -57,9 +56,9 @@ def test_a_run_of_members_and_its_resumption(tmp_path, monkeypatch):
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     options = [*OPTIONS.split(), "--ensemble", "3", "--num-samples", "4", "--keep-checkpoints", "1"]
     assert run_command_line([*options, "--output", str(whole)]) == 0
-    read = lambda run: json.loads((run / "summary.json").read_text())
+    read = lambda run: summary_of(run)
     summary = read(whole)
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(whole / "metrics.jsonl")
     assert [(row["member"], row["round"]) for row in lines] == [(m, r) for m in range(3) for r in (1, 2)]
     assert summary["members"] == 3 and summary["test_nll"] <= summary["member_test_nll"]
     assert summary["weights_mb"] > 0 and summary["epistemic"] > 0

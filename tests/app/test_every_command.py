@@ -1,75 +1,387 @@
-"""Every option of the commands on trained models and of linear models: another value changes the answer.
+"""Every option of every command: another value changes what it does, or is refused by a sentence that names it.
 
-The options come from the commands themselves, so that a new one without a value here, or without effect, fails.
+Commands and options come from the command line itself, so that a new one without a row here, or without effect, fails.
+What a run computes with an option is in test_every_option.py.
 """
 
+import json
+import pathlib
+import re
+import shlex
+import shutil
+
+import click
 import numpy as np
 import pytest
+import yaml
 
-from tfp_bfl.app.cli import run_command_line
+from tests.app.test_every_option import COMMON, NEEDS, VALUES
+from tfp_bfl.app.cli import cli, run_command_line
+from tfp_bfl.app.options.algorithms import takers
+from tfp_bfl.app.options.config import fields
 
-# Command -> option -> the flags that give it another value, and those that it requires; None for one that another
-# file tests.
-OPTIONS = {
-    "glm": {
-        "outcome": (["--outcome", "age"],),
-        "family": (["--family", "bernoulli"],),
-        "event": (["--event", "events"],),
-        "event_value": (["--event-value", "1"], ["--family", "bernoulli"]),
-        "exposure": (["--exposure", "time"], ["--family", "poisson", "--outcome", "count"]),
-        "only": (["--only", "age"],),
-        "drop": (["--drop", "age"],),
-        "categorical": (["--categorical", "events"],),
-        "date_unit": (["--date-unit", "years"],),
-        "missing": (["--missing", "indicate"],),
-        "random": (["--random", "(intercept)"],),
-        "prior_stddev": (["--prior-stddev", "0.1"],),
-        "intercept_stddev": (["--intercept-stddev", "0.1"],),
-        "stratified": (["--stratified"],),
-        "second_order": (["--second-order"],),
-        "level": (["--level", "0.5"],),
-    },
+pytestmark = pytest.mark.cpu_seconds(60)
+
+SUBMITTED = {
+    "name": "--name other", "output": "--output admin", "quorum": "--quorum 3", "deadline": "--deadline 30",
+    "secure_sums": "--secure-sums", "without": "--without north",
+}  # fmt: skip
+# Each with what it requires after a bar: what the command gets without the option too.
+LINEAR_MODEL = {
+    "outcome": "--outcome age", "family": "--family bernoulli | --outcome events", "event_value":
+    "--event-value 0 | --family bernoulli --outcome events", "event": "--event events | --family cox --outcome time",
+    "exposure": "--exposure time | --family poisson --outcome count", "only": "--only age", "drop": "--drop age",
+    "categorical": "--categorical events", "date_unit": "--date-unit years", "missing": "--missing indicate",
+    "random": "--random (intercept)", "prior_stddev": "--prior-stddev 0.1",
+    "intercept_stddev": "--intercept-stddev 0.1", "level": "--level 0.5",
+    "stratified": "--stratified | --family cox --outcome time --event events",
+    "second_order": "--second-order | --family bernoulli --outcome events",
+}  # fmt: skip
+CODE = {name: f"--{name} net.py:{name}" for name in ("model", "rule", "algorithm", "dataset")}
+# Command -> its start. The work of these is replaced, and what it gets is compared; that of others is done.
+REPLACED = {
+    "run": "run --dataset breast_cancer --partition iid --model mlp",
+    "sweep": "sweep --dataset breast_cancer --partition iid --model mlp --output new",
+    "tune": "tune --dataset breast_cancer --partition iid --model mlp --output new --space num-samples=3,4",
+    "bench": "bench bench.yaml --output new",
+    "deploy init": "deploy init new --host h --site north",
+    "deploy demo": "deploy demo",
+    "deploy run": "deploy run admin --name first --output new",
+    "deploy glm": "deploy glm admin --name first --output new --outcome outcome",
+    "deploy glm-revise": "deploy glm-revise admin fit --name first --output new --add north --add south",
 }
+DONE = {
+    "glm": "glm table.csv --client-column site --outcome outcome --date-unit months",
+    "deploy check": "deploy check north --date-unit months",
+}
+TRAINED = {
+    "calibrate": "calibrate run new",
+    "clients add": "clients add posterior posterior --output new",
+    "clients remove": "clients remove posterior 1 --output new",
+    "drift": "drift run table.csv",
+    "export": "export posterior new",
+    "laplace": "laplace run --output new",
+    "last-layer": "last-layer run --output new",
+    "predict": "predict posterior table.csv",
+    "report": "report run other",
+}
+# Of options that have an effect on other files.
+OTHER_START = {
+    ("bench", "trust_code"): "bench code.yaml --output new",
+    ("glm", "separator"): "glm tilde.csv --client-column site --outcome outcome --date-unit months",
+    ("drift", "separator"): "drift run tilde.csv",
+    ("predict", "separator"): "predict posterior tilde.csv",
+}
+OPTIONS = {
+    "run": {
+        "config_file": "--config run.yaml", "resumed": "--resume nowhere", "progress": "--progress json",
+        "seeds": "--seeds 0..1", "start": "--start nowhere", "structure": "--structure diagonal",
+        "prior_by_layer": "--prior-by-layer", "noise_stddev": "--noise-stddev 2",
+    },
+    "sweep": {
+        "varied": "--vary local-epochs=1,2", "seeds": "--seeds 0..1", "jobs": "--jobs 2", "listed": "--list",
+        "config_file": "--config run.yaml", "progress": "--progress json", "output": "--output elsewhere",
+    },
+    "tune": {
+        "spaces": "--space local-epochs=1,2", "trials": "--trials 3", "score": "--score accuracy",
+        "share": "--share 0.5", "config_file": "--config run.yaml", "output": "--output elsewhere",
+    },
+    "bench": {
+        "output": "--output elsewhere", "jobs": "--jobs 2", "only": "--only seed-0", "listed": "--list",
+        "trust_code": "--trust-code",
+    },
+    "deploy init": {"host": "--host g", "port": "--port 9000", "sites": "--site south"},
+    "deploy demo": {"output": "--output elsewhere", "rounds": "--rounds 3", "port": "--port 9000"},
+    "deploy run": {**SUBMITTED, "max_examples": "--max-examples 30", "config_file": "--config run.yaml"},
+    "deploy glm": {**SUBMITTED, **LINEAR_MODEL},
+    "deploy glm-revise": {**SUBMITTED, "add": "--add west", "remove": "--remove east"},
+    "deploy check": {name: LINEAR_MODEL[name] for name in ("drop", "only", "categorical", "date_unit")},
+    "glm": {
+        **LINEAR_MODEL, "client_column": "--client-column events", "separator": "--separator ~",
+        "one_message": "--one-message", "predict": "--predict table.csv | --output new", "output": "--output new",
+    },
+    "calibrate": {
+        "accuracy": "--accuracy 0.6", "coverage": "--coverage 0.5", "confidence": "--confidence 0.5",
+        "by": "--by epistemic", "set_coverage": "--sets 0.8", "set_score": "--set-score aps",
+        "each_client": "--each-client", "figure": "--figure risk.png",
+    },
+    "clients add": {
+        "replace": "--replace", "output": "--output elsewhere | --replace",
+        **{name: f"{flags} | --replace" for name, flags in CODE.items()},
+    },
+    "clients remove": {"output": "--output elsewhere", **CODE},
+    "drift": {"level": "--level 0.5", "separator": "--separator ~"},
+    "export": {
+        "tflite": "--tflite", "client": "--client 0", "num_samples": "--num-samples 3 | --tflite",
+        "seed": "--seed 3 | --tflite", **CODE,
+    },
+    "laplace": {
+        "structure": "--structure diagonal", "prior_stddev": "--prior-stddev 0.5",
+        "prior_by_layer": "--prior-by-layer | --structure diagonal", "temperature": "--temperature 0.5",
+        "output": "--output elsewhere", **CODE,
+    },
+    "last-layer": {
+        "prior_stddev": "--prior-stddev 0.5", "noise_stddev": "--noise-stddev 0.5", "rounds": "--rounds 2",
+        "temperature": "--temperature 0.5", "output": "--output elsewhere", **CODE,
+    },
+    "predict": {
+        "num_samples": "--num-samples 3", "seed": "--seed 3", "max_uncertainty": "--max-uncertainty 0.01",
+        "separator": "--separator ~", "form": "--format csv",
+    },
+    "report": {
+        "output": "--output other.html", "ood": "--ood unlike.csv", "columns": "--columns nll | --output scores.md",
+        "digits": "--digits 2 | --output scores.md", "percent": "--percent | --output scores.md",
+        "rows": "--row 'seed=0 as First' | --output scores.md", "dataset": "--dataset net.py:dataset",
+    },
+}  # fmt: skip
+# What is refused there, as there is nothing on which it could have an effect.
+REFUSED = {
+    ("deploy glm-revise", "without"), ("export", "client"), ("last-layer", "noise_stddev"), ("report", "dataset"),
+    *((command, name) for command in ("clients add", "clients remove", "export", "laplace", "last-layer")
+      for name in CODE),
+}  # fmt: skip
+
+
+NET = """
+import numpy as np
+import tfp_bfl as bfl
+
+def model(input_shape, num_classes, seed):
+    return bfl.models.mlp("deterministic", input_shape, num_classes, hidden=(4,), seed=seed)
+
+def rule():
+    return bfl.rules.naive_weighted_average()
+
+def algorithm(model_fn, rule, **options):
+    return bfl.algorithms.fed_opt(model_fn, **options)
+
+def dataset():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(80, 3)).astype(np.float32)
+    return {"features": features, "labels": (features[:, 0] > 0).astype(np.int32), "clients": np.arange(80) % 2}
+"""
+
+
+class Called(Exception):
+    """Carries the arguments of work that is not done."""
+
+
+def raising(*arguments, **options):
+    raise Called(re.sub(r" at 0x\w+", "", repr((arguments, sorted(options.items())))))
+
+
+def commands(group=cli, path=()):
+    """Yield the path and the command of each command below a group."""
+    for name, command in group.commands.items():
+        yield from (
+            commands(command, (*path, name))
+            if isinstance(command, click.Group)
+            else [(" ".join((*path, name)), command)]
+        )
+
+
+def options_of(command):
+    return [x.name for x in command.params if isinstance(x, click.Option)]
+
+
+EVERY = dict(commands())
+OF_RUNS = [
+    (command, name)
+    for command in ("run", "sweep", "tune", "deploy run")
+    for name in options_of(EVERY[command])
+    if name in fields() and name not in OPTIONS[command]
+]
+
+
+def rows(table):
+    return [(command, name) for command in table for name in OPTIONS[command]]
+
+
+def test_every_option_has_a_row():
+    assert {command for command, x in EVERY.items() if options_of(x)} == {*OPTIONS}
+    assert {*OPTIONS} == {*REPLACED, *DONE, *TRAINED} and {*rows(OPTIONS)} >= REFUSED
+    of_runs = {command: {name for of, name in OF_RUNS if of == command} for command in OPTIONS}
+    assert {x: {*options_of(EVERY[x])} - of_runs[x] for x in OPTIONS} == {x: {*row} for x, row in OPTIONS.items()}
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """A table of five clients with numbers, counts, dates and an empty cell."""
-    path, rng = tmp_path_factory.mktemp("table") / "table.csv", np.random.default_rng(0)
-    lines = ["site,age,events,count,time,seen,outcome"]
+    """A folder with tables of five clients, files of options, and kits of an administrator and a site."""
+    folder, rng = tmp_path_factory.mktemp("every"), np.random.default_rng(0)
+    lines = ["site,age,events,count,time,seen,outcome,label"]
     for i in range(120):
         age, site = rng.normal(50, 9), i % 5
-        seen = f"20{10 + i % 9}-0{1 + i % 8}-11"
-        outcome = 0.1 * age + site + rng.normal()
-        age_or_none = "" if i == 7 else f"{age:.3f}"
-        lines.append(
-            f"s{site},{age_or_none},{rng.integers(2)},{rng.poisson(2)},{1 + rng.random():.3f},{seen},{outcome:.3f}"
-        )
-    path.write_text("\n".join(lines) + "\n")
-    return path
+        seen, events, outcome = f"20{10 + i % 9}-0{1 + i % 8}-11", rng.integers(2), 0.1 * age + site + rng.normal()
+        numbers = f"{events},{rng.poisson(2)},{1 + rng.random():.3f},{seen},{outcome:.3f}"
+        label = "sick" if age + 4 * rng.normal() > 50 else "well"
+        lines.append(f"s{site},{'' if i == 7 else f'{age:.3f}'},{numbers},{label}")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    (folder / "tilde.csv").write_text("\n".join(lines).replace(",", "~") + "\n")
+    (folder / "unlike.csv").write_text("\n".join(lines[:40]).replace(",0,", ",1,") + "\n")
+    (folder / "run.yaml").write_text("local_epochs: 2\n")
+    methods = {"one": {"algorithm": "fed_opt"}, "two": {"rule": "net.py:rule"}}
+    plan = {"seeds": "0..1", "settings": {"a": {"dataset": "breast_cancer", "model": "mlp"}}}
+    (folder / "bench.yaml").write_text(yaml.safe_dump({**plan, "methods": {"one": methods["one"]}}))
+    (folder / "code.yaml").write_text(yaml.safe_dump({**plan, "methods": methods}))
+    (folder / "net.py").write_text(NET)
+    for kit, role in (("admin", "admin"), ("north", "party")):
+        (folder / kit / "local").mkdir(parents=True)
+        (folder / kit / "tfp_bfl.json").write_text(json.dumps({"role": role, "name": kit, "host": "h"}))
+    shutil.copy(folder / "table.csv", folder / "north" / "local")
+    (folder / "north" / "local" / "party.yaml").write_text("data: table.csv\nlabel: label\n")
+    (folder / "fit").mkdir()
+    record = {"options": {"outcome": "age"}, "clients": ["east", "middle", "far"]}
+    (folder / "fit" / "posterior.json").write_text(json.dumps(record))
+    return folder
 
 
-def answer(command, capsys):
-    """Return exit status and output of a command."""
-    code = run_command_line([str(x) for x in command])
-    return code, capsys.readouterr().out
+@pytest.fixture
+def replaced(monkeypatch):
+    """Replace the work of the commands by an exception with what it gets."""
+    from tfp_bfl.app.bench import one_method, program
+    from tfp_bfl.app.many_runs import cells, sweep
+    from tfp_bfl.app.one_run import run
+    from tfp_bfl.sites.deployment import demo, kits, submit
+
+    for module, name in [
+        (run, "execute"), (run, "resume"), (sweep, "sweep"), (cells, "list_cells"), (one_method, "_check_folder"),
+        (program, "run_bench"), (kits, "make_kits"), (demo, "run_demo"),
+    ]:  # fmt: skip
+        monkeypatch.setattr(module, name, raising)
+    monkeypatch.setattr(one_method.tuning, "check_optuna", lambda: None)
+    monkeypatch.setattr(submit, "check_installed", lambda: None)
+
+    class Server:
+        def __init__(self, *arguments):
+            pass
+
+        close = wait_for = lambda *arguments: set()
+
+        def call(self, name, job):
+            raise Called(sorted(path.read_text() for path in pathlib.Path(job).rglob("*.json")))
+
+    monkeypatch.setattr(submit, "ServerSession", Server)
 
 
-def test_every_option_of_a_linear_model_has_a_value_here():
-    from tfp_bfl.glm.options import model_options
+def outcome(arguments, capsys):
+    """Return the exit status of a command and what it says and writes, or what its work gets."""
+    try:
+        code = run_command_line(arguments)
+    except Called as work:
+        return 0, work.args, ""
+    said = capsys.readouterr()
+    told = re.sub(r"\d[\d.]* ?(s|min)\b", "", said.out)
+    return code, told, said.err
 
-    @model_options
-    def command():
-        pass
 
-    assert {x.name for x in command.__click_params__} == set(OPTIONS["glm"])
+def files():
+    """Return what the files of the working folder hold, but for graphs, of which no two are the same, and pages."""
+    graphs = ("saved_model.pb", "fingerprint.pb", "variables.index", "sha256sums.txt", ".data-00000-of-00001")
+    paths = [x for x in pathlib.Path().rglob("*") if x.is_file() and not str(x).endswith(graphs)]
+    return {str(x): x.read_bytes() for x in paths}
 
 
-@pytest.mark.parametrize("name", OPTIONS["glm"])
-def test_an_option_of_a_linear_model_changes_the_answer_or_is_refused(table, name, capsys):
-    flags, needs = (*OPTIONS["glm"][name], [])[:2]
-    start = ["glm", table, "--client-column", "site"]
-    outcome = [] if "--outcome" in [*flags, *needs] else ["--outcome", "outcome"]
-    before = answer([*start, *needs, *(outcome or (["--outcome", "outcome"] if name == "outcome" else []))], capsys)
-    after = answer([*start, *needs, *outcome, *flags], capsys)
-    assert after[0] == 2 or after != before
+def compared(command, name, start, row, capsys, result=outcome):
+    """Return what is wrong with an option of a command; None for nothing."""
+    flags, _, needs = row.partition(" | ")
+    start = OTHER_START.get((command, name), start)
+    before = result([*shlex.split(start), *shlex.split(needs)], capsys)
+    after = result([*shlex.split(start), *shlex.split(needs), *shlex.split(flags)], capsys)
+    if after[0] == 2:
+        is_named = any(x in after[2] for x in (name, name.replace("_", "-"), *shlex.split(row.replace("-- ", ""))))
+        return None if is_named else f"{command} {flags} is refused without its name: {after[2]}"
+    if (command, name) in REFUSED:
+        return f"{command} {flags} is accepted"
+    return f"{command} {flags} has no effect" if after == before else None
+
+
+@pytest.mark.parametrize(("command", "name"), rows(REPLACED))
+def test_an_option_reaches_the_work_or_is_refused(command, name, table, replaced, monkeypatch, capsys):
+    monkeypatch.chdir(table)
+    assert compared(command, name, REPLACED[command], OPTIONS[command][name], capsys) is None
+
+
+@pytest.mark.parametrize(("command", "name"), OF_RUNS)
+def test_an_option_of_runs_reaches_the_work_or_is_refused(command, name, table, replaced, monkeypatch, capsys):
+    monkeypatch.chdir(table)
+    value, default = {**COMMON, **VALUES}[name], fields()[name].default
+    as_flags = lambda name, value: (
+        f"--{'' if value else 'no-'}{name.replace('_', '-')}" if isinstance(value, bool) else
+        f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+    )  # fmt: skip
+    needs = {"algorithm": next(iter(takers(name)))} if takers(name) and "variational" not in takers(name) else {}
+    needs |= {x: given for x, given in NEEDS.get(name, {}).items() if x in options_of(EVERY[command])}
+    value = not default if isinstance(default, bool) else value
+    row = f"{as_flags(name, value)} | {' '.join(as_flags(*x) for x in needs.items())}"
+    assert compared(command, name, REPLACED[command], row, capsys) is None
+
+
+@pytest.mark.parametrize(("command", "name"), rows(DONE))
+def test_an_option_changes_the_answer_or_is_refused(command, name, table, monkeypatch, tmp_path, capsys):
+    for path in table.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+
+    def answered(arguments, capsys):
+        code, told, refusal = outcome(arguments, capsys)
+        there = sorted(x.name for x in pathlib.Path().rglob("*"))
+        shutil.rmtree("new", ignore_errors=True)
+        return code, (told, there), refusal
+
+    assert compared(command, name, DONE[command], OPTIONS[command][name], capsys, answered) is None
+
+
+AFTER = pytest.mark.deep(after="tests/app/test_every_command.py")
+
+
+@pytest.fixture(scope="module")
+def trained(table):
+    """The folder of the tables with a run, one of another seed, and a posterior at its weights."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(table)
+        flags = "--dataset table.csv --client-column site --drop seen --model mlp --algorithm fed_opt --engine local"
+        flags += " --kind deterministic --rounds 2 --local-epochs 1 --num-samples 4 --hold-out 0.4"
+        for seed, folder in enumerate(("run", "other")):
+            assert run_command_line([*f"run {flags} --seed {seed} --output {folder}".split()]) == 0
+        assert run_command_line(["laplace", "run", "--temperature", "1", "--output", "posterior"]) == 0
+    return table
+
+
+@AFTER
+@pytest.mark.parametrize(("command", "name"), rows(TRAINED))
+def test_an_option_of_a_trained_run_changes_the_result_or_is_refused(
+    command, name, trained, monkeypatch, tmp_path, capsys
+):
+    for path in trained.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    there = {x.name for x in tmp_path.iterdir()}
+
+    def result(arguments, capsys):
+        code, told, refusal = outcome(arguments, capsys)
+        new = {x: content for x, content in files().items() if x.split("/")[0] not in there}
+        for path in (x for x in tmp_path.iterdir() if x.name not in there):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return code, (told, new), refusal
+
+    row = OPTIONS[command][name]
+    assert compared(command, name, TRAINED[command], row, capsys, result) is None
+    if name in ("output", "figure"):  # The same command does the same: what differs above is of the option.
+        start = [*shlex.split(TRAINED[command]), *shlex.split(row.partition(" | ")[2])]
+        assert result(start, capsys) == result(start, capsys)
+
+
+@AFTER
+@pytest.mark.parametrize("left_out", ["", *CODE])
+def test_code_of_a_run_is_run_where_the_command_names_all_of_it(left_out, table, monkeypatch, capsys):
+    monkeypatch.chdir(table)
+    code = " ".join(CODE.values())
+    if not (table / "coded").exists():
+        flags = "--client-column client --rounds 1 --local-epochs 1 --engine local --num-samples 2 --output coded"
+        assert run_command_line(f"run {code} {flags}".split()) == 0
+        assert run_command_line(f"laplace coded {code} --output coded_posterior".split()) == 0
+        capsys.readouterr()
+    named = " ".join(flags for name, flags in CODE.items() if name != left_out)
+    for i, command in enumerate(("laplace coded", "last-layer coded", "clients remove coded_posterior 1")):
+        code = run_command_line(f"{command} {named} --output new_{left_out}_{i}".split())
+        assert code == (2 if left_out else 0) and left_out in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Ctrl-C in each phase of a run: one sentence, the status 130, within seconds, and nothing left behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.kit import lines_of
 
 # A shell's background jobs, and what they start, ignore Ctrl-C from the outset.
 LISTENS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -117,7 +118,7 @@ PHASES = {
 
 def rows(folder):
     path = folder / "metrics.jsonl"
-    return len([json.loads(line) for line in path.read_text().splitlines()]) if path.exists() else 0
+    return len(lines_of(path)) if path.exists() else 0
 
 
 @pytest.mark.parametrize(

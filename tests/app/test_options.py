@@ -160,6 +160,7 @@ def test_names_are_those_of_the_tables():
         choices.DATE_UNITS: DATE_UNITS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
+        choices.STRUCTURES: bfl.clients.STRUCTURES,
         choices.KERNELS: kernel.KERNELS,
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,

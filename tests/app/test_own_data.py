@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import tfp_bfl as bfl
+from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.options.config import make_config
@@ -44,7 +45,7 @@ def run(folder):
 
 
 def test_a_run_learns_from_a_table_and_records_it(run):
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert summary["accuracy"] > 0.8
     assert summary["data"] == bfl.data.digest(datasets.load(make_config(run / "config.yaml", {})))
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -86,7 +87,7 @@ def test_it_is_reported_and_repeated_from_its_folder(run, folder, monkeypatch):
     assert run_command_line(["report", str(run), "--output", str(folder / "page.html")]) == 0
     again = folder / "again"
     assert run_command_line(["run", "--config", str(run / "config.yaml"), "--output", str(again)]) == 0
-    scores = [json.loads((path / "summary.json").read_text()) for path in (run, again)]
+    scores = [summary_of(path) for path in (run, again)]
     assert scores[0]["test_nll"] == scores[1]["test_nll"]
 
 
@@ -123,7 +124,7 @@ def test_a_table_as_it_is(tmp_path, capsys):
     options = [*OWN, *TRAINING, "--only", "age,dose,grade,smokes"]
     assert run_command_line(["run", "--dataset", table, *options, "--output", str(output)]) == 0
     note = "4 columns of the table (1 of text, 1 with empty cells) become 5 columns of numbers."
-    assert note in capsys.readouterr().err and json.loads((output / "summary.json").read_text())["notes"] == [note]
+    assert note in capsys.readouterr().err and summary_of(output)["notes"] == [note]
     assert yaml.safe_load((output / "config.yaml").read_text())["only"] == "age,dose,grade,smokes"
     asked = write(tmp_path / "ask.csv", [["30", 3, "III", ""], ["75", 3, "I", "True"]], names=names[1:3] + names[5:])
     assert run_command_line(["predict", str(output), asked, "--format", "csv"]) == 0
@@ -145,7 +146,7 @@ def test_embedded_hospitals_are_the_clients(tmp_path):
     assert run_command_line(["run", "--dataset", "heart_disease", *TRAINING[2:], "--output", str(output)]) == 0
     config = yaml.safe_load((output / "config.yaml").read_text())
     assert (config["model"], config["partition"], config["clients"]) == ("mlp", "given", 4)
-    assert json.loads((output / "summary.json").read_text())["accuracy"] > 0.7
+    assert summary_of(output)["accuracy"] > 0.7
     assert run_command_line(["report", str(output), "--output", str(tmp_path / "page.html")]) == 0
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
+from tests.kit import lines_of, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import InvalidArgument
@@ -71,7 +72,7 @@ def run(file):
 def test_a_run_trains_the_model_of_a_file(run):
     info = bfl.export.read_info(run / "saved_model")
     assert info.model["num_weights"] == 2 * (30 * 5 + 5 * 2) + 7
-    assert json.loads((run / "summary.json").read_text())["accuracy"] > 0.5
+    assert summary_of(run)["accuracy"] > 0.5
     assert str(run.parent) not in json.dumps(info._asdict())
 
 
@@ -93,7 +94,7 @@ def test_a_record_alone_runs_no_code(run, file, tmp_path, capsys):
 def test_a_record_and_the_model_named_again_repeat_the_run(run, file, tmp_path):
     command = ["run", "--config", str(run / "config.yaml"), "--model", f"{file}:build"]
     assert run_command_line([*command, "--output", str(tmp_path / "new")]) == 0
-    scores = [json.loads((folder / "summary.json").read_text())["test_nll"] for folder in (run, tmp_path / "new")]
+    scores = [summary_of(folder)["test_nll"] for folder in (run, tmp_path / "new")]
     assert scores[0] == scores[1]
 
 
@@ -149,7 +150,7 @@ def test_a_run_from_python_is_that_of_the_command_line(run, file, tmp_path):
         return bfl.models.mlp("flipout", input_shape, num_classes, hidden=(5,), prior_stddev=prior_stddev, seed=seed)
 
     given = bfl.run(tmp_path / "given", model=build, **OPTIONS)
-    wanted = json.loads((run / "summary.json").read_text())
+    wanted = summary_of(run)
     assert built and named.summary["test_nll"] == given.summary["test_nll"] == wanted["test_nll"]
     assert sorted(p.name for p in given.folder.iterdir()) == sorted(p.name for p in run.iterdir())
     assert yaml.safe_load((given.folder / "config.yaml").read_text())["model"] == "given"
@@ -189,7 +190,7 @@ def run_of_rule(file):
 
 
 def test_a_run_pools_by_the_rule_of_a_file(run_of_rule, file):
-    rows = [json.loads(line) for line in (run_of_rule / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(run_of_rule / "metrics.jsonl")
     assert [row["width"] for row in rows] == [2.0] * 3
     info = bfl.export.read_info(run_of_rule / "saved_model")
     assert info.configuration["rule"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
@@ -199,7 +200,7 @@ def test_a_run_pools_by_the_rule_of_a_file(run_of_rule, file):
 def test_a_rule_given_in_python_is_that_of_the_file(run_of_rule, file, tmp_path):
     wide = own_model.load(f"{file}:precise")
     found = [bfl.run(tmp_path / name, model="mlp", rule=rule, **OPTIONS) for name, rule in (("a", wide), ("b", wide()))]
-    wanted = json.loads((run_of_rule / "summary.json").read_text())["test_nll"]
+    wanted = summary_of(run_of_rule)["test_nll"]
     assert [run.summary["test_nll"] for run in found] == [wanted] * 2
     assert yaml.safe_load((found[0].folder / "config.yaml").read_text())["rule"] == "given"
 
@@ -243,7 +244,7 @@ def run_of_algorithm(file):
 def test_a_run_by_the_algorithm_of_a_file_is_that_of_the_same_recipe(run_of_algorithm, file, tmp_path):
     options = {**OPTIONS, "model": "mlp", "kind": "deterministic"}
     same = bfl.run(tmp_path / "same", algorithm="fed_prox", proximal=0.5, **options)
-    found = json.loads((run_of_algorithm / "summary.json").read_text())
+    found = summary_of(run_of_algorithm)
     assert found["test_nll"] == same.summary["test_nll"]
     info = bfl.export.read_info(run_of_algorithm / "saved_model")
     assert info.configuration["algorithm"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
@@ -274,7 +275,7 @@ def test_commands_on_a_run_that_names_code_take_it_again(run_of_algorithm, file,
         assert run_command_line([*command, *output, "--rule", f"{file}:precise", *code]) == 2
         assert "is None, and no code: leave --rule out." in capsys.readouterr().err
         assert run_command_line([*command, *output, *code]) == 0
-    assert json.loads((tmp_path / "fewer" / "summary.json").read_text())["clients"] == ["0", "2"]
+    assert summary_of(tmp_path / "fewer")["clients"] == ["0", "2"]
 
 
 @pytest.mark.parametrize(

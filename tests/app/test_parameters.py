@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs.sweep import make_cells, parse_varied
 from tfp_bfl.app.options.config import make_config
@@ -68,7 +69,7 @@ def file(tmp_path_factory):
 
 def run(folder, *options, code=0):
     assert run_command_line(["run", *options, "--output", str(folder)]) == code
-    return code or json.loads((folder / "summary.json").read_text())
+    return code or summary_of(folder)
 
 
 def test_a_parameter_decides_the_run_and_is_recorded_and_stated(file, tmp_path):

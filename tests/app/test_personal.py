@@ -1,6 +1,5 @@
 """`meta_learning` and `meta_vd` from the command line: their runs, and the model of each client."""
 
-import json
 import types
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.kit import json_of, lines_of, summary_of
 from tests.units import in_units
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import build, client_scores
@@ -27,10 +27,6 @@ MIDDLE = {"middle": 2 * np.log(0.1)}
 
 def model_fn():
     return bfl.models.mlp("variational_dropout", (30,), 2, initial_stddev=0.1)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +115,7 @@ def test_options_reach_the_model():
 
 
 def test_a_run_learns_and_tells_what_it_exchanged(run, program):
-    rounds, summary = lines(run / "metrics.jsonl"), json.loads((run / "summary.json").read_text())
+    rounds, summary = lines_of(run / "metrics.jsonl"), summary_of(run)
     by_hand = program[2].rounds
     for row, other in zip(rounds, by_hand, strict=True):
         assert row["nll"] == pytest.approx(other["nll"], rel=1e-4) and row["upload_bits"] == other["upload_bits"]
@@ -173,14 +169,14 @@ def test_scores_of_the_clients_are_those_of_a_program(run, program):
         adaptation=bfl.clients.meta_learning(model_fn, local_epochs=1, batch_size=64),
         most_examples=64,
     )
-    written = lines(run / "clients.jsonl")
+    written = lines_of(run / "clients.jsonl")
     assert [row["client"] for row in written] == [0, 1, 2]
     for row, score in zip(written, scores, strict=True):
         assert row["num_examples"] == score.num_examples
         assert row["before"]["test_nll"] == pytest.approx(score.before["test_nll"], rel=1e-3)
         assert row["after"]["test_nll"] == pytest.approx(score.after["test_nll"], rel=1e-3)
         assert row["after"]["test_nll"] != row["before"]["test_nll"]
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     accuracies = [row["after"]["accuracy"] for row in written]
     assert summary["adapted_client_accuracy"] == pytest.approx(np.mean(accuracies))
     assert summary["adapted_client_accuracy_least"] == pytest.approx(min(accuracies))
@@ -192,7 +188,7 @@ def test_clients_are_scored_without_noise_or_with_anothers(noise, run, tmp_path)
     folder = tmp_path / noise
     assert run_command_line([*META_VD, "--evaluate-clients", "--client-noise", noise, "--output", str(folder)]) == 0
     assert (folder / "predictions.npz").exists()
-    for own, row in zip(lines(run / "clients.jsonl"), lines(folder / "clients.jsonl"), strict=True):
+    for own, row in zip(lines_of(run / "clients.jsonl"), lines_of(folder / "clients.jsonl"), strict=True):
         assert row["before"]["test_nll"] != own["before"]["test_nll"]
         assert (row["before"]["epistemic"] == pytest.approx(0, abs=1e-7)) == (noise == "none")
 
@@ -209,7 +205,7 @@ def test_a_run_that_broke_off_ends_in_the_same_state(run, tmp_path, monkeypatch)
     with pytest.raises(AssertionError, match="this is expected"):
         run_command_line([*META_VD, "--evaluate-clients", "--output", str(folder)])
     monkeypatch.undo()
-    assert len(lines(folder / "metrics.jsonl")) == 2
+    assert len(lines_of(folder / "metrics.jsonl")) == 2
     assert run_command_line(["run", "--resume", str(folder)]) == 0
     for file in ("checkpoints/round_3.data-00000-of-00001", "clients.jsonl"):
         assert (folder / file).read_bytes() == (run / file).read_bytes()
@@ -226,9 +222,9 @@ def meta_learnt(tmp_path_factory):
 
 
 def test_meta_learning_runs_and_scores_what_it_adapts_to(meta_learnt):
-    summary = json.loads((meta_learnt / "summary.json").read_text())
+    summary = summary_of(meta_learnt)
     assert summary["accuracy"] > 0.8 and "upload_mb" not in summary
-    scores = lines(meta_learnt / "clients.jsonl")
+    scores = lines_of(meta_learnt / "clients.jsonl")
     assert all(row["after"]["test_nll"] < row["before"]["test_nll"] for row in scores)
 
 
@@ -310,7 +306,7 @@ def test_personal_posteriors_are_exported_and_unknown_clients_get_the_common_one
     own, other, stranger = (answer(tmp_path / f"{client}") for client in (0, 1, 3))
     assert np.abs(own - other).max() > 1e-3
     np.testing.assert_allclose(stranger, answer(tmp_path / "run" / "saved_model"), atol=1e-6)
-    assert len(lines(tmp_path / "run" / "clients.jsonl")) == 3
+    assert len(lines_of(tmp_path / "run" / "clients.jsonl")) == 3
 
 
 @pytest.mark.long
@@ -321,7 +317,7 @@ def test_augmented_images_and_tables_that_are_none(tmp_path, capsys):
     nlls = []
     for name, extra in (("plain", []), ("cropped", ["--augmentation", "crop_and_flip:2"])):
         assert run_command_line([*digits, *extra, "--output", str(tmp_path / name)]) == 0
-        nlls.append(lines(tmp_path / name / "metrics.jsonl")[0]["nll"])
+        nlls.append(lines_of(tmp_path / name / "metrics.jsonl")[0]["nll"])
     assert nlls[0] != nlls[1]
     capsys.readouterr()
     assert run_command_line([*TINY, "--augmentation", "crop_and_flip:2", "--output", str(tmp_path / "table")]) == 2
@@ -333,8 +329,8 @@ def test_clients_who_are_never_in_training_are_scored_apart(tmp_path, capsys):
     options += ["--unseen-clients", "2", "--evaluate-clients", "--rounds", "1", "--num-samples", "2"]
     assert run_command_line(["run", *options, "--engine", "local", "--output", str(tmp_path / "run")]) == 0
     written, summary = (
-        lines(tmp_path / "run" / "clients.jsonl"),
-        json.loads((tmp_path / "run/summary.json").read_text()),
+        lines_of(tmp_path / "run" / "clients.jsonl"),
+        json_of(tmp_path / "run/summary.json"),
     )
     assert [row["client"] for row in written] == [0, 1, 2, 3, 4]
     for whose, rows in {"client": written[:3], "unseen_client": written[3:]}.items():
@@ -342,7 +338,7 @@ def test_clients_who_are_never_in_training_are_scored_apart(tmp_path, capsys):
         assert summary[f"{whose}_accuracy"] == pytest.approx(np.mean(accuracies))
         assert summary[f"{whose}_accuracy_least"] == pytest.approx(min(accuracies))
         assert f"adapted_{whose}_accuracy" in summary
-    rounds = lines(tmp_path / "run" / "metrics.jsonl")
+    rounds = lines_of(tmp_path / "run" / "metrics.jsonl")
     held = sum(row["num_examples"] for row in written)
     assert held == bfl.data.load("breast_cancer").num_examples > rounds[0]["num_examples"]
     assert rounds[0]["num_clients"] == 3

@@ -10,6 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.fuzz.test_images import png
+from tests.kit import summary_of
 from tests.lite import lite_interpreter
 from tfp_bfl import export, models
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
@@ -147,7 +148,7 @@ def test_export_of_a_run_and_what_predicts_with_it(call, tmp_path):
     status, out, _ = call("export", run, tmp_path / "model")
     assert status == 0 and "model_card.md" in out
     info = export.read_info(tmp_path / "model")
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert info.class_names == [str(digit) for digit in range(10)]
     assert info.configuration["rule"] == DEFAULT_RULE and "output" not in info.configuration
     assert info.metrics["accuracy"] == summary["accuracy"] and "train_seconds" not in info.metrics

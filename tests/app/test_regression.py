@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import summary_of
 from tests.lite import lite_interpreter
 from tfp_bfl.app.cli import run_command_line
 
@@ -51,7 +52,7 @@ def run(table, tmp_path_factory):
 
 def test_it_learns_the_means_and_who_is_noisy(run):
     """The best there is: RMSE sqrt((5^2 + 40^2) / 2) = 28.5; a constant has 58. Noise is found by c."""
-    summary = json.loads((run / "summary.json").read_text())
+    summary = summary_of(run)
     assert summary["rmse"] < 40 and 0.75 < summary["coverage"] <= 1 and 0 < summary["epistemic_share"] < 0.5
     loaded = bfl.export.load(run / "saved_model")
     rows = np.array([[0.0, 3.0, 0.0], [0.0, 3.0, 1.0], [1.0, 3.0, 0.0]], np.float32)

@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 import tfp_bfl as bfl
+from tests.kit import summary_of
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs import report as pages
@@ -222,7 +223,7 @@ def test_bad_arguments(digits, tmp_path, capsys, monkeypatch):
 
 
 def test_a_collapsed_posterior_is_said_first(copy, tmp_path):
-    summary = json.loads((copy / "summary.json").read_text())
+    summary = summary_of(copy)
     (copy / "summary.json").write_text(json.dumps({**summary, "collapsed_in_round": 2}))
     assert make(copy, "--output", tmp_path / "page.html") == 0
     page = (tmp_path / "page.html").read_text()

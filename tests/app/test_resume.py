@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import tfp_bfl as bfl
+from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 
 pytestmark = pytest.mark.deep(after="tests/federated/test_checkpoints.py")
@@ -42,7 +43,7 @@ def rows(folder):
 
 def summary(folder):
     clock = ("train_seconds", "seconds", "ms_per_step", "worker_mb", "process_mb")
-    return {name: x for name, x in json.loads((folder / "summary.json").read_text()).items() if name not in clock}
+    return {name: x for name, x in summary_of(folder).items() if name not in clock}
 
 
 def assert_same_run(folder, whole):

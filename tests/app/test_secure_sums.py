@@ -7,6 +7,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.certificates import certify
+from tests.kit import json_of, lines_of, summary_of
 from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays
@@ -72,7 +73,7 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_numbers_of_a_site(kits)
 
     channel.reply = heard
     done = sealed(kits, channel, "sealed")
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     clear = json.loads((run(kits, Channel(kits), "clear") / "summary.json").read_text())
     # Noise is of the run's name, so that the two differ by it.
     assert summary["accuracy"] == pytest.approx(clear["accuracy"], abs=0.06) and summary["clipped_numbers"] == 0
@@ -83,7 +84,7 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_numbers_of_a_site(kits)
         numbers = np.concatenate([np.ravel(x) for name, x in arrays.items() if name.startswith("statistics")])
         assert numbers.dtype == np.int64 and np.mean(np.abs(numbers) > 2**50) > 0.99
         assert all(x.size <= 1 for name, x in arrays.items() if name.startswith("report"))
-    described = json.loads((done / "parties.json").read_text())
+    described = json_of(done / "parties.json")
     assert all("BEGIN CERTIFICATE" in party["offer"]["certificate"] for party in described.values())
 
 
@@ -99,10 +100,10 @@ def test_an_absent_site_costs_a_round_only_its_numbers(kits):
 
     channel.reply = at_first_gone
     done = sealed(kits, channel, "first-gone")
-    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(done / "metrics.jsonl")
     assert [row["num_faulty"] for row in rows] == [1, 0]
     folder = kits / "north" / "local" / "memory" / "first-gone" / "promises"
-    promises = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+    promises = [json_of(path) for path in sorted(folder.iterdir())]
     assert [promise["sets"]["0"] for promise in promises] == ["110", "111"]
     assert all(promise["told"] == 0 for promise in promises)
 
@@ -159,9 +160,9 @@ def test_a_site_with_a_false_key_is_left_out_and_not_the_sites_that_refuse_it(ki
     false["offer"]["signature"] = "AAAA"
     channel.lies[DESCRIBE, "west"] = json.dumps(false).encode()
     done = sealed(kits, channel, "false_key", {**OPTIONS, "rounds": 1})
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert summary["num_clients"] == 2 and set(summary["parties"]) == {"north", "south"}
-    assert "is not signed by west" in json.loads((done / "parties.json").read_text())["west"]["refused"]
+    assert "is not signed by west" in json_of(done / "parties.json")["west"]["refused"]
 
 
 def test_the_key_of_another_site_leaves_out_those_who_claim_it_alone(kits, tmp_path):

@@ -12,6 +12,7 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
+from tests.kit import info_of, summary_of
 from tests.units import in_units
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.cli import run_command_line
@@ -74,14 +75,6 @@ def plain(tmp_path_factory):
 
     execute(config, folder / "plain", console=console(), progress="lines")
     return folder / "plain", lines
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
-
-
-def info_of(folder):
-    return json.loads((folder / "saved_model" / "assets" / "info.json").read_text())
 
 
 def test_a_run_records_the_defaults_that_its_algorithm_fills_in(run):
@@ -218,7 +211,7 @@ def test_a_user_supplied_algorithm_states_what_its_process_trained_with(tmp_path
     options = {"dataset": "breast_cancer", "model": "mlp", "kind": "flipout", "rounds": 1, "clients": 2}
     result = bfl.run(tmp_path / "run", algorithm=f"{tmp_path / 'mine.py'}:mine", engine="local", **options)
     wanted = {"temperature": 0.3, "inference": "curvature", "optimizer": "sgd", "learning_rate": 0.05}
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     info = bfl.export.read_info(bfl.export.find(tmp_path / "run"))
     for found in (summary["method"], summary["trained"], info.configuration):
         assert {name: found[name] for name in wanted} == wanted

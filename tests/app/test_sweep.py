@@ -1,12 +1,12 @@
 """Many runs: which they are, what is refused, what they come to, and how they go on."""
 
 import csv
-import json
 import re
 
 import pytest
 import yaml
 
+from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs import score_tables, sweep
 from tfp_bfl.app.options.config import make_config
@@ -223,7 +223,7 @@ def test_tables_and_page(swept, capsys, tmp_path):
     rows = list(csv.DictReader((folder / "runs.csv").open()))
     assert [row["seed"] for row in rows] == ["0", "1", "0", "1"]
     for row in rows:
-        summary = json.loads((folder / row["run"] / "summary.json").read_text())
+        summary = summary_of(folder / row["run"])
         assert float(row["accuracy"]) == summary["accuracy"] and float(row["test_nll"]) == summary["test_nll"]
     slow, fast = csv.DictReader((folder / "results.csv").open())
     assert slow["group"] == "learning_rate=1e-05" and slow["seeds"] == "2" and slow["accuracy_difference"] == ""
@@ -266,7 +266,7 @@ def test_files_and_names_stand_in_one_table(tmp_path, capsys):
 def test_the_same_command_goes_on_and_another_is_refused(swept, capsys):
     folder, options = swept
     (broken,) = folder.glob("learning_rate=1e-2,seed=1")
-    summary = json.loads((broken / "summary.json").read_text())
+    summary = summary_of(broken)
     (broken / "summary.json").unlink()
     assert run_command_line(["runs", str(folder)]) == 0
     assert "interrupted after round 2/2" in capsys.readouterr().out
@@ -274,7 +274,7 @@ def test_the_same_command_goes_on_and_another_is_refused(swept, capsys):
     assert run_command_line(["sweep", *SMALL, *options]) == 0
     assert "3 of 4 are done." in capsys.readouterr().out
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
-    again = json.loads((broken / "summary.json").read_text())
+    again = summary_of(broken)
     assert {name: again[name] for name in ("accuracy", "test_nll")} == {
         name: summary[name] for name in ("accuracy", "test_nll")
     }

@@ -3,8 +3,9 @@
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_laplace import RUN, call, summary
+from tests.app.test_laplace import RUN
 from tests.app.test_revise import run
+from tests.kit import call, summary_of
 from tfp_bfl.app.one_run.temperatures import GRID
 
 pytestmark = pytest.mark.cpu_seconds(30)  # two runs serve the tests of the file
@@ -21,7 +22,7 @@ def averaged(request, tmp_path_factory):
 def test_the_temperature_is_chosen_and_stated(averaged, command, tmp_path, capsys):
     folder, has_rows = averaged
     assert call(command, folder, "--output", tmp_path / "chosen") == 0
-    found, out = summary(tmp_path / "chosen"), capsys.readouterr().out
+    found, out = summary_of(tmp_path / "chosen"), capsys.readouterr().out
     assert f"posterior temperature {found['temperature']:g}: {found['temperature_by']}" in out
     if has_rows:
         assert found["temperature"] in GRID and "held-out rows" in found["temperature_by"]
@@ -40,7 +41,7 @@ def test_the_mode_of_a_last_layer_does_not_depend_on_the_temperature(averaged, t
     for temperature in (0.01, 1.0):
         output = tmp_path / str(temperature)
         assert call("last-layer", folder, "--temperature", temperature, "--output", output) == 0
-        found[temperature] = summary(output)
+        found[temperature] = summary_of(output)
         assert found[temperature]["temperature_by"] == "given"
     for name in ("prior_stddev", "log_marginal_likelihood", "effective_parameters"):
         assert found[0.01][name] == found[1.0][name]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same
 from tfp_bfl import clients, models
 from tfp_bfl.clients.swag import smallest_client, swag_weights
 from tfp_bfl.data import ClientExamples
@@ -45,12 +46,6 @@ def trainer(model_fn, weights=None, **options):
 
 def run(model_fn, data, **options):
     return trainer(model_fn, **options)(data)
-
-
-def assert_same(actual, wanted, rtol=0.0, atol=0.0):
-    tf.nest.assert_same_structure(actual, wanted)
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 def differ(a, b, atol=1e-5):

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tests.kit import assert_same
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
@@ -52,11 +53,6 @@ def run(model_fn, data, *, weights=None, round_number=0, seed=(1, 2), **options)
 @functools.cache
 def work_of(model_fn, options):
     return clients.variational(model_fn, **dict(options))()
-
-
-def assert_same(actual, wanted, rtol=0.0, atol=0.0):
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 def differ(a, b, atol=1e-5):

@@ -228,7 +228,7 @@ def test_a_study_has_at_most_eight_claims_with_controls_and_verdicts(path):
 
 def test_the_front_page_has_the_claims_and_the_counts_of_the_studies():
     text = claims.PAGE.read_text()
-    assert claims.filled(text) == text, "make tables, or experiments.claims.fill_page()"
+    assert claims.filled(text) == text, "nox -s tables, or experiments.claims.fill_page()"
     assert claims.studies() == [path.parent.name for path in STUDIES]
     assert {match[0] for match in claims.MARK.findall(text)} == {"counts", *claims.studies()}
     assert text.count("<!-- table:") == len(claims.studies()) + 1

@@ -1,7 +1,6 @@
 """SavedModels, loaded where neither this package nor TensorFlow Probability can be imported."""
 
 import functools
-import json
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import json_of
 from tfp_bfl import evaluation, export, layers, models
 from tfp_bfl.errors import InvalidArgument
 
@@ -128,7 +128,7 @@ def saved(tmp_path_factory):
             assert done.returncode == 0, done.stderr
         with np.load(folder / f"{name}.npz") as file:
             answers = dict(file)
-        return folder, answers, json.loads((folder / f"{name}.json").read_text())
+        return folder, answers, json_of(folder / f"{name}.json")
 
     return of
 

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kit
 from tfp_bfl import evaluation, models, servers
 from tfp_bfl.errors import Diverged, InvalidArgument
 from tfp_bfl.federated import Thinning, simulate, simulate_chains
 
 from . import toys
 from .toys import CLIENTS, UNEQUAL
+
+assert_same = functools.partial(kit.assert_same, rtol=1e-05, atol=1e-06)
 
 more = pytest.mark.deep(after="tests/federated/test_chains.py")
 
@@ -27,10 +30,6 @@ def rounds_of(process, rounds, clients=CLIENTS, **options):
     finally:
         del engine.next
     return [output.state.weights for output in states], result
-
-
-def assert_same(actual, wanted, rtol=1e-5, atol=1e-6):
-    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, wanted)
 
 
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=more)])

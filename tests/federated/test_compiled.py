@@ -1,7 +1,6 @@
 """Rounds that XLA compiled are those of this process, but for draws of batches and noise."""
 
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import tfp_bfl as bfl
 from tests.algorithms.method import CLIENTS, begin, mlp
 from tests.algorithms.methods import METHODS, assert_same
 from tests.algorithms.test_contract import ALIKE, TRIED
+from tests.kit import summary_of
 from tfp_bfl import federated
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.errors import InvalidArgument
@@ -348,5 +348,5 @@ def test_every_engine_of_this_process_is_listed():
 def test_the_command_line_has_it(tmp_path):
     arguments = ["run", "--engine", "compiled", "--dataset", "heart_disease", "--model", "mlp", "--rounds", "2"]
     assert run_command_line([*arguments, "--output", str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = summary_of(tmp_path / "run")
     assert summary["accuracy"] > 0.5 and "engine: compiled" in (tmp_path / "run" / "config.yaml").read_text()

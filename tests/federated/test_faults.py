@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kit
 from tests.federated.toys import spoilt
 from tests.rules.forms import CONTRACT
 from tfp_bfl import federated, models, rules, servers
@@ -15,6 +16,8 @@ from tfp_bfl.errors import ComputationError, Error, InvalidArgument
 from tfp_bfl.federated.faults import FAULTS, Limits, find_fault, is_sound
 from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
+
+assert_same = functools.partial(kit.assert_same, rtol=1e-06)
 
 NUM_CLIENTS = 10
 FEATURES = np.arange(4 * NUM_CLIENTS, dtype=np.float32).reshape(-1, 2) / 40
@@ -79,11 +82,6 @@ def empty_client(number):
     numbers = tf.data.Dataset.from_tensors(tf.constant([number], tf.int32))
     ends = lambda x, n: tf.zeros([n, *x.shape[1:]], x.dtype)
     return numbers.map(lambda n: ClientExamples(n[: n[0] + 1], *(ends(x, 0 * n[0]) for x in spec[1:])))
-
-
-def assert_same(actual, wanted, rtol=1e-6):
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol)
 
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import json_of
 from tfp_bfl import algorithms, data, errors, federated, models, servers, weighting
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients
@@ -100,7 +101,7 @@ def test_a_run_goes_back_past_a_checkpoint_whose_weights_are_not_finite(tmp_path
     process = toys.process()
     wanted = federated.simulate(process, toys.CLIENTS, 3, engine="local").state
     federated.simulate(process, toys.CLIENTS, 1, engine="local", checkpoint_dir=tmp_path)
-    description = federated.checkpoints.json.loads((tmp_path / "round_1.json").read_text())["description"]
+    description = json_of(tmp_path / "round_1.json")["description"]
     store = federated.checkpoints.Checkpoints(tmp_path, description)
     state, record = store.latest(process.local.initialize(), process.state_spec)
     kernel, bias = state.weights.point

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import assert_same
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.federated.faults import FAULTS
@@ -85,11 +86,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 def run_round(process, cohort=EVERYONE, state=None):
     return process.next(process.initialize() if state is None else state, [CLIENTS.dataset(k) for k in cohort])
-
-
-def assert_same(actual, wanted, rtol=0.0, atol=0.0):
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 def test_it_knows_its_model():

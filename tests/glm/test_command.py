@@ -1,12 +1,12 @@
 """The command `tfp-bfl glm`, from a table to its report."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.kit import json_of
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
 from tfp_bfl.glm.options import FAMILIES
@@ -46,7 +46,7 @@ def test_a_report_with_table_and_posterior(table, tmp_path):
     assert lines[2] == "1 row left out with an empty cell: --missing indicate keeps them."
     assert [line.split()[0] for line in lines[4:7]] == ["(intercept)", "age", "sex[Male]"]
     assert "One message is" in result.output
-    posterior = json.loads((out / "posterior.json").read_text())
+    posterior = json_of(out / "posterior.json")
     rows = list(csv.DictReader((out / "coefficients.csv").open()))
     assert posterior["names"] == [row["coefficient"] for row in rows]
     assert float(rows[1]["mean"]) == posterior["mean"][1]
@@ -162,7 +162,7 @@ def test_predictions_for_known_and_new_clients(table, tmp_path, options, family)
     assert bool(found[2]["mean"]) == fills and ("1 rows have" in result.output) != fills
     same = float(found[0]["mean"]) == pytest.approx(float(found[1]["mean"]), rel=1e-12)
     assert same != ("--random" in options)
-    posterior = json.loads((out / "posterior.json").read_text())
+    posterior = json_of(out / "posterior.json")
     coefficients = dict(zip(posterior["names"], posterior["mean"]))
     predictor = coefficients.get("(intercept)", 0.0) + 60 * coefficients["age"] + coefficients["sex[Male]"]
     assert float(found[1]["linear predictor"]) == pytest.approx(predictor)
@@ -175,7 +175,7 @@ def test_predictions_have_the_coefficients_of_their_columns(table, tmp_path, onl
     out = tmp_path / "fit"
     given = ["--outcome", "days", "--client-column", "hospital", "--only", only, "--output", out]
     assert run(table, *given, "--predict", table).exit_code == 0
-    posterior = json.loads((out / "posterior.json").read_text())
+    posterior = json_of(out / "posterior.json")
     of = dict(zip(posterior["names"], posterior["mean"]))
     with open(out / "predictions.csv") as found, open(table) as rows:
         for row, mine in zip(csv.DictReader(rows), csv.DictReader(found)):
@@ -234,7 +234,7 @@ def test_a_client_has_one_name_in_fit_and_predictions(tmp_path, names, asked, wa
     result = run(table, *given, "--predict", table, "--output", out)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "160 predictions, 0 of them for new clients." in result.output
-    assert set(json.loads((out / "posterior.json").read_text())["clients"]) == set(wanted)
+    assert set(json_of(out / "posterior.json")["clients"]) == set(wanted)
     found = list(csv.DictReader((out / "predictions.csv").open()))
     assert [row["client"] for row in found[:4]] == wanted
     rows, again = tmp_path / "new.csv", tmp_path / "again"

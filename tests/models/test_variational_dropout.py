@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kit
 from tfp_bfl import algorithms, clients, evaluation, models, posterior
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
@@ -13,6 +14,8 @@ from tfp_bfl.layers import DenseFlipout, DenseVariationalDropout
 from tfp_bfl.models import Federation, FlatWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.training.target import target_of
+
+assert_same = functools.partial(kit.assert_same, rtol=1e-05, atol=1e-07)
 
 RNG = np.random.default_rng(0)
 FEATURES = np.float32(RNG.normal(size=[24, 3]))
@@ -37,12 +40,6 @@ def moved(weights, low=-6.0, high=-3.0):
     )
     variance = tuple(tf.constant(np.float32(np.exp(rng.uniform(low, high, m.shape)))) for m in mean)
     return weights._replace(posterior=MeanField(mean, variance))
-
-
-def assert_same(actual, wanted, rtol=1e-5, atol=1e-7):
-    tf.nest.assert_same_structure(actual, wanted)
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 @every_parametrization

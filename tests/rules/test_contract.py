@@ -1,14 +1,19 @@
 """What every rule of `bfl.rules.RULES` must do: each form of `tests/rules/forms.py`, with its number if it has one."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kit
 from tfp_bfl import rules
 from tfp_bfl.posterior import MeanField
 
 from .forms import CONTRACT, every_rule, is_over_stack, plain, with_sums
 from .reference import REFERENCE, expected, random_case
+
+assert_same = functools.partial(kit.assert_same, rtol=1e-10, atol=1e-12)
 
 NUM_CLIENTS = 6
 
@@ -32,11 +37,6 @@ def fold(rule, parts):
     for part in parts[1:]:
         total = rule.merge(total, part)
     return total
-
-
-def assert_same(actual, wanted, rtol=1e-10, atol=1e-12):
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 def test_every_rule_is_in_the_tables():

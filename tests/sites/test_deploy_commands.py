@@ -3,11 +3,9 @@
 import os
 
 import pytest
-from click.testing import CliRunner
 
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.sites.deployment import kits
-from tfp_bfl.sites.deployment.cli import deploy
 
 
 @pytest.mark.parametrize(
@@ -28,16 +26,6 @@ def test_bad_commands_are_one_sentence_and_write_nothing(tmp_path, monkeypatch, 
     monkeypatch.setattr("tfp_bfl.sites.deployment.submit.check_installed", lambda: None)
     assert run_command_line(["deploy", *command]) == 2
     assert message in capsys.readouterr().err and not os.listdir(tmp_path)
-
-
-def test_sites_have_an_option_and_its_former_name(tmp_path, monkeypatch):
-    names = []
-    monkeypatch.setattr(kits, "make_kits", lambda folder, host, port, sites: names.append(sites) or [])
-    for option in ("--site", "--party"):
-        assert run_command_line(["deploy", "init", "kits", "--host", "h", option, "north", option, "south"]) == 0
-    assert names == [["north", "south"]] * 2
-    shown = CliRunner().invoke(deploy, ["init", "--help"]).output
-    assert "--site NAME" in shown and "--party" not in shown
 
 
 def test_without_flare_it_says_how_to_install_it(tmp_path, capsys):

@@ -149,6 +149,17 @@ def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algori
         assert any(name.startswith("posterior/deviations/") for name in names) == (kind is bfl.posterior.LowRank)
 
 
+@pytest.mark.deep(after="test_deployment.py")
+def test_sites_score_at_the_precision_that_the_run_names(hospitals):
+    """bfloat16 has 8 bits of mantissa: the same weights get another loss, by less than a hundredth."""
+    nll = {}
+    for name in ("float32", "bfloat16"):
+        options = {**OPTIONS, "rounds": 1, "evaluation_precision": name}
+        done = run(hospitals, Channel(hospitals), name, options)
+        nll[name] = json.loads((done / "summary.json").read_text())["test_nll"]
+    assert 0 < abs(nll["float32"] - nll["bfloat16"]) < 0.01
+
+
 @pytest.mark.parametrize("secure_sums", [False, True])
 def test_a_loss_that_sites_withhold_is_left_out(hospitals, secure_sums):
     if secure_sums:

@@ -15,7 +15,9 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.sites.test_deployment import Channel, run
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.encoding import parse_features
+from tfp_bfl.data.messages import MOST_CATEGORIES
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.round import fold
 from tfp_bfl.sites.deployment.channel import DESCRIBE, Refusal, Withheld
@@ -23,7 +25,6 @@ from tfp_bfl.sites.deployment.job import from_json, make_job, to_json
 from tfp_bfl.sites.deployment.party_file import FILE, read_file
 from tfp_bfl.sites.deployment.server import SCHEMA
 from tfp_bfl.sites.deployment.site import ENCODINGS, Site, check
-from tfp_bfl.sites.tables import MOST_CATEGORIES, TableOptions
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
 
@@ -240,7 +241,7 @@ def test_kinds_that_differ_between_sites_end_the_run_before_training(tmp_path):
     put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")
     put(tmp_path, "south", table(1, sex=np.arange(ROWS) % 2 * 1.5).drop_columns(["seen"]), suffix=".parquet")
     with pytest.raises(
-        InvalidArgument, match="column 'sex' holds text at north and numbers at south: give --categorical"
+        InvalidArgument, match="column 'sex' holds numbers at south and text at north: give --categorical"
     ):
         run(tmp_path, sites(tmp_path), options=OPTIONS)
     schema, _ = agreed(tmp_path, categorical=("sex",))

@@ -11,14 +11,8 @@ from tfp_bfl.sites.tables import TableOptions
 
 
 def labelled(seed):
-    """A random table with labels, sorted by site, and its options.
-
-    In any other order no site sees that a column numbers all rows of the table: it is left out in one place alone.
-    """
+    """A random table with labels, its rows by site or in any order, and its options."""
     table, options = random_table(seed)
-    order = sorted(range(len(table["y"])), key=lambda i: table["site"][i])
-    table = {name: [cells[i] for i in order] for name, cells in table.items()}
-    table |= {name: cells for name, cells in random_table(seed)[0].items() if name.startswith("rows")}
     table["label"] = [("no", "yes")[i % 2] for i in range(len(table.pop("y")))]
     return table, {"date_unit": options["date_unit"]}
 
@@ -65,6 +59,20 @@ def test_both_roads_have_the_same_columns(tmp_path):
 @pytest.mark.deep(after="tests/sites/test_two_roads.py")
 def test_both_roads_have_the_same_columns_of_2000_tables(tmp_path):
     assert compare(tmp_path, range(2000)) > 1000
+
+
+@pytest.mark.parametrize("order", ["by site", "any"])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_number_of_all_rows_is_left_out_on_both_roads(tmp_path, order, first):
+    rng = np.random.default_rng(0)
+    site = rng.choice(SITES, 60).tolist()
+    table = {"site": sorted(site) if order == "by site" else site, "row": [*range(first, first + 60)]}
+    table |= {"age": rng.normal(60, 9, 60).tolist(), "label": ["no", "yes"] * 30}
+    for road in (in_one_place, at_sites):
+        assert road(tmp_path, table, {})[0] == (["row", "age"] if first == 2 else ["age"])
+    without = [row if i != 7 else "" for i, row in enumerate(table["row"])]
+    for road in (in_one_place, at_sites):
+        assert "row" in road(tmp_path, {**table, "row": without}, {})[0]
 
 
 def test_a_patients_number_of_each_hospital_is_left_out_on_both_roads(tmp_path):

@@ -15,9 +15,10 @@ from rich.logging import RichHandler
 
 from tfp_bfl import __version__, edges
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
-from tfp_bfl.app.one_run.command import COMMANDS, scores_in_words
+from tfp_bfl.app.one_run.command import COMMANDS, find_posterior, scores_in_words
 from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.command import Grouped, code_options, config_options
+from tfp_bfl.app.options.afterwards import AFTER, split_after
+from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import system_error
@@ -159,6 +160,10 @@ _SYNONYMS = {
     metavar="SEEDS",
     help="Seeds, such as 0..4 or 0,1,7: one run for each, and one report with means and standard deviations.",
 )
+@click.option(
+    "--start", metavar="RUN", help="Complete run at whose weights --algorithm laplace or last_layer finds a posterior."
+)
+@after_options("")
 @config_options
 def run(config_file: str | None, resumed: str | None, progress: str | None, seeds: str | None, **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
@@ -168,6 +173,12 @@ def run(config_file: str | None, resumed: str | None, progress: str | None, seed
     if progress is not None:
         choices.FORMS.check(progress)
     given = {name: value for name, value in given.items() if value is not None}
+    start, algorithm, code, of_posterior = split_after(given)
+    if start is not None:
+        for name, value in {"config": config_file, "resume": resumed, "seeds": seeds}.items():
+            if value is not None:
+                raise InvalidArgument(f"--start takes the data and the model of a run: leave --{name} out.")
+        return find_posterior(algorithm, start, code, of_posterior)
     if resumed and (config_file or seeds or set(given) - set(CODE)):
         own = [name for name in given if name not in CODE]
         other = "config" if config_file else "seeds" if seeds else own[0].replace("_", "-")
@@ -268,7 +279,7 @@ def add_clients(
     """Add clients of another run, all of them or those named; with --replace those that are there are updated."""
     from tfp_bfl.app.one_run.revise import add, revise
 
-    _show_revised(revise(run_folder, add(run_folder, other_folder, names, replace), output, code), output)
+    _show_revised(revise(run_folder, add(other_folder, names, replace), output, code), output)
 
 
 @clients.command("remove")
@@ -280,7 +291,7 @@ def remove_clients(run_folder: str, names: tuple[str, ...], output: str, code: d
     """Remove clients, as if they had never taken part (unlearning)."""
     from tfp_bfl.app.one_run.revise import remove, revise
 
-    _show_revised(revise(run_folder, remove(run_folder, names), output, code), output)
+    _show_revised(revise(run_folder, remove(names), output, code), output)
 
 
 def _show_revised(summary: dict[str, Any], output: str) -> None:
@@ -304,8 +315,9 @@ def list_choices() -> None:
     from tfp_bfl.app.options.algorithms import ALGORITHMS
 
     click.echo("algorithms:")
-    for name, options in ALGORITHMS.items():
-        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {options.summary}")
+    summaries = {name: x.summary for name, x in ALGORITHMS.items()} | {name: x.summary for name, x in AFTER.items()}
+    for name, summary in summaries.items():
+        click.echo(f"  {name.ljust(max(map(len, summaries)))}  {summary}")
     click.echo(f"datasets: {', '.join(data.list_sources())}, any image-classification dataset of TFDS")
     for title, table in (
         ("models", choices.MODELS),

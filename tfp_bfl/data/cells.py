@@ -38,6 +38,10 @@ _LIKE_A_DATE = rf"(?i)^(?:{_SPACED}|{_MONTHS}|{_SAS})(?:[ T,:]+\d{{1,2}}:\d{{2}}
 # Of a column that counts the rows of a table, and of one that does not begin at 0 or 1: it numbers the rows if another
 # site has the first ones.
 ROWS, ROWS_ON = COUNTERS = ("row number", "later row number")
+# Of whole numbers that rise from row to row: all clients together may number the rows of one table.
+RISING = "rising number"
+NUMBERING = (*COUNTERS, RISING)
+NUMERIC = ("number", "truth", *NUMBERING)
 # Of a column without a value at one site: other sites may have values.
 BLANK = "empty"
 
@@ -52,7 +56,7 @@ class Cells(NamedTuple):
       values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
       levels: of ordinal cells, in their order; () otherwise.
       is_whole: whether the numbers have an integer type.
-      rows_of: `counter` of the column in one site's table, which may be divided since.
+      rows_of, numbering: `counter` and `numbered` of the column in one site's table, which may be divided since.
       sign: beside all numbers in the table, such as "%"; "" for none.
     """
 
@@ -63,6 +67,7 @@ class Cells(NamedTuple):
     is_whole: bool = False
     rows_of: str = ""
     sign: str = ""
+    numbering: tuple[int, int] | None = None
 
     @property
     def empty(self) -> np.ndarray:
@@ -87,15 +92,20 @@ class Cells(NamedTuple):
 
     @property
     def counter(self) -> str:
-        """Return `ROWS` for a column that counts the rows from 0 or 1, `ROWS_ON` from another number, else ""."""
-        if not self.is_whole or len(self.values) < 2 or not np.all(np.diff(self.values) == 1):
+        """`ROWS` of a column that counts the rows from 0 or 1, `ROWS_ON` from another number, `RISING`, or "".
+
+        A column that begins elsewhere than at 0 or 1 may be a year or a dose.
+        """
+        if not self.is_whole or self.empty.any() or not np.all((steps := np.diff(self.values)) > 0):
             return ""
+        if not len(steps) or not np.all(steps == 1):
+            return RISING
         return ROWS if self.values[0] in (0, 1) else ROWS_ON
 
     @property
-    def counts_rows(self) -> bool:
-        """Return whether the column counts the rows from 0 or 1: one that begins elsewhere may be a year or a dose."""
-        return self.counter == ROWS
+    def numbered(self) -> tuple[int, int] | None:
+        """The number of cells and their sum, of a column with a `counter`."""
+        return (len(self.values), int(self.values.sum())) if self.counter else None
 
 
 def read_columns(

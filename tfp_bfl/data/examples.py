@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.by_client import check_kinds, numbers_rows
+from tfp_bfl.data.by_client import Rows, check_kinds, counts, rows_of_clients
 from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_as, read_columns
 from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
 from tfp_bfl.data.encoding import Raw
@@ -105,6 +105,8 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
       InvalidArgument: there is no such column, or a column can't be used.
     """
     label, client = reading.label, reading.client
+    if reading.columns and client not in table.column_names:
+        client = None  # A test set need not name the clients.
     if label == Reading().label and label not in table.column_names and not reading.columns:
         some = ", ".join(map(shown, table.column_names[:_MOST_NAMES]))
         raise InvalidArgument(
@@ -137,6 +139,11 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     of_clients: list[str] = []
     if client is not None:
         owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
+        if reading.columns and (owners == "").any():
+            raise InvalidArgument(
+                f"The column {shown(client)} of {where} has {np.sum(owners == '')} empty cells, the first in row "
+                f"{int(np.argmax(owners == '')) + 1}: name the client of each test row, or leave the column out."
+            )
     if reading.regresses:
         sign = "" if reading.plain_labels else None
         labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
@@ -152,9 +159,9 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     elif not reading.regresses:
         notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
     if not strict:
-        if owners is not None and not (reading.columns or reading.is_part):
-            check_kinds(table, features.columns, owners, reading.categorical)
-        features, columns, of_features = _features(features, reading, owners)
+        clients = [] if reading.columns or reading.is_part else rows_of_clients(owners)
+        check_kinds(table, features.columns, clients, reading.categorical)
+        features, columns, of_features = _features(features, reading, clients)
         notes += of_features
         filled &= True if owners is None else owners != ""
         if not filled.all():
@@ -220,14 +227,12 @@ def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Tro
     free = [name for name in columns if name not in empty and name not in fixed]
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
-    found |= {x.name: x._replace(rows_of=x.counter) for x in read}
+    found |= {x.name: x._replace(rows_of=x.counter, numbering=x.numbered) for x in read}
     found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit, signs=_signs(columns, reading))}
     return list(found.values())
 
 
-def _features(
-    raw: Raw, reading: Reading, owners: np.ndarray | None
-) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
+def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
     """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
     notes = [note for x in raw.columns for note in x.notes]
     if not reading.columns:
@@ -235,7 +240,7 @@ def _features(
         raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
     if reading.is_part:
         return raw, tuple(x.name for x in raw.columns), notes
-    counting = [x.name for x in raw.columns if x.name not in reading.only and numbers_rows(x, owners)]
+    counting = [x.name for x in raw.columns if x.name not in reading.only and counts(x, clients)]
     if reading.columns or len(counting) == len(raw.columns):
         counting = []
     raw = Raw([x for x in raw.columns if x.name not in counting], raw.unit)

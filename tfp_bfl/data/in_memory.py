@@ -103,11 +103,16 @@ def split_clients(clients: Clients) -> tuple[Source, np.ndarray]:
     return clients.source.select(rows[order]), owners[order]
 
 
-def check_alike(train: Source, test: object) -> None:
-    """Raise InvalidArgument unless a test set is a source of the same form and the same classes as the training set."""
+def check_alike(train: Source, given: object) -> Source:
+    """Return a test set, a source or the rows of clients.
+
+    Raises:
+      InvalidArgument: it is neither, or its form or its classes differ from those of the training set.
+    """
+    test = split_clients(given)[0] if isinstance(given, Clients) else given
     if not isinstance(test, Source):
         raise InvalidArgument(
-            f"test_data has the type {type(test).__name__}, but must be a Source, as the training data are."
+            f"test_data has the type {type(test).__name__}, but must be a Source or Clients, as the training data are."
         )
     for name in ("element_shape", "is_image", "class_names", "target", "columns", "encoding"):
         ours, theirs = getattr(train, name), getattr(test, name)
@@ -115,3 +120,4 @@ def check_alike(train: Source, test: object) -> None:
             raise InvalidArgument(
                 f"The {name} of test_data is {shown(theirs)}, but of the training data {shown(ours)}: both must agree."
             )
+    return test

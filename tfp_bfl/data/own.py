@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,7 +194,7 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
     if kind_of(path) == ARRAYS or (isinstance(path, (str, os.PathLike)) and str(path).lower().endswith(".npz")):
         train = of_arrays(train, reading.regresses)
     if test is not None:
-        given, _ = _read(test, _of_test(reading, train), "test_data")
+        given, _ = _read(test, _of_test(reading, train), is_test=True)
     has_names = bool(train.class_names)
     regresses, labels_are = reading.regresses, f"The labels of {_name_of(path, label)}"
     train, given = in_one_form(train, given)
@@ -234,7 +234,7 @@ def _in_words(source: Source) -> list[str]:
 def _of_test(reading: Reading, train: Examples) -> Reading:
     """Return how the test set is read: the columns of the training set, in the same form."""
     cells = train.features.columns if isinstance(train.features, Raw) else ()
-    reading = reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns)
+    reading = reading._replace(drop=(), only=(), categorical=(), columns=train.columns)
     return reading._replace(kinds=tuple(x.kind for x in cells), signs=tuple(x.sign for x in cells))
 
 
@@ -254,10 +254,10 @@ def _of_source(given: Source | Clients, client: str | None, test: Any, task: str
     if (source.target is None) != (task == "classification"):
         labels = "classes" if source.target is None else "numbers"
         raise InvalidArgument(f"task is {task}, but the labels of dataset are {labels}: give the other task.")
-    names = source.client_names if isinstance(given, Source) else tuple(map(str, range(given.num_clients)))
+    names = source.client_names if isinstance(given, Source) else given.client_names
+    names = names or tuple(str(k) for k in range(clients.num_clients if clients else 0))
     if test is not None:
-        check_alike(source, test)
-        return OwnData(source, test, clients, names)
+        return OwnData(source, check_alike(source, test), clients, names)
     train, owners = split_clients(clients) if clients else (source, None)
     held = _held_out(train.labels if train.target is None else np.zeros(train.num_examples), owners)
     rest, test = train.select(~held, "train"), train.select(held, "test")
@@ -266,10 +266,10 @@ def _of_source(given: Source | Clients, client: str | None, test: Any, task: str
     return OwnData(rest, test, Clients(rest, rows_by_client(owners[~held], clients.num_clients)), names)
 
 
-def _read(data: object, reading: Reading, where: str = "dataset") -> tuple[Examples, Examples | None]:
+def _read(data: object, reading: Reading, is_test: bool = False) -> tuple[Examples, Examples | None]:
     """Return the examples of a path or in memory, and the test set that lies beside them, if there is one."""
     if not isinstance(data, (str, os.PathLike)):
-        return examples_in(data, where, reading), None
+        return examples_in(data, "test_data" if is_test else "dataset", reading), None
     path = pathlib.Path(data)
     suffix, where = path.suffix.lower(), files.name(path)
     if suffix in TABLES and not os.path.isdir(path):
@@ -278,9 +278,9 @@ def _read(data: object, reading: Reading, where: str = "dataset") -> tuple[Examp
     check_no_table(reading, where)
     if os.path.isdir(path):
         train, test = read_folder(path)
-        return Examples(*train), None if test is None else Examples(*test._replace(owners=None))
+        return Examples(*train), None if test is None else Examples(*test)
     if suffix == ".npz":
-        return _read_archive(path, reading.client)
+        return _read_archive(path, reading.client, is_test)
     raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
 
 
@@ -314,19 +314,12 @@ def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
         check_spelling({client: [names[i] for i in found] for client, found in labels.items()})
 
 
-def _read_archive(path: pathlib.Path, client: str | None) -> tuple[Examples, Examples | None]:
+def _read_archive(path: pathlib.Path, client: str | None, is_test: bool) -> tuple[Examples, Examples | None]:
     arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
-    for name in ("features", "labels", *([client] if client else [])):
+    for name in ("features", "labels", *([client] if client and not is_test else [])):
         if name not in arrays:
             lookup(arrays, name, "array", f"in {files.name(path)}")
-    owners, notes = arrays.get(client or "clients"), tuple[str, ...]()
-    if owners is not None:
-        if owners.shape != (len(arrays["features"]),):
-            raise InvalidArgument(
-                f"The array {client or 'clients'} of {files.name(path)} has the shape {list(owners.shape)}, but must "
-                f"name the client of each of the {len(arrays['features'])} examples."
-            )
-        owners, notes = clients_of(owners, client or "clients", files.name(path))
+    owners, notes = _owners(path, arrays, client or "clients", "features")
     names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
     for name in ("labels", "test_labels"):
         if name in arrays and arrays[name].dtype.kind in "US":
@@ -339,7 +332,23 @@ def _read_archive(path: pathlib.Path, client: str | None) -> tuple[Examples, Exa
         )
     if "test_features" not in arrays:
         return train, None
-    return train, Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
+    of_test, _ = _owners(path, arrays, f"test_{client or 'clients'}", "test_features")
+    return train, Examples(arrays["test_features"], arrays["test_labels"], of_test, columns, names)
+
+
+def _owners(
+    path: pathlib.Path, arrays: Mapping[str, np.ndarray], name: str, features: str
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return the client of each example of an archive, and sentences on their names; None where it names none."""
+    if name not in arrays:
+        return None, ()
+    shape, number = list(arrays[name].shape), len(arrays[features])
+    if shape != [number]:
+        raise InvalidArgument(
+            f"The array {name} of {files.name(path)} has the shape {shape}, but must name the client of each of the "
+            f"{number} examples."
+        )
+    return clients_of(arrays[name], name, files.name(path))
 
 
 def _held_out(labels: np.ndarray, owners: np.ndarray | None) -> np.ndarray:

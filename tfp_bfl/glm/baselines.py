@@ -64,7 +64,7 @@ def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.
 def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
     """Score the linear model with an intercept for each client; None where the rows do not name the clients."""
     names = names_in(clients)
-    if test.num_classes > 2 or names is None or test.owners is None or len(names) > _MOST_CLIENTS:
+    if test.num_classes > 2 or not names or test.owners is None or len(names) > _MOST_CLIENTS:
         return None
     restricted = None if len(names) <= _FEW_CLIENTS else False
     fitted = bfl.glm.fit_hierarchical(_rows(clients), _family(test), prior_stddev=PRIOR_STDDEV, restricted=restricted)

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import texts
+from tfp_bfl.data.agreement import is_numbering
+from tfp_bfl.data.cells import RISING, texts
 from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, RISING, SIGNED, Column, Plan
+from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, SIGNED, Column, Plan
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.outcomes import Outcome, are_filled, numbers, read_outcome
 from tfp_bfl.glm.rows import Rows, read
@@ -214,11 +215,10 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
                     f"{shown(column.name)} is empty in the same rows as {shown(plan.columns[same[0]].name)}: one "
                     "indicator serves both."
                 )
-    last = used * (used + 1) / 2
     numbering = [
         column.name
         for column, total, count in zip(plan.columns, _first_of(plan, sums), _first_of(plan, counts))
-        if column.kind == RISING and count == used and total in (last, last - used)
+        if column.kind == RISING and count == used and is_numbering(float(used), total)
     ]
     notes += [f"The column {shown(name)} numbers the rows and is left out." for name in numbering]
     filled = there + (np.array([both[j, j] for j, c in enumerate(plan.columns) for _ in c.names]) if means else 0)

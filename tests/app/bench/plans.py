@@ -1,9 +1,8 @@
 """Small benchmarks, and their records."""
 
-import json
-
 import yaml
 
+from tests.kit import lines_of
 from tfp_bfl.app.bench import program
 from tfp_bfl.app.bench.plan import read_plan
 
@@ -31,4 +30,4 @@ def plan_of(tmp_path, **changes):
 
 
 def records(folder):
-    return [json.loads(line) for line in (folder / program.RECORDS).read_text().splitlines()]
+    return lines_of(folder / program.RECORDS)

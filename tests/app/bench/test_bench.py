@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.app.bench.plans import PLAN, heart, plan_of, records
+from tests.kit import lines_of
 from tfp_bfl.app.bench import cell, program
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import datasets
@@ -251,7 +252,7 @@ def test_tune_writes_the_best_configuration(tmp_path, monkeypatch, stand_in, cap
     command = ["tune", "--space", "learning-rate=0.01..0.1 log", "--trials", "6", "--rounds", "2", "--output", "t"]
     assert run_command_line(command) == 0
     best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
-    rows = [json.loads(line) for line in (tmp_path / "t" / "trials.jsonl").read_text().splitlines()]
+    rows = lines_of(tmp_path / "t" / "trials.jsonl")
     least = min(rows, key=lambda row: row["nll"])
     assert best["learning_rate"] == least["values"]["learning_rate"] and best["rounds"] == 2
     assert f"has nll {least['nll']:.4f} on held-out" in capsys.readouterr().out
@@ -332,8 +333,8 @@ REAL = {
     "methods": {
         "fed_avg": {"algorithm": "fed_opt", "kind": "deterministic", "tuned": {"learning_rate": "0.01..0.1 log"}},
         "variational": {},
-        "head": {"algorithm": "fed_opt", "kind": "deterministic", "then": "last_layer"},
-        "laplace": {"algorithm": "fed_opt", "kind": "deterministic", "then": "laplace"},
+        "head": {"algorithm": "last_layer", "start": {"algorithm": "fed_opt", "kind": "deterministic"}},
+        "laplace": {"algorithm": "laplace", "start": {"algorithm": "fed_opt", "kind": "deterministic"}},
         "reptile": {"algorithm": "meta_learning", "learner": "plain"},
     },
 }
@@ -364,6 +365,9 @@ def test_a_reduced_benchmark(tmp_path):
     # Four clients send matrix and gradient of 66 weights, and three numbers: in float64 ten times, in float32 once.
     more = lambda method: (heart[method]["upload_mb"] - heart["fed_avg"]["upload_mb"]) * 2**20
     assert more("head") == pytest.approx(10 * 4 * ((66**2 + 66) * 8 + 16))
+    for method in ("head", "laplace"):  # The default temperature: 0.01 for classes, 1 for regression.
+        assert sound["heart", method]["about"]["posterior_temperature"] == 0.01
+        assert sound["diabetes", method]["about"]["posterior_temperature"] == 1
     assert more("laplace") == pytest.approx(4 * ((66**2 + 66) * 4 + 12))
     assert "permuted_nll" in sound["heart", "variational"]["scores"]
     assert (tmp_path / "out" / "results.md").is_file() and (tmp_path / "out" / "index.html").is_file()

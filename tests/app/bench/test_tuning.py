@@ -1,10 +1,10 @@
 """Trials: the same number for each method, repeatable, resumed after an interruption, and never of a failed one."""
 
-import json
 import math
 
 import pytest
 
+from tests.kit import lines_of
 from tfp_bfl.app.bench import tuning
 from tfp_bfl.app.bench.spaces import Space
 from tfp_bfl.errors import Error, InvalidArgument
@@ -78,7 +78,7 @@ def test_failed_trials_are_never_chosen(tmp_path):
         return bowl(values)
 
     found = tune(tmp_path / "t", attempt)
-    rows = [json.loads(line) for line in (tmp_path / "t" / tuning.TRIALS).read_text().splitlines()]
+    rows = lines_of(tmp_path / "t" / tuning.TRIALS)
     assert found.values["kind"] == "a" and rows[0]["failed"] == "The training diverged."
 
 

@@ -13,10 +13,10 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench import scores
 from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_personal, set_aside, test_parts
 from tfp_bfl.app.one_run import build, datasets
+from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
 from tfp_bfl.app.one_run.baselines import baselines
 from tfp_bfl.app.one_run.job import Job, prepare
-from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
-from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
+from tfp_bfl.app.options.afterwards import after_options
 from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
@@ -63,6 +63,7 @@ class _Trained(NamedTuple):
     seconds: list[float]
     warnings: list[str]
     digest: str | None
+    temperature: float | None
 
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""
@@ -153,6 +154,8 @@ def run_final(task: Task) -> dict[str, Any]:
     }
     if trained.digest is not None:
         about["data"] = trained.digest
+    if trained.temperature is not None:
+        about["posterior_temperature"] = trained.temperature
     if job.test.target is None:
         about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
     cost = {
@@ -201,23 +204,26 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         )
         after = _afterwards(task, job, result) if task.then is not None else None
         clock.add_rest()
-    warnings = [*job.warnings, *result.warnings, *(after.warnings if after else ())]
+    warnings = [*job.warnings, *result.warnings]
     upload, download = _megabytes(job, result) if evaluate else (0.0, 0.0)
-    model = result.model
+    model, temperature = result.model, None
     if after is not None:
-        model = after.model
-        more, clients = len(after.rounds) / _MB, job.clients.num_clients
-        # The state holds the sums of all clients, which each round sends anew.
-        sums = after.state.step.rows if task.then == "last_layer" else after.state.step
-        upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
+        last, sums = after
+        model, temperature, warnings = last.model, sums.settings.temperature, [*warnings, *last.warnings]
+        more, clients = len(last.rounds) / _MB, job.clients.num_clients
+        # Each round sends the sums of all clients anew.
+        upload += more * sum(int(np.asarray(x).nbytes) for x in _leaves(sums.rows))
         download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
     is_personal = algorithm_options(job.config.algorithm).adapts
     digest = bfl.data.digest(user_data) if user_data else None
-    return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings, digest)
+    cost = upload, download, clock.seconds()
+    return _Trained(job, held[0], test, result, model, is_personal, *cost, warnings, digest, temperature)
 
 
-def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:
-    """Return the rounds of Laplace's approximation or of the last layer after the training."""
+def _afterwards(
+    task: Task, job: Job, result: bfl.federated.SimulationResult
+) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of Laplace's approximation or of the last layer after the training, and the clients' sums."""
     check_one_network(job.config, str(task.then), job.process)
     check_exact(job.config, str(task.then), "This", job.process)
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
@@ -225,9 +231,7 @@ def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) ->
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
     data = bfl.data.OwnData(job.train, job.test, job.clients)
     run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
-    if task.then == "laplace":
-        return approximated(run, **task.then_options)[0]
-    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)[0]
+    return fit(run, after_options(str(task.then), task.then_options))
 
 
 def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:

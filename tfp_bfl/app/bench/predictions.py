@@ -60,7 +60,7 @@ def set_aside(clients: bfl.data.Clients, share: float, seed: int) -> tuple[bfl.d
 def test_parts(job: Job) -> Parts:
     """Return the test rows of each client: its own where the data name the clients, else by its share of each class."""
     if job.shards is not None:
-        return job.shards
+        return client_scores.with_models(job.shards, job.config, job.everybody.num_clients)
     if job.test.target is not None:
         return Parts(job.test, [np.arange(job.test.num_examples)])
     return Parts(job.test, job.test.partition(bfl.data.like(job.clients), seed=job.config.seed).indices)

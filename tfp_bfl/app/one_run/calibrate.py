@@ -34,7 +34,7 @@ def calibrate(
     *,
     accuracy: float | None = None,
     coverage: float | None = None,
-    confidence: float = 0.9,
+    confidence: float | None = None,
     by: str = "entropy",
     set_coverage: float = 0.9,
     set_score: str = "probability",
@@ -53,7 +53,7 @@ def calibrate(
       accuracy: accuracy on retained examples (`evaluation.abstention_limit`); 0.95 if neither it nor coverage is
         given; or
       coverage: fraction of the examples that is retained.
-      confidence: in that accuracy, and in the coverage of a client's own sets.
+      confidence: in that accuracy, and in the coverage of a client's own sets; None for 0.9.
       by: "entropy" or "epistemic", of which uncertainty the limit is.
       set_coverage: with which probability prediction sets hold the label (`evaluation.conformal_limit`).
       set_score: by which classes enter a set: "probability", "aps" or "raps:PENALTY".
@@ -67,6 +67,11 @@ def calibrate(
     """
     if by not in BY:
         raise InvalidArgument(f"by is {by!r}, but must be one of {', '.join(BY)}.")
+    if confidence is not None and coverage is not None and not each_client:
+        raise InvalidArgument(
+            "confidence is that of an accuracy, or of each client's sets, and a coverage is given: leave it out."
+        )
+    confidence = 0.9 if confidence is None else confidence
     folder = pathlib.Path(run)
     model = bfl.export.find(folder)
     if not (folder / HELD_OUT).is_file():

@@ -15,7 +15,7 @@ from tfp_bfl.app.options import class_weights
 from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.partition_names import GIVEN
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from tfp_bfl.app.one_run.job import Job
@@ -72,14 +72,9 @@ def everybody(clients: bfl.data.Clients, unseen: bfl.data.Clients | None) -> bfl
     return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
 
 
-def names_in(clients: bfl.data.Clients) -> list[str] | None:
-    """Return the name that the rows give each of two clients or more; None unless each has a different one."""
-    owners = clients.source.owners
-    if owners is None:
-        return None
-    names = [set(owners[part].tolist()) for part in clients.indices]
-    every = set().union(*names)
-    return [name for (name,) in names] if 2 <= len(every) == len(names) == sum(map(len, names)) else None
+def names_in(clients: bfl.data.Clients) -> list[str]:
+    """Return the name that the rows give each of two clients or more; [] unless each has a different one."""
+    return list(clients.client_names) if clients.num_clients > 1 else []
 
 
 def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -98,7 +93,8 @@ def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]
 def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Parts | None:
     """Return the test rows of each client: its own, where training and test data name the clients.
 
-    Artificial clients have no test rows; with `evaluate_clients` each gets a part of every class, as in training.
+    Clients that the test data name and the training data do not are the last. Artificial clients have no test rows;
+    with `evaluate_clients` each gets a part of every class, as in training.
 
     Args:
       config: of the run.
@@ -106,14 +102,14 @@ def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) 
       clients: those in training, and those that are not.
 
     Raises:
-      InvalidArgument: evaluate_clients where the test data name no clients, or are too few for the clients.
+      InvalidArgument: evaluate_clients where the test data name no clients, are too few for the clients, or name a
+        client without training rows for a method with models of the clients.
     """
-    names = names_in(clients) if config.partition == GIVEN else None
+    names = names_in(clients) if config.partition == GIVEN else []
     if names and test.owners is not None:
-        places: dict[str, list[int]] = {name: [] for name in names}
-        for row, owner in enumerate(test.owners.tolist()):
-            places.setdefault(owner, []).append(row)
-        return Parts(test, [np.array(places[name], np.int64) for name in names], names)
+        every = list(dict.fromkeys([*names, *test.client_names]))
+        parts = Parts(test, test.rows_of(every), every)
+        return with_models(parts, config, len(names)) if config.evaluate_clients else parts
     if not config.evaluate_clients:
         return None
     if config.partition == GIVEN:
@@ -123,6 +119,25 @@ def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) 
             "out."
         )
     return Parts(test, test.partition(bfl.data.like(clients), seed=config.seed).indices)
+
+
+def with_models(parts: Parts, config: RunConfig, number: int) -> Parts:
+    """Return test rows of clients that each have a model, as far as the algorithm makes a model for each.
+
+    Args:
+      parts: the test rows of each client.
+      config: of the run.
+      number: of clients with training rows, the first.
+
+    Raises:
+      InvalidArgument: a further client has no model.
+    """
+    if parts.num_clients > number and algorithm_options(config.algorithm).adapts:
+        raise InvalidArgument(
+            f"{config.algorithm} scores each client by a model of its own, and {shown(parts.called[number])} of the "
+            "test data has no training rows: leave its test rows out."
+        )
+    return parts
 
 
 def scored(
@@ -154,7 +169,7 @@ def scored(
         found["clients"] = of_model(parts, final, held)
         lines = []
         scores = {row["client"]: row for row in found["clients"] if row["n"]}
-        for k, name in enumerate(parts.called):
+        for k, name in enumerate(parts.called[: job.everybody.num_clients]):
             metrics = {key: x for key, x in scores.get(name, {}).items() if key in ("accuracy", "rmse", "test_nll")}
             if metrics:
                 lines.append(bfl.federated.ClientScores(k, len(job.everybody.indices[k]), metrics))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -116,7 +116,7 @@ def predict(
     model: str | os.PathLike,
     images: str | os.PathLike | Sequence[str | os.PathLike],
     num_samples: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     max_uncertainty: float | None = None,
     separator: str | None = None,
 ) -> Predictions:
@@ -127,7 +127,7 @@ def predict(
       images: paths as of `tfp_bfl.data.read_images`; images are not resized. For a model of a table's rows, .csv, .tsv
         or .parquet files with the columns that the model was trained on.
       num_samples: S, at most 10,000; None for the number that a calibrated model was calibrated with, otherwise 20.
-      seed: random seed of the samples.
+      seed: random seed of the samples; None for 0.
       max_uncertainty: abstention threshold on the entropy, or on the standard deviation of a regression model; None
         for the threshold of a calibrated model, otherwise no threshold.
       separator: column separator of .csv files (`tfp_bfl.data.read_own`); None for the separator of the header.
@@ -136,13 +136,14 @@ def predict(
       The predictions, as `Row`s, or as `NumberRow`s of a regression model.
 
     Raises:
-      InvalidArgument: the model cannot be read, no image can be read, the model does not accept such files, or a number
-        is out of its range.
+      InvalidArgument: the model cannot be read, no image can be read, the model does not accept such files, a number
+        is out of its range, or an option has no effect on such a model or such files.
     """
     if num_samples is not None and check_count(num_samples, "num_samples") > MOST_SAMPLES:
         raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
     folder = bfl.export.find(model)
     info = bfl.export.read_info(folder)
+    check_draws(info, {"num_samples": num_samples, "seed": seed})
     regresses = bfl.export.target_of(info) is not None
     if max_uncertainty is not None and not 0 <= max_uncertainty <= (np.inf if regresses else 1):
         raise InvalidArgument(
@@ -159,13 +160,28 @@ def predict(
     rows: list[AnyRow] = []
     for start in range(0, len(examples.names), BATCH_SIZE):
         part = slice(start, start + BATCH_SIZE)
-        answer = loaded.predict(tf.constant(examples.pixels[part]), num_samples=number, seed=seed)
+        answer = loaded.predict(tf.constant(examples.pixels[part]), num_samples=number, seed=seed or 0)
         values = {name: value.numpy() for name, value in answer.items()}
         if regresses:
             rows += _as_numbers(examples.names[part], values, max_uncertainty)
         else:
             rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty)
     return Predictions("image" if len(facts["input_shape"]) == _IMAGE else "row", rows, examples.failures, notes)
+
+
+def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
+    """Check that the options of weight samples have an effect on a model.
+
+    Args:
+      info: of the model.
+      given: num_samples and seed; None for an option that is not given.
+
+    Raises:
+      InvalidArgument: one is given, and the model has nothing random.
+    """
+    for name, value in given.items():
+        if value is not None and not (info.model or {"stochastic": True})["stochastic"]:
+            raise InvalidArgument(f"{name} has no effect on a model with point weights: leave it out.")
 
 
 def stated_by(model: str | os.PathLike) -> str:
@@ -239,6 +255,8 @@ def read_examples(
     """
     shape: Any = (info.model or {})["input_shape"]
     if len(shape) == _IMAGE:
+        if separator is not None:
+            raise InvalidArgument("separator is of tables, and the model takes images: leave it out.")
         return bfl.data.read_images(paths, tuple(shape))
     return _rows(paths, info, separator, [] if notes is None else notes)
 

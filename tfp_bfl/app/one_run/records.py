@@ -174,7 +174,7 @@ def results(
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
-        client_names=(names_in(clients) if config.partition == GIVEN else None) or (),
+        client_names=names_in(clients) if config.partition == GIVEN else (),
         warnings=list(dict.fromkeys([*warnings, *(summary.get("warnings") or [])])),
     )
 

@@ -56,8 +56,8 @@ def execute(
     round), checkpoints/ (for `resume`), predictions.npz (of the test set),
     training_histograms.npz (for `drift`; not with differential privacy), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
-    complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with hold_out
-    held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
+    complete; for fl_swag and partitioned_vi also clients.npz, from which `revise` adds and removes clients; with
+    hold_out held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
     Args:
       config: what to run.

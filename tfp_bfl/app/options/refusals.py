@@ -36,6 +36,7 @@ OF_ONE_PLACE = (
     *("dataset", "data_dir", *(name for name in OF_DATA if name not in OF_TABLES), "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight", "popularity", "dropout"),
+    "evaluation_examples",
 )
 # Options of files, and what serves in their place for data in memory.
 _LEAVE_OUT = "leave columns out of the data that you give"
@@ -72,6 +73,17 @@ def must_be(error: Any) -> str:
     """
     form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
     return form.format(**error.get("ctx", {}))
+
+
+def refusal(error: pydantic.ValidationError, of: str = "") -> InvalidArgument:
+    """Return what was wrong with the values of options, in one sentence; `of` says of what they are."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidArgument):
+        return cause
+    where = str(first["loc"][0])  # The rest names an alternative of a union.
+    forms = dict.fromkeys(must_be(one) for one in error.errors() if str(one["loc"][0]) == where)
+    return InvalidArgument(f"{where}{of} is {shown(first['input'])}, but must be {' or '.join(forms)}.")
 
 
 def check_folder(config: Any) -> None:

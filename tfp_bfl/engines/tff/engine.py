@@ -12,6 +12,7 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.engines.tff.context import Runtime, local_workers
 from tfp_bfl.engines.tff.installation import require_tff
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.federated.local import Accepts
 from tfp_bfl.federated.process import BayesianProcess
 
 
@@ -20,7 +21,10 @@ class TffEngine:
 
     Attributes:
       concurrent_calls: of the runtime.
+      accepts: datasets.
     """
+
+    accepts: Accepts = "datasets"
 
     def __init__(self, process: BayesianProcess, runtime: Runtime):
         self._process = process.learning_process

@@ -51,12 +51,11 @@ def deploy(context: click.Context) -> None:
     metavar="NAME",
     help="Name of a site; repeat the option for each site (at least one).",
 )
-@click.option("--party", "renamed", multiple=True, hidden=True)
-def init(folder: str, host: str, port: int, sites: Sequence[str], renamed: Sequence[str]) -> None:
+def init(folder: str, host: str, port: int, sites: Sequence[str]) -> None:
     """Write a folder for the server, for the administrator, and for each site, with certificates."""
     from tfp_bfl.sites.deployment.kits import make_kits
 
-    for kit in make_kits(folder, host, port, [*sites, *renamed]):
+    for kit in make_kits(folder, host, port, sites):
         click.echo(str(kit))
     click.echo("Send each folder to its owner over a confidential channel. Keep the folder authority to yourself.")
 

@@ -18,6 +18,7 @@ from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
@@ -31,7 +32,7 @@ from tfp_bfl.sites.deployment.results import write_results
 from tfp_bfl.sites.deployment.site import OFFER
 from tfp_bfl.sites.deployment.traffic import Counted
 from tfp_bfl.sites.schema import TABLE
-from tfp_bfl.sites.tables import TableOptions, notes, parse_options
+from tfp_bfl.sites.tables import notes, parse_options
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +230,7 @@ def _of_tables(tables: TableOptions) -> dict[str, Any]:
 
 
 class _Carrier:
-    """Transport (`federated.Transport`) over a channel: the messages of rounds as bytes.
+    """Transport (`sites.Transport`) over a channel: the messages of rounds as bytes.
 
     A site that was restarted or missed its job gets the job before the next round, and takes part again. All sites
     of a round have one deadline. A site that did not answer in `_PATIENCE` consecutive rounds is not asked in the next
@@ -266,7 +267,7 @@ class _Carrier:
         self._rest: collections.Counter[str] = collections.Counter()
 
     def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
-        """Implement `federated.Transport.ask`."""
+        """Implement `sites.Transport.ask`."""
         invited = [self._names[number] for number in numbers]
         resting = self._resting(invited)
         for site in resting:

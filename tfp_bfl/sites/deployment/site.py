@@ -16,6 +16,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -27,7 +28,7 @@ from tfp_bfl.sites.deployment.ledger import Ledger
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.sites.schema import TABLE
 from tfp_bfl.sites.steps import Steps
-from tfp_bfl.sites.tables import NO_OPTIONS, TableOptions, parse_options, text_columns
+from tfp_bfl.sites.tables import parse_options, text_columns
 
 OFFER = "offer"
 _MOST_BYTES = 2**33
@@ -165,7 +166,7 @@ class Site:
         back = config.checkpoint_every * config.keep_checkpoints
         fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
         fields |= {"rounds": config.rounds, "charge": self._charge}
-        fields["steps"] = Steps(self._process.round.initialize().weights, _Versions(folder / "weights", back))
+        fields["steps"] = Steps(self._process, _Versions(folder / "weights", back), parties)
         if sums is None:
             masked.check_unbound(folder)
         else:
@@ -184,7 +185,7 @@ class Site:
             self._ledger.charge(message)
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the result of the site's work in a round, or proofs or seeds of masks (`federated.SealedParty`).
+        """Return the result of the site's work in a round, or proofs or seeds of masks (`sites.SealedParty`).
 
         Raises:
           InvalidArgument: the answer would exceed the epsilon of the site's file, or reveal a second sum.
@@ -203,12 +204,10 @@ class Site:
         model = self._process.model_fn()
         loaded = bfl.sites.from_arrays(weights, bfl.models.predictive_spec(model, weights))
         model = bfl.models.predictive_model(model, loaded)
-        samples, seed = self._config.num_samples, self._config.seed
-        arguments = model, self._held.features, self._held.labels, samples, seed
-        if (target := self._held.target) is not None:
-            loaded = bfl.evaluation.evaluate_regression(*arguments, scale=target.scale, shift=target.mean)
-            return bfl.evaluation.number_sums(loaded)
-        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
+        scores = build.scorer(self._config, self._held)(model, self._held.features, self._held.labels)
+        if self._held.target is not None:
+            return bfl.evaluation.number_sums(scores)
+        return bfl.evaluation.score_sums(scores, self._held.labels)
 
     def _begun(self) -> bfl.sites.Party:
         if self._party is None:

@@ -1,0 +1,48 @@
+"""What tests of many folders share: the command line, the files of a run, and comparisons of structures."""
+
+import json
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.app.cli import run_command_line
+
+
+def call(*arguments):
+    """Run a command of `tfp-bfl` and return its exit status."""
+    return run_command_line([str(x) for x in arguments])
+
+
+def refusal(capsys, *arguments):
+    """Run a command that must be refused, and return its sentence."""
+    capsys.readouterr()
+    assert call(*arguments) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def json_of(path):
+    """Read a file of JSON."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def lines_of(path):
+    """Read a file with JSON in each line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def summary_of(folder):
+    """Read what a run recorded at its end."""
+    return json_of(folder / "summary.json")
+
+
+def info_of(folder):
+    """Read what is known of a run's model."""
+    return json_of(folder / "saved_model" / "assets" / "info.json")
+
+
+def assert_same(actual, wanted, rtol=0.0, atol=0.0):
+    """Compare structures of equal form: every part within tolerances, equal to the last bit by default."""
+    tf.nest.assert_same_structure(actual, wanted, check_types=False)
+    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
