@@ -8,7 +8,7 @@ import pytest
 import tfp_bfl as bfl
 from tests.sites.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.sites.comparison import score_doubts
+from tfp_bfl.sites.comparison import unseen
 from tfp_bfl.sites.deployment.channel import DESCRIBE
 from tfp_bfl.sites.deployment.party_file import FILE
 from tfp_bfl.sites.deployment.site import check
@@ -106,47 +106,11 @@ def test_a_run_names_the_site_before_its_first_round_and_in_its_summary(hospital
         run(hospitals, channel, "second", quorum=3)
 
 
-def scored(**sites):
-    """Sums of sites: name -> (correct, count)."""
-    return {name: {"correct": float(k), "count": float(n)} for name, (k, n) in sites.items()}
-
-
-def test_a_site_with_swapped_labels_is_named_by_its_scores():
-    (sentence,) = score_doubts(scored(north=(36, 38), south=(35, 37), west=(2, 38)))
-    assert sentence.startswith("west's labels agree with the model's predictions in 2 of 38 test examples, the other")
-    # As few examples as this, or a model that has learnt little, say nothing.
-    assert score_doubts(scored(north=(4, 5), south=(4, 5), west=(1, 5))) == []
-    assert score_doubts(scored(north=(60, 100), south=(55, 100), west=(35, 100))) == []
-    assert score_doubts(scored(north=(90, 100))) == score_doubts({}) == []
-    assert score_doubts({name: {"count": 9.0, "square": 1.0} for name in ("north", "west")}) == []
-
-
-def test_a_site_whose_swapped_labels_the_model_has_learnt_is_named():
-    (sentence,) = score_doubts(scored(north=(6, 36), south=(8, 36), west=(30, 36)))
-    assert sentence.startswith("west's labels agree with the model's predictions in 30 of 36 test examples, the other")
-    assert "sites' in 19%: are its labels swapped" in sentence
-    (sentence,) = score_doubts(scored(north=(6, 36), west=(30, 36)))
-    assert sentence.startswith("north's labels") and "are the labels of one of both swapped" in sentence
-
-
 def test_sites_without_scores_are_named_as_unseen():
-    seen = scored(north=(36, 38), south=(35, 37))
-    (sentence,) = score_doubts({**seen, "west": None})
-    assert sentence.startswith("Without scores of west, swapped labels") and sentence.endswith(
-        "at west cannot be detected."
-    )
-    (sentence,) = score_doubts(dict.fromkeys(("north", "south", "west")))
-    assert sentence.endswith("at any site cannot be detected.")
-
-
-def test_sites_with_examples_alike_are_not_named():
-    """20,000 federations of four sites, 30 test examples each: the error rate of .001 allows 20 false warnings."""
-    rng = np.random.default_rng(0)
-    correct = rng.binomial(30, rng.uniform(0.2, 1, [20_000, 1]), [20_000, 4])
-    rest = correct.sum(1, keepdims=True) - correct
-    suspicious = correct[((2 * correct <= rest / 3) | (correct >= 2 * rest / 3)).any(1)]
-    false = [row for row in suspicious if score_doubts(scored(**{str(i): (k, 30) for i, k in enumerate(row)}))]
-    assert len(suspicious) > 100 and len(false) <= 20
+    assert unseen(["north", "south"], ["north", "south"]) == unseen(["north"], []) == []
+    (sentence,) = unseen(["north", "south", "west"], ["north", "south"])
+    assert sentence.startswith("Without scores of west, swapped labels") and "at west cannot be detected" in sentence
+    assert "at any site cannot be detected" in unseen(["north", "south", "west"], [])[0]
 
 
 def test_rare_classes_are_named_at_the_site_and_not_sent(tmp_path):

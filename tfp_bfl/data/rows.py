@@ -11,10 +11,10 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data.cells import read_as
-from tfp_bfl.data.columns import Troubles, numbers
+from tfp_bfl.data.columns import Troubles, decoded, numbers
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
-from tfp_bfl.data.names import as_names
+from tfp_bfl.data.names import as_names, canonical, client_names
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import read_table
 
@@ -84,3 +84,16 @@ def read_encoded(
     raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit, signs=signs))
     troubles.check()
     return EncodedRows(encode(raw, features, columns), (*troubles.notes, *unknown_levels(raw, features)))
+
+
+def read_clients(path: Path, column: str, separator: str | None = None) -> np.ndarray | None:
+    """Read the client of each row of a table, object [N], "" for none; None without such a column.
+
+    Args:
+      path: of a .csv, .tsv or .parquet file.
+      column: names the clients.
+      separator: as of `read_own`.
+    """
+    column = canonical(column)
+    table = read_table(pathlib.Path(path), separator, text=[column])
+    return client_names(decoded(table[column]).to_pylist(), column)[0] if column in table.column_names else None

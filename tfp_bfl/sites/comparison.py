@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-
-from scipy import stats
 
 from tfp_bfl.data.cells import TEXT_KINDS
 from tfp_bfl.data.parts import Part
@@ -20,10 +18,6 @@ _OUTSTANDING = 10
 # A standard deviation is an outlier above this multiple of the others' largest, or below this fraction of their least.
 _MANY_TIMES = 100.0
 _MOST_NAMES = 3
-# The probability of a false warning about the scores of a federation with examples of the same distribution.
-_FALSE_ALARM = 1e-3
-# An accuracy is far from another one if it is below half of it.
-_FEW_TIMES = 2.0
 _PAIR = 2
 # A site is warned of classes with fewer training examples.
 _FEW = 10
@@ -125,80 +119,20 @@ def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> 
     return bool(own and theirs) and own.isdisjoint(theirs)
 
 
-def score_doubts(sums: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
-    """Return a warning for each site with an accuracy far from the accuracy at the other sites, below or above.
-
-    A site whose labels are swapped has the lower accuracy, or the higher one if the model has learned its labels. Each
-    site is compared with all others together by Fisher's exact test, two-sided (`different_proportions`).
-    The site with the smallest p-value is named, and the comparison repeated without it. A warning also requires that
-    one of both accuracies is below half of the other. If the sites do not differ, a warning about any of them has a
-    probability of at most `_FALSE_ALARM`.
+def unseen(sites: Sequence[str], seen: Collection[str]) -> list[str]:
+    """Return a warning in a list if sites share no scores, by which `evaluation.client_warnings` finds faults.
 
     Args:
-      sums: site -> the result of `evaluation.score_sums`, None for a site that shares no scores. For regression there
-        are no warnings.
+      sites: all of them.
+      seen: those that share scores.
     """
-    if any(x is not None and "correct" not in x for x in sums.values()):
+    without = [site for site in sites if site not in seen]
+    if not without or len(sites) < _PAIR:
         return []
-    counts = {site: (round(float(x["correct"])), round(float(x["count"]))) for site, x in sums.items() if x is not None}
-    counts = {site: pair for site, pair in counts.items() if pair[1]}
-    unseen = [site for site in sums if site not in counts]
-    named = different_proportions(counts, _FALSE_ALARM, _FEW_TIMES)
-    warnings = list[str]()
-    for site, (right, number, other_right, other_number) in named.items():
-        is_one_of_two = len(counts) - len(warnings) == _PAIR
-        asked = "are the labels of one of both" if is_one_of_two else "are its labels"
-        warnings.append(
-            f"{site}'s labels agree with the model's predictions in {right} of {number} test examples, the other "
-            f"sites' in {other_right / other_number:.0%}: {asked} swapped, or columns in other units?"
-        )
-    if unseen and len(sums) > 1:
-        where = "any site" if len(counts) < _PAIR else _some(unseen)
-        warnings.append(
-            f"Without scores of {_some(unseen)}, swapped labels or columns in other units at {where} cannot be "
-            "detected."
-        )
-    return warnings
-
-
-def different_proportions(
-    counts: Mapping[str, tuple[int, int]], error_rate: float, times: float = 1.0
-) -> dict[str, tuple[int, int, int, int]]:
-    """Find groups with a proportion that differs from that of all other groups together, the most different one first.
-
-    Fisher's exact test, two-sided, compares each of K groups with the others. The group with the smallest p-value
-    (of equal ones, that with the lower proportion) is found if p <= error_rate / K; the search is repeated without it.
-    If all groups have one probability, a group is found with a probability of at most `error_rate`.
-
-    Args:
-      counts: group -> number of successes, and of trials above 0.
-      error_rate: of the whole search.
-      times: a group is found only if the larger of both proportions is at least this multiple of the smaller.
-
-    Returns:
-      Group -> its successes and trials, and those of the groups that it was compared with.
-
-    Source: Fisher 1935; the bound over groups is Bonferroni's, of which each later step keeps the level.
-
-    Example:
-      >>> different_proportions({"north": (6, 36), "south": (8, 36), "west": (30, 36)}, 0.001)
-      {'west': (30, 36, 14, 72)}
-    """
-    rest, found = dict(counts), dict[str, tuple[int, int, int, int]]()
-    while len(rest) > 1:
-        right, number = (sum(pair[i] for pair in rest.values()) for i in (0, 1))
-        tests = []
-        for group, (k, n) in rest.items():
-            p_value = stats.fisher_exact([[k, n - k], [right - k, number - right - n + k]])[1]
-            low, high = sorted((k / n, (right - k) / (number - n)))
-            if p_value <= error_rate / len(counts) and high >= times * low:
-                tests.append((p_value, k / n, group))
-        if not tests:
-            break
-        group = min(tests)[2]
-        k, n = rest.pop(group)
-        found[group] = k, n, right - k, number - n
-    return found
+    where = "any site" if len(seen) < _PAIR else _some(without)
+    return [
+        f"Without scores of {_some(without)}, swapped labels or columns in other units at {where} cannot be detected."
+    ]
 
 
 def rare_classes(source: Source | Part) -> str:

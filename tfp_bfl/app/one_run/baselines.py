@@ -40,7 +40,7 @@ def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.eval
 
 
 def worse_than(final: object, found: list[bfl.evaluation.Baseline], test: bfl.data.Source) -> list[str]:
-    """Return a warning in a list if a model is worse than a baseline on the test data, and log it.
+    """Return a warning in a list if a model is worse than a baseline on the test data.
 
     Args:
       final: the model's `Evaluation` or `RegressionEvaluation`.
@@ -51,9 +51,7 @@ def worse_than(final: object, found: list[bfl.evaluation.Baseline], test: bfl.da
     better = bfl.evaluation.better_baseline(losses, found)
     if better is None:
         return []
-    warning = baseline_warning(float(losses.mean()), better.name, better.metrics["test_nll"])
-    logger.warning(warning)
-    return [warning]
+    return [baseline_warning(float(losses.mean()), better.name, better.metrics["test_nll"])]
 
 
 def is_better(final: object, baseline: bfl.evaluation.Baseline, test: bfl.data.Source) -> bool:

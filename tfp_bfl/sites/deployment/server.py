@@ -22,7 +22,7 @@ from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.sites.comparison import score_doubts
+from tfp_bfl.sites.comparison import unseen
 from tfp_bfl.sites.deployment import keys
 from tfp_bfl.sites.deployment.attendance import PARTIES, Attendance, FalseKeys, gather
 from tfp_bfl.sites.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
@@ -179,7 +179,8 @@ def _serve(
                 max_retries=config.max_retries,
             )
         attendance.write(folder)
-        suspects = score_doubts({site: scores.last.get(site) for site in names})
+        of_clients = bfl.evaluation.scores_of_sums(scores.last)
+        suspects = [*bfl.evaluation.client_warnings(of_clients), *unseen(names, scores.last)]
         for warning in suspects:
             progress.phase(warning)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]

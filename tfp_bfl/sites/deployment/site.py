@@ -204,10 +204,13 @@ class Site:
         model = self._process.model_fn()
         loaded = bfl.sites.from_arrays(weights, bfl.models.predictive_spec(model, weights))
         model = bfl.models.predictive_model(model, loaded)
-        scores = build.scorer(self._config, self._held)(model, self._held.features, self._held.labels)
-        if self._held.target is not None:
-            return bfl.evaluation.number_sums(scores)
-        return bfl.evaluation.score_sums(scores, self._held.labels)
+        samples, seed = self._config.num_samples, self._config.seed
+        arguments = model, self._held.features, self._held.labels, samples, seed
+        if (target := self._held.target) is not None:
+            loaded = bfl.evaluation.evaluate_regression(*arguments, scale=target.scale, shift=target.mean)
+            truth = target.mean + target.scale * np.asarray(self._held.labels, np.float64)
+            return bfl.evaluation.number_sums(loaded, truth)
+        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
 
     def _begun(self) -> bfl.sites.Party:
         if self._party is None:
