@@ -278,7 +278,9 @@ NO_STATE = {
     "without a point weight": lambda: content(change=without("weights/point/0")),
     "without a client's moments": lambda: content(change=without("rows/1/moments/mean/0", "rows/1/moments/variance/0")),
     "with half of a client's moments": lambda: content(change=without("rows/1/moments/variance/0")),
-    "without the server's moments": lambda: content(change=without("weights/moments/mean/0", "weights/moments/variance/0")),
+    "without the server's moments": lambda: content(
+        change=without("weights/moments/mean/0", "weights/moments/variance/0")
+    ),
     "one array more": lambda: content(change=put(more=1.0)),
     "a client's moments more": lambda: content(change=put(rows__2__moments__mean__0=np.zeros(4, np.float32))),
     "two numbers of examples": lambda: content(change=put(rows__1__num_examples=np.int32([3, 4]))),

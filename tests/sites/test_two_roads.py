@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.glm.test_two_roads import SITES, outcome_of, patient, random_table, write
+from tests.glm.test_two_roads import SITES, compare, patient, random_table, write
 from tfp_bfl.data import read_own, read_part
 from tfp_bfl.data.names import natural
 from tfp_bfl.sites import agree, describe
@@ -19,7 +19,7 @@ def labelled(seed):
 
 def columns_of(schema):
     """The names of the columns, their means and scales."""
-    return [column.name for column in schema.columns], np.array([x[1:] for x in schema.columns])
+    return [column.name for column in schema.columns], {"moments": np.array([x[1:] for x in schema.columns])}
 
 
 def in_one_place(folder, table, options):
@@ -39,37 +39,24 @@ def at_sites(folder, table, options):
     return columns_of(agree("sites", described, TableOptions(**options)))
 
 
-def compare(folder, seeds):
-    read = 0
-    for seed in seeds:
-        table, options = labelled(seed)
-        one, other = (outcome_of(road, folder, table, options) for road in (in_one_place, at_sites))
-        assert isinstance(one, str) == isinstance(other, str), (seed, one, other)
-        if not isinstance(one, str):
-            read += 1
-            assert one[0] == other[0], (seed, one[0], other[0])
-            np.testing.assert_allclose(one[1], other[1], rtol=1e-9, err_msg=str(seed))
-    return read
-
-
 def test_both_roads_have_the_same_columns(tmp_path):
-    assert compare(tmp_path, range(40)) > 15
+    assert compare(tmp_path, range(40), (in_one_place, at_sites), labelled, rtol=1e-9) > 15
 
 
 @pytest.mark.deep(after="tests/sites/test_two_roads.py")
 def test_both_roads_have_the_same_columns_of_2000_tables(tmp_path):
-    assert compare(tmp_path, range(2000)) > 1000
+    assert compare(tmp_path, range(2000), (in_one_place, at_sites), labelled, rtol=1e-9) > 1000
 
 
 @pytest.mark.parametrize("order", ["by site", "any"])
-@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, 1, 1960])
 def test_a_number_of_all_rows_is_left_out_on_both_roads(tmp_path, order, first):
     rng = np.random.default_rng(0)
     site = rng.choice(SITES, 60).tolist()
     table = {"site": sorted(site) if order == "by site" else site, "row": [*range(first, first + 60)]}
     table |= {"age": rng.normal(60, 9, 60).tolist(), "label": ["no", "yes"] * 30}
     for road in (in_one_place, at_sites):
-        assert road(tmp_path, table, {})[0] == (["row", "age"] if first == 2 else ["age"])
+        assert road(tmp_path, table, {})[0] == (["row", "age"] if first == 1960 else ["age"])
     without = [row if i != 7 else "" for i, row in enumerate(table["row"])]
     for road in (in_one_place, at_sites):
         assert "row" in road(tmp_path, {**table, "row": without}, {})[0]

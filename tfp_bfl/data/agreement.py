@@ -1,4 +1,4 @@
-"""What the owners of rows say of their columns, and what follows for all of them.
+"""The columns of a model that follow from what clients, or sites, say of the columns of their tables.
 
 Each client of a table in one place is asked as a site is asked for its table, and a site of a linear model likewise:
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
 from tfp_bfl.data.agreement import check_one_kind, numbers_rows
 from tfp_bfl.data.cells import BLANK, ROWS, TEXT_KINDS, Cells, read_cells
-from tfp_bfl.data.columns import Troubles, decoded, is_text
-from tfp_bfl.data.numerals import match_numbers
+from tfp_bfl.data.columns import Table, Troubles
 
 Rows = Sequence[tuple[str, np.ndarray]]
 
@@ -30,18 +28,20 @@ def rows_of_clients(owners: np.ndarray | None) -> Rows:
 
 def counts(cells: Cells, clients: Rows) -> bool:
     """Return whether a column numbers the rows, of the whole table or of each client."""
-    if not cells.is_whole or not clients:
-        return cells.counter == ROWS
+    whole = cells.numbered()
+    if not (cells.is_whole and clients) or (whole and whole.kind == ROWS):
+        return bool(whole and whole.kind == ROWS)
     parts = [cells._replace(values=cells.values[own]) for _, own in clients]
-    kinds = [BLANK if part.empty.all() else part.counter for part in parts]
-    return cells.counter == ROWS or numbers_rows(kinds, [part.numbered for part in parts])
+    found = [part.numbered() for part in parts]
+    kinds = [one.kind if one else BLANK if part.empty.all() else cells.kind for one, part in zip(found, parts)]
+    return numbers_rows(kinds, [one and one[1:] for one in found])
 
 
-def check_kinds(table: Any, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
+def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
     """Check that no category has only numbers at a client: at a site the column would be one of numbers.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       columns: their cells.
       clients: of `rows_of_clients`.
       categorical: columns that are categories, whatever they hold.
@@ -50,14 +50,14 @@ def check_kinds(table: Any, columns: Collection[Cells], clients: Rows, categoric
       InvalidArgument: a column has words at one client, and at another numbers or dates.
     """
     for cells in columns:
-        name, plain = cells.name, decoded(table[cells.name])
-        if cells.kind not in TEXT_KINDS or name in categorical or not is_text(plain) or plain.type != table[name].type:
+        name, column = cells.name, table[cells.name]
+        if cells.kind not in TEXT_KINDS or name in categorical or not column.is_text or column.has_codes:
             continue
-        found = match_numbers(plain)
-        is_number, kinds = found.good & ~found.empty, dict[str, str]()
+        is_number, kinds = column.numerals.match().good & ~column.empty, dict[str, str]()
         for client, own in clients:
             if np.all(cells.values[own] == ""):
                 continue
-            part = read_cells(plain.take(own), name, Troubles("", "")) if is_number[own].any() else cells
+            mine = np.isin(np.arange(len(column.empty)), own)
+            part = read_cells(column.filter(mine), Troubles("", "")) if is_number[own].any() else cells
             kinds[client] = "text" if part is not None and part.kind in TEXT_KINDS else "numbers"
         check_one_kind(name, kinds.items())

@@ -9,7 +9,7 @@ import numpy as np
 from tfp_bfl.data.checks import exact_features, of_one_form
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.encoding import Raw
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, of_named_arrays
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.tables import as_table, is_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -54,18 +54,7 @@ def examples_in(value: object, where: str, reading: Reading) -> Examples:
         lookup(dict.fromkeys(_PARTS), name, "array", f"in {where}")
     if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
         raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
-    features, owners = exact_features(arrays["features"]), arrays.get("clients")
-    notes: tuple[str, ...] = ()
-    if owners is not None:
-        owners = np.asarray(owners)
-        if owners.shape != (len(features),):
-            raise InvalidArgument(
-                f"The clients of {where} have the shape {list(owners.shape)}, but must name the client of each of the "
-                f"{len(features)} examples."
-            )
-        owners, notes = clients_of(owners, "clients", where)
-    columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
-    return Examples(features, np.asarray(arrays["labels"]), owners, columns, notes=notes)
+    return of_named_arrays({**arrays, "features": exact_features(arrays["features"])}, "clients", where)
 
 
 def in_one_form(train: Examples, test: Examples | None) -> tuple[Examples, Examples | None]:

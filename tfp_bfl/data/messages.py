@@ -92,11 +92,11 @@ def describe_column(cells: Cells, is_chosen: bool = False) -> ColumnMessage:
       cells: of the column.
       is_chosen: the column is used even if it numbers the rows.
     """
-    counts, filled = cells.rows_of and not is_chosen, cells.values[~cells.empty]
+    filled = cells.values[~cells.empty]
     found: dict[str, Any] = {"rows": len(cells.values), "filled": len(filled), "levels": {}, "numbering": None}
     found |= {"name": cells.name, "kind": cells.kind, "order": list(cells.levels), "sign": cells.sign}
-    if counts:
-        found |= {"kind": cells.rows_of, "numbering": cells.numbering}
+    if cells.numbering and not is_chosen:
+        found |= {"kind": cells.numbering.kind, "numbering": cells.numbering[1:]}
     if cells.kind in TEXT_KINDS:
         levels, numbers = np.unique(filled.astype(str), return_counts=True)
         found["levels"] = dict(zip(levels.tolist(), numbers.tolist()))

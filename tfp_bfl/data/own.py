@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of, of_arrays
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of, of_arrays, of_named_arrays
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import ARRAYS, check_alike, examples_in, in_one_form, kind_of, split_clients
 from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
@@ -319,36 +319,18 @@ def _read_archive(path: pathlib.Path, client: str | None, is_test: bool) -> tupl
     for name in ("features", "labels", *([client] if client and not is_test else [])):
         if name not in arrays:
             lookup(arrays, name, "array", f"in {files.name(path)}")
-    owners, notes = _owners(path, arrays, client or "clients", "features")
-    names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
     for name in ("labels", "test_labels"):
         if name in arrays and arrays[name].dtype.kind in "US":
             arrays[name] = names_of(arrays[name], name, files.name(path))
-    columns = tuple(f"column_{i}" for i in range(arrays["features"].shape[-1])) if arrays["features"].ndim == 2 else ()
-    train = Examples(arrays["features"], arrays["labels"], owners, columns, names, notes)
+    train = of_named_arrays(arrays, client or "clients", files.name(path))
     if ("test_features" in arrays) != ("test_labels" in arrays):
         raise InvalidArgument(
             f"{files.name(path)} has one of test_features and test_labels, but must have both or none."
         )
     if "test_features" not in arrays:
         return train, None
-    of_test, _ = _owners(path, arrays, f"test_{client or 'clients'}", "test_features")
-    return train, Examples(arrays["test_features"], arrays["test_labels"], of_test, columns, names)
-
-
-def _owners(
-    path: pathlib.Path, arrays: Mapping[str, np.ndarray], name: str, features: str
-) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Return the client of each example of an archive, and sentences on their names; None where it names none."""
-    if name not in arrays:
-        return None, ()
-    shape, number = list(arrays[name].shape), len(arrays[features])
-    if shape != [number]:
-        raise InvalidArgument(
-            f"The array {name} of {files.name(path)} has the shape {shape}, but must name the client of each of the "
-            f"{number} examples."
-        )
-    return clients_of(arrays[name], name, files.name(path))
+    test = {**arrays, "features": arrays["test_features"], "labels": arrays["test_labels"]}
+    return train, of_named_arrays(test, f"test_{client or 'clients'}", files.name(path))._replace(notes=())
 
 
 def _held_out(labels: np.ndarray, owners: np.ndarray | None) -> np.ndarray:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import read_as
-from tfp_bfl.data.columns import Troubles, decoded, numbers
+from tfp_bfl.data.cells import numbers, read_as
+from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
 from tfp_bfl.data.names import as_names, canonical, client_names
@@ -96,4 +96,6 @@ def read_clients(path: Path, column: str, separator: str | None = None) -> np.nd
     """
     column = canonical(column)
     table = read_table(pathlib.Path(path), separator, text=[column])
-    return client_names(decoded(table[column]).to_pylist(), column)[0] if column in table.column_names else None
+    if column not in table.column_names:
+        return None
+    return table[column].spread(client_names(table[column].distinct[1], column)[0])

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data.agreement import check_levels, check_one_kind
-from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, NUMBERING, RISING, ROWS, is_blank, read_columns, texts
-from tfp_bfl.data.columns import Troubles
+from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, NUMBERING, RISING, ROWS, read_columns
+from tfp_bfl.data.columns import Table, Troubles
 from tfp_bfl.data.names import as_names, canonical, natural
 from tfp_bfl.data.signs import doubts
 from tfp_bfl.data.tables import with_canonical_names
@@ -89,7 +89,7 @@ def describe(
     Levels are those of the rows with an outcome: others are not in the fit.
 
     Args:
-      table: a pyarrow Table.
+      table: of `data.tables.read_table` or of pyarrow.
       outcome: its columns.
       where: the name of the table, for errors.
       only, drop, categorical, date_unit: as of `design.read_design`.
@@ -105,25 +105,23 @@ def describe(
     event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     used = np.ones(table.num_rows, bool)
     for name in reserved:
-        used &= texts(table[name]) != "" if name == event else np.isfinite(numbers(table, name, where))
+        used &= table[name].categories != "" if name == event else np.isfinite(numbers(table, name, where))
     there = [name for name in only or table.column_names if name in table.column_names]
     columns = [
         _describe(table, name, used, name in categorical, name in only, where, date_unit)
         for name in there
         if name not in {*reserved, *drop}
     ]
-    events = sorted(set(texts(table[event]).tolist()) - {""}, key=natural) if event else []
+    events = sorted(set(table[event].categories.tolist()) - {""}, key=natural) if event else []
     if len(events) > MOST_LEVELS:
         raise InvalidArgument(f"The column {shown(event)} of {where} holds {len(events)} values: name another event.")
     return {"columns": [[column.name, column.kind, list(column.levels)] for column in columns], "events": events}
 
 
 def _describe(
-    table: Any, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
+    table: Table, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
 ) -> Column:
-    import pyarrow
-
-    if is_blank(table[name].filter(pyarrow.array(used))):
+    if table[name].empty[used].all():
         return Column(name, EMPTY)
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, [name], troubles, [name] if is_category else [], date_unit, client=name)
@@ -133,8 +131,8 @@ def _describe(
         return Column(name, DATE)
     values = categories(cells)
     if values is None:
-        kind = SIGNED + cells.sign if cells.sign else NUMBER
-        return Column(name, kind if is_chosen else cells.counter or kind)
+        found = None if is_chosen else cells.numbered()
+        return Column(name, found.kind if found else SIGNED + cells.sign if cells.sign else NUMBER)
     levels = sorted(set(values[used].tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS and not is_category:
         raise InvalidArgument(

@@ -41,7 +41,7 @@ _Column = Annotated[tuple[_Text, str, _Texts], Field(strict=False), AfterValidat
 
 
 class Description(BaseModel):
-    """What a site says of its table, as JSON (`agreement.describe`)."""
+    """Description of a site's table, as JSON (`agreement.describe`)."""
 
     model_config = ConfigDict(strict=True)
 

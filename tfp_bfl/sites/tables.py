@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.cells import DATE_UNITS, NUMBERING, TEXT_KINDS
@@ -30,15 +31,15 @@ def parse_options(given: object) -> TableOptions:
     Raises:
       InvalidArgument: they do not have the form of `TableOptions`.
     """
-    texts = lambda x: isinstance(x, (list, tuple)) and all(isinstance(y, str) for y in x)
-    if not isinstance(given, Mapping) or not set(given) <= set(TABLE_OPTIONS):
-        raise InvalidArgument("The options of the tables do not have the required form.")
-    lists, unit = [given.get(name) or [] for name in TABLE_OPTIONS[:-1]], given.get(TABLE_OPTIONS[-1])
-    if not all(map(texts, lists)) or not (unit is None or isinstance(unit, str)):
-        raise InvalidArgument("The options of the tables do not have the required form.")
+    try:
+        if not isinstance(given, Mapping):
+            raise ValueError(given)
+        stated = {name: x for name, x in given.items() if x is not None}
+        drop, only, categorical, unit = TypeAdapter(TableOptions).validate_python(stated)
+    except ValueError:
+        raise InvalidArgument("The options of the tables do not have the required form.") from None
     if unit is not None:
         lookup(DATE_UNITS, unit, "unit of dates")
-    drop, only, categorical = lists
     return TableOptions(as_names(drop), as_names(only), as_names(categorical), unit)
 
 
