@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.glm.guarded import clients_of
-from tests.parties.linear_models import ILL, Channel, pooled, run
+from tests.sites.linear_models import ILL, Channel, pooled, run
 from tfp_bfl.errors import Error
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import fit
@@ -17,8 +17,8 @@ from tfp_bfl.glm.checks import apart
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import answer
 from tfp_bfl.glm.sums import Sums, client_sums, pack
-from tfp_bfl.parties.deployment.channel import SUMS
-from tfp_bfl.parties.deployment.glm_job import from_arrays
+from tfp_bfl.sites.deployment.channel import SUMS
+from tfp_bfl.sites.deployment.glm_job import from_arrays
 
 
 class Lying(Channel):

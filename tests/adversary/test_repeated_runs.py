@@ -9,16 +9,16 @@ import pytest
 import tensorflow as tf
 
 from tests.adversary.test_examples_of_networks import PROCESS, SOURCES, TRIES, message_of, traced
-from tests.parties.linear_models import SITES, Channel, run
-from tests.parties.test_deployment import hospitals  # noqa: F401  (a fixture)
+from tests.sites.linear_models import SITES, Channel, run
+from tests.sites.test_deployment import hospitals  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.glm.agreement import agree, describe
 from tfp_bfl.glm.encoding import Cells, settle
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.sums import Sums
-from tfp_bfl.parties.deployment import answered
-from tfp_bfl.parties.deployment.party_file import FILE, read_file
-from tfp_bfl.parties.deployment.site import Site
+from tfp_bfl.sites.deployment import answered
+from tfp_bfl.sites.deployment.party_file import FILE, read_file
+from tfp_bfl.sites.deployment.site import Site
 
 LEAST = 20
 

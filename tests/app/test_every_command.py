@@ -243,7 +243,7 @@ def replaced(monkeypatch):
     """Replace the work of the commands by an exception with what it gets."""
     from tfp_bfl.app.one_run import run
     from tfp_bfl.bench import cells, one_method, program, sweep
-    from tfp_bfl.parties.deployment import demo, kits, submit
+    from tfp_bfl.sites.deployment import demo, kits, submit
 
     for module, name in [
         (run, "execute"), (run, "resume"), (sweep, "sweep"), (cells, "list_cells"), (one_method, "_check_folder"),
