@@ -8,41 +8,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-INPUTS ?= 10000
 FUZZ_INPUTS ?= 600
-SAMPLE ?= 200
 # Keeps the tests that pytest has compiled, under PYTHONDONTWRITEBYTECODE too: 13 CPU seconds of each worker.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What `make test` does before the tests.
 CHECKS ?= lint docs
-SEEDS ?= 0 1 2 3 4 5 6 7 8 9
 
-.PHONY: clusters test-clusters test-flower deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured tables docs lint format clean
+.PHONY: help demo test test-deep test-fuzz docs lint format deployment clean
 
 help:
 	@echo "Python 3.11, 3.12 or 3.13: the first that is found of $(PYTHONS), or make PYTHON=..."
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
 	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination; PART=1/2 for half of the files"
-	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
-	@echo "make test-seeds  the fast tests under ten base seeds, or make test-seeds SEEDS=\"1 2\""
-	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
-	@echo "make deployment  an environment of a server or a site, with NVIDIA FLARE, in .venvs/deployment"
-	@echo "make test-flower  the strategy for Flower and its program, with PyTorch, in .venvs/flower"
-	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
-	@echo "make clusters  an environment of a cluster's machine, with Ray, in .venvs/clusters"
-	@echo "make test-clusters  Ray over network namespaces (as root): its bits, lost machines, strangers, unseen data"
-	@echo "make wheel   a wheel in fresh environments on Python 3.11 to 3.13"
-	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
-	@echo "make mutants whether the tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
-	@echo "make sbom    what is installed, with licences: build/sbom.json (CycloneDX) and build/NOTICE"
-	@echo "make notebooks  runs them, and saves them with what they show"
-	@echo "make measured  runs what the numbers and the picture of the documentation are of, and writes them"
-	@echo "make tables  the tables and figures of the studies, from their records"
+	@echo "make test-fuzz  broken files for every reader: FUZZ_INPUTS of them"
 	@echo "make docs    the documentation site: build/docs/index.html"
+	@echo "make lint    formatting, lint and types"
 	@echo "make format  format the code"
-	@echo "make clean   remove .venv, demo and caches"
+	@echo "make deployment  an environment of a server or a site, with NVIDIA FLARE, in .venvs/deployment"
+	@echo "make clean   remove environments, demo and caches"
+	@echo "Rarer tasks (notebooks, tables of the studies, mutants, clusters, wheels ...): .venv/bin/nox --list"
 
 $(INSTALLED): requirements/py311.lock requirements/py312.lock setup.cfg pyproject.toml
 	@$(PYTHON) -c '$(USABLE)' 2>/dev/null || { echo "tfp_bfl needs Python 3.11, 3.12 or 3.13 with its module venv, and $(PYTHON) is not one: install one (3.11 adds TensorFlow Federated), or name it with make PYTHON=..."; exit 2; }
@@ -61,36 +47,13 @@ test: $(INSTALLED)
 	@mkdir -p build
 	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt $(TESTS)
 
-# Not in CI: ten times as long as the fast tests.
-test-seeds: $(INSTALLED)
-	@failed=; for seed in $(SEEDS); do \
-		$(PYTEST) -m "not deep" --base-seed=$$seed || failed="$$failed $$seed"; \
-	done; [ -z "$$failed" ] || { echo "The fast tests failed under the base seeds$$failed."; exit 1; }
-
 test-deep: $(INSTALLED)
 	@mkdir -p build
 # The longest file first, so that no process waits for it at the end.
 	$(PYTEST) -m "deep and not long" --timeout=1800 --cpu-times=build/cpu-deep.txt $(if $(PART),--part=$(PART)) tests/test_notebooks.py tests
 
-test-long: $(INSTALLED)
-	$(PYTEST) -m long --timeout=1800
-
 test-fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) tests/fuzz
-
-mutants: $(INSTALLED)
-	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2 --deep
-
-sbom: $(INSTALLED)
-	$(PYTHON) -m venv .venvs/sbom
-	.venvs/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 pip-licenses==5.5.5
-	@mkdir -p build
-	.venvs/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
-	.venvs/sbom/bin/pip-licenses --python $(BIN)/python --with-license-file --no-license-path --with-urls --format plain-vertical --output-file build/NOTICE
-
-# make environments TESTS=tests/files runs these alone.
-environments:
-	tests/environments.sh $(TESTS)
 
 DEPLOYMENT := .venvs/deployment
 
@@ -102,41 +65,6 @@ $(DEPLOYMENT)/.installed: requirements/deployment.lock setup.cfg pyproject.toml
 	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/deployment.lock
 	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
-
-test-deployment: deployment
-	$(DEPLOYMENT)/bin/python -m pytest -q -p no:cacheprovider tests/parties/test_ledger.py tests/parties/test_flare.py tests/interop/test_flare.py
-
-CLUSTERS := .venvs/clusters
-
-clusters: $(CLUSTERS)/.installed
-
-$(CLUSTERS)/.installed: requirements/clusters.lock setup.cfg pyproject.toml
-	@rm -rf $(CLUSTERS)
-	$(PYTHON) -m venv $(CLUSTERS)
-	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/clusters.lock
-	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $@
-
-test-clusters: clusters
-	$(CLUSTERS)/bin/python -m pytest -q -p no:cacheprovider tests/clusters
-
-test-flower:
-	tests/flower.sh
-
-wheel:
-	tests/wheel.sh
-
-fuzz: $(INSTALLED)
-	TFP_BFL_FUZZ_NEW=1 TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz
-
-notebooks: $(INSTALLED)
-	$(BIN)/python docs/execute_notebooks.py
-
-measured: $(INSTALLED)
-	$(BIN)/python docs/measure.py
-
-tables: $(INSTALLED)
-	$(BIN)/python -m experiments.build_tables
 
 # Builds the tables first: docs/_extensions/tables.py.
 docs: $(INSTALLED)

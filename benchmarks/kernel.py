@@ -34,10 +34,10 @@ def main(num_clients, num_weights, starts, kernels, bandwidths):
 
 def measure(num_clients, num_weights, options):
     values = 0.5 + 0.01 * tf.random.stateless_normal([num_clients, num_weights], [0, 0])
-    bfl.rules.kernel_mode(values[:, :10], *options)
+    bfl.contrib.kernel.kernel_mode(values[:, :10], *options)
     before = peak_mb()
     started = time.perf_counter()
-    bfl.rules.kernel_mode(values, *options)
+    bfl.contrib.kernel.kernel_mode(values, *options)
     return {
         **dict(zip(("start", "kernel", "bandwidth"), options)),
         "seconds": round(time.perf_counter() - started, 1),

@@ -47,7 +47,7 @@ def main(num_clients, hidden, methods, repeats):
         recipe, options = METHODS[method]
         process = recipe(model_fn, element_spec=clients.element_spec, **TRAINING, **options)
         # A worker for each, so that each has its own peak.
-        with bfl.federated.local_workers() as runtime:
+        with bfl.engines.tff.local_workers() as runtime:
             result = bfl.simulate(process, clients, rounds=1 + repeats, runtime=runtime)
             peak = sum(worker.peak_memory_bytes() for worker in runtime.workers)
         seconds = statistics.median(row["train_seconds"] for row in result.rounds[1:])

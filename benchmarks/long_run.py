@@ -38,7 +38,7 @@ def measure(model: str, rounds: int, checkpoint_dir: str | None = None) -> dict:
     options = {"local_epochs": 1, "element_spec": clients.element_spec, **FLIPOUT.training()}
     process = bfl.algorithms.variational(model_fn, "log_linear_pool", **options)
     result: dict = {"rounds": rounds, "driver_mb": [], "worker_mb": [], "clients": []}
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
 
         def on_round(row):
             result["driver_mb"].append(psutil.Process().memory_info().rss / 1e6)

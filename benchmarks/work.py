@@ -70,6 +70,6 @@ def simulate(process, clients, rounds: int, engine: str = "tff", workers: int = 
     if engine != "tff":
         result = bfl.simulate(process, clients, rounds=rounds, engine=engine, on_round=seen, **options)
         return result, seen, None
-    with bfl.federated.local_workers(workers) as runtime:
+    with bfl.engines.tff.local_workers(workers) as runtime:
         result = bfl.simulate(process, clients, rounds=rounds, runtime=runtime, on_round=seen, **options)
         return result, seen, sum(worker.peak_memory_bytes() for worker in runtime.workers) / 1e6

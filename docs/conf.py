@@ -38,7 +38,7 @@ source_suffix = dict.fromkeys((".md", ".ipynb"), "myst-nb") | {".rst": "restruct
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # `make notebooks` runs them, and saves what they show
+nb_execution_mode = "off"  # `nox -s notebooks` runs them, and saves what they show
 nb_merge_streams = True
 
 # What stands between single backticks in docstrings is a name that may have a page here, or code.

@@ -1,4 +1,4 @@
-"""Execute the notebooks and save their outputs in small files: `make notebooks`, or with names of notebooks."""
+"""Execute the notebooks and save their outputs in small files: `nox -s notebooks`, or with names of notebooks."""
 
 from __future__ import annotations
 

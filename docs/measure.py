@@ -1,4 +1,4 @@
-"""The numbers and the picture of these pages: `make measured` runs what they are of, and writes them.
+"""The numbers and the picture of these pages: `nox -s measured` runs what they are of, and writes them.
 
 Each block between `<!-- measured: NAME -->` and `<!-- /measured -->` is made here, of what `measured.json` holds. A
 test holds the pages against it.

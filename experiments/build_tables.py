@@ -1,4 +1,4 @@
-"""Builds the tables and figures of the studies from their records: `make tables`.
+"""Builds the tables and figures of the studies from their records: `nox -s tables`.
 
 A study is built if its records, its program or the library's tables and plots have changed since it was built last, or
 if a file that it wrote is missing. `make docs` does the same before it reads the pages.

@@ -1,4 +1,4 @@
-"""The claims of all studies, read from their pages, and the tables of them on the front page: `make tables`.
+"""The claims of all studies, read from their pages, and the tables of them on the front page: `nox -s tables`.
 
 The table under "## Claims" of a study's page is the record of its claims. The front page repeats it without its control
 and counts verdicts, between marks `<!-- table: NAME -->` and `<!-- /table -->`.

@@ -4,7 +4,7 @@ A test draws the same numbers alone, in any order and in any worker of pytest-xd
 variable TFP_BFL_BASE_SEED, changes the numbers of all tests: a test that then fails depends on its draws.
 
 Seeded are Python's `random`, NumPy's and TensorFlow's global generators, the initializers of Keras and the examples of
-Hypothesis, except where `make fuzz` asks for new ones. A fixture is seeded by its scope's name and its own, so that a
+Hypothesis, except where `nox -s fuzz` asks for new ones. A fixture is seeded by its scope's name and its own, so that a
 fixture of a module or of the session does not depend on the test that sets it up first. What functions of a test file
 compute once and share (`functools.cache`) must name its seeds.
 """

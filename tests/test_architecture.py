@@ -1,15 +1,12 @@
 """Who may import whom, read from the source. Adding a package or an edge is a change to `MAY_IMPORT`."""
 
 import ast
-import importlib
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from tfp_bfl.moved import MOVED
+from tfp_bfl.edges import EDGES
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "tfp_bfl"
@@ -24,36 +21,35 @@ PUBLIC = {
 MAY_IMPORT = {
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
+    # The registry of the edges.
+    "edges": EVERYTHING,
+    # The edges, which the core imports by the registry alone.
+    "glm": {"app.one_run", "data", "evaluation", "plots", "__init__"},
     # The command line: `cli` and `doctor`.
-    "app.glm": {"app.options", "glm"},
-    "app": {
-        *("__init__", "app.options", "app.glm", "app.one_run", "app.many_runs", "app.bench", "parties.deployment"),
-        *("data", "federated"),
-    },
+    "app": {"__init__", "app.options", "app.one_run", "app.many_runs", "data", "edges", "engines.tff", "federated"},
+    "parties.edge": {"parties.deployment"},
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
     "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
-    "app.one_run": {*PUBLIC, "app.options", "glm"},
+    "app.one_run": {*PUBLIC, "app.options", "edges", "engines"},
     "app.options": {*PUBLIC, "training"},
     "algorithms": {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
         *("posterior", "rules", "weighting", "servers", "contrib.kernel"),
     },
-    "parties": {"contracts", "data", "evaluation", "federated"},
+    "parties": {"contracts", "data", "federated"},
     "interop": {*PUBLIC, "contracts", "parties", "weights"},
     "engines.ray": {"data", "federated"},
     "engines.tff": {"contracts", "federated"},
-    "engines": set(),
+    "engines": {"engines.ray", "engines.tff"},
     "federated": {"contracts", "weights", "models", "layers", "posterior", "privacy", "data", "servers"},
     "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
-    "contrib.normality": {"evaluation", "plots"},
-    "contrib": set(),
+    "contrib": {"contrib.kernel"},
     "contracts": {"weights", "posterior", "data"},
     "compression": set(),
     "clients": {
-        *("contracts", "compression", "data", "training", "baselines", "weights", "models", "layers", "posterior"),
+        *("contracts", "compression", "data", "training", "weights", "models", "layers", "posterior"),
     },
-    "baselines": {"training", "weights", "models", "layers", "posterior"},
     "training": {"contracts", "compression", "data", "weights", "models", "layers", "posterior"},
     "rules": {"contracts", "weights", "layers", "posterior"},
     "weighting": {"weights", "layers", "posterior"},
@@ -64,28 +60,21 @@ MAY_IMPORT = {
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
-    "glm": {"data", "plots"},
     "posterior": set(),
     "privacy": set(),
     "data": set(),
-    **{name: set() for name in ("defaults", "errors", "faces", "files", "keras", "labels", "logs", "moved")},
+    **{name: set() for name in ("defaults", "errors", "faces", "files", "keras", "labels", "logs")},
     **{name: set() for name in ("named", "tensors")},
 }
-# What a package exports from packages that import it; only for type checkers, as `faces` imports it later.
-EXPORTS_LATER = {
-    "federated": {"engines.ray", "engines.tff", "parties"},
-    "rules": {"contrib.kernel"},
-    "data": {"parties"},
-    "evaluation": {"contrib.normality"},
-    "plots": {"contrib.normality"},
-    "engines.ray": {"engines.ray", "federated"},
-}
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
-QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data")
+QUICK = (
+    *("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data"),
+    *(f"{edge.package}.edge" for edge in EDGES.values()),
+)
 # Reads the data of a run, and refuses what is wrong with them.
 REFUSES = "tfp_bfl.app.one_run.run"
 # What fits and reports linear models.
-STATISTICS = ("tfp_bfl.glm", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
+STATISTICS = ("tfp_bfl.glm.fitting", "tfp_bfl.glm.report", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
 FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
@@ -171,12 +160,10 @@ def forbidden_edges(source, importer, package):
     if MAY_IMPORT[importer] is EVERYTHING:
         return []
     allowed = MAY_IMPORT[importer] | FOR_EVERYONE | {importer}
-    at_run_time = {*imports(source, package, types=False), *attributes(source)}
-    targets = [name for name in (*imports(source, package), *at_run_time) if re.match(r"tfp_bfl(\.|$)", name)]
+    targets = [x for x in (*imports(source, package), *attributes(source)) if re.match(r"tfp_bfl(\.|$)", x)]
     # What is no package or module of its own is a name of `tfp_bfl` itself.
     home = lambda name: longest(name.split(".")[1:]) or "__init__"
-    later = EXPORTS_LATER.get(importer, set())
-    return sorted({x for x in targets if home(x) not in (allowed if x in at_run_time else allowed | later)})
+    return sorted({x for x in targets if home(x) not in allowed})
 
 
 def imports_of_tff(source, package):
@@ -232,7 +219,7 @@ def test_imports_follow_the_table():
 
 
 def test_tensorflow_federated_is_imported_in_one_package():
-    by_name = ("tfp_bfl", "tfp_bfl.faces", "tfp_bfl.moved")  # which import packages by name
+    by_name = ("tfp_bfl", "tfp_bfl.edges", "tfp_bfl.faces")  # which import packages by name
     names = [(p, module_name(p)) for p in FILES]
     others = [p for p, name in names if name not in by_name and not f"{name}.".startswith(f"{ONLY_IMPORTER_OF_TFF}.")]
     found = {str(p): imports_of_tff(p.read_text(), package_of(p)) for p in others}
@@ -285,18 +272,6 @@ def test_what_must_be_quick_imports_no_tensorflow(start, slow):
         ahead += [n for n in (*edges.get(name, ()), *above) if n not in found]
         found |= {name, *ahead}
     assert len(found) > 5 and not found & slow
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [*MOVED.items(), ("tfp_bfl.federated.tff.engine", "tfp_bfl.engines.tff.engine")]
-)
-def test_a_moved_module_is_imported_by_its_old_name_too(old, new):
-    assert new in MODULES and old not in MODULES
-    if importlib.util.find_spec("tensorflow_federated") or ".tff." not in old:
-        with pytest.warns(DeprecationWarning, match=f"^{old} is now {new}: import that.$"):
-            sys.modules.pop(old, None)
-            module = importlib.import_module(old)
-        assert module is importlib.import_module(new) and module.__name__ == new
 
 
 def test_recipes_are_short():

@@ -27,7 +27,7 @@ def test_the_mean_and_the_modes_of_a_group():
     np.testing.assert_array_equal(mean, stack.mean(0))
     assert counts == {}
     mode, counts = bandwidths.pool(stack, bandwidths.Pooling("clients", "gaussian", "scott", 2.0))
-    np.testing.assert_array_equal(mode, bfl.rules.kernel_mode(stack, "clients", "gaussian", "scott", 2.0))
+    np.testing.assert_array_equal(mode, bfl.contrib.kernel.kernel_mode(stack, "clients", "gaussian", "scott", 2.0))
     assert counts["num_zero_spread"] == 0
 
 

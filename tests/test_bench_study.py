@@ -12,14 +12,14 @@ COSTS = ["rounds", "MB up", "MB down", "CPU s", "not finished"]
 
 def cell(setting, method, values, trajectory=()):
     """The records of a method with these NLLs, by seed; points of a trajectory are (round, NLL)."""
-    points = [{"round": number, "nll": nll} for number, nll in trajectory]
-    make = lambda seed, nll: reading.Record(setting, method, seed, {}, {}, 1, {"nll": nll}, {}, points, None)
+    points = [{"round": number, "test_nll": nll} for number, nll in trajectory]
+    make = lambda seed, nll: reading.Record(setting, method, seed, {}, {}, 1, {"test_nll": nll}, {}, points, None)
     return [make(seed, nll) for seed, nll in enumerate(values)]
 
 
 def test_the_page_has_the_tables_of_the_records():
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.filled(text) == text, "make tables, or experiments.bench.page.fill_page()"
+    assert page.filled(text) == text, "nox -s tables, or experiments.bench.page.fill_page()"
     assert [match[0] for match in page.MARK.findall(text)] == ["natural", "images", "longer"]
 
 

@@ -73,7 +73,7 @@ def test_the_say_of_a_client_is_its_share_of_the_precision():
 
 def _trained():
     """All clients' posteriors of one training: a process a posterior would take most of the time."""
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         return breast_cancer.train(bfl.data.noniid_datasets(**breast_cancer.CLIENTS), SMALL.federated, True, 0, runtime)
 
 

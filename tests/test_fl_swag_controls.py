@@ -13,7 +13,7 @@ CELL = {**next(run.cells("logistic_regression", "small")), "clients": 3}
 
 @pytest.fixture(scope="module")
 def held():
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         return controls.held(federation.federation(CELL, None, runtime), CELL["last_layer"])
 
 

@@ -125,7 +125,7 @@ def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path,
     assert by_name["client, lowest"]["accuracy"] <= by_name["client, mean"]["accuracy"]
     assert by_name["BayAvg"]["epistemic_share"] > 0 == by_name["FedAvg"]["epistemic_share"]
     if table == "shared_features":
-        with bfl.federated.local_workers() as runtime:
+        with bfl.engines.tff.local_workers() as runtime:
             data = federation.federation(cell, tmp_path / "pretrained", runtime)
             clients, _ = run.train(cell, data, runtime)
         (shape, _) = (x.shape for x in tf.nest.flatten(clients.posterior.mean))

@@ -184,7 +184,7 @@ SIZES = {"ann": 7, "bob": 3, "cleo": 5, "dan": 4}
 @pytest.fixture
 def federated_characters(monkeypatch):
     """Made data as TFF has FEMNIST: floats, white paper, ink by writer and place."""
-    tff = bfl.federated.require_tff()
+    tff = bfl.engines.tff.require_tff()
 
     def of(seed):
         rng = np.random.default_rng(seed)
@@ -234,7 +234,7 @@ def test_femnist_that_can_not_be_downloaded_is_one_sentence_and_leaves_no_half_f
         raise OSError("reset")
 
     monkeypatch.setattr(femnist.urllib.request, "urlopen", lambda *arguments, **options: io.BytesIO())
-    monkeypatch.setattr(bfl.federated.require_tff().simulation.datasets.emnist, "load_data", half)
+    monkeypatch.setattr(bfl.engines.tff.require_tff().simulation.datasets.emnist, "load_data", half)
     with pytest.raises(InvalidArgument, match="reset"):
         femnist.load_data(str(tmp_path))
     assert not list(tmp_path.iterdir())

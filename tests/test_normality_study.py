@@ -8,7 +8,15 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 import tfp_bfl as bfl
-from experiments.kernel_posterior import client_stacks, config, models, normality, normality_figures, normality_tables
+from experiments.kernel_posterior import (
+    client_stacks,
+    config,
+    models,
+    normality,
+    normality_figures,
+    normality_statistics,
+    normality_tables,
+)
 from experiments.kernel_posterior.client_stacks import Setting
 
 TINY = {"federation": 6, "examples": 16, "cohort_size": 2, "seeds": [0], "grid": False}
@@ -107,7 +115,7 @@ def test_which_weights_are_shown():
     stack[:, 19] = 10 * rng.integers(2, size=20)  # the second bias of the convolution
     stack[:, 30] = 100 * (np.arange(20) == 0)  # half of the clients agree: no bandwidth
     stack[:, 31] = 0.1 * rng.integers(2, size=20)  # less spread than most
-    result = bfl.evaluation.normality(stack)
+    result = normality_statistics.normality(stack)
     chosen = normality_figures.chosen(result, stack.std(0), normality_tables.silverman_bandwidths(stack), model)
     assert [name for name, _ in chosen] == ["least normal", "median", "most normal", "drawn", "drawn"]
     places = [normality_figures.place(d, model) for _, d in chosen]

@@ -13,7 +13,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.errors import MissingDependency
-from tfp_bfl.moved import keep_old_names
 
 
 def _take_keras_2() -> None:
@@ -33,23 +32,23 @@ def _take_keras_2() -> None:
 
 
 _take_keras_2()
-keep_old_names()
 # Before TensorFlow is imported: without a GPU it complains of CUDA at start-up, as errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if TYPE_CHECKING:
+    import tfp_bfl.edges  # noqa: F401
     from tfp_bfl import (
         algorithms,
         clients,
         compression,
         contracts,
+        contrib,
         data,
+        engines,
         errors,
         evaluation,
         export,
         federated,
-        glm,
-        interop,
         layers,
         models,
         plots,
@@ -71,7 +70,9 @@ __all__ = [
     "clients",
     "compression",
     "contracts",
+    "contrib",
     "data",
+    "engines",
     "errors",
     "evaluation",
     "export",
@@ -80,6 +81,7 @@ __all__ = [
     "interop",
     "layers",
     "models",
+    "parties",
     "plots",
     "posterior",
     "privacy",
@@ -103,6 +105,9 @@ if not TYPE_CHECKING:  # Type checkers refuse names that are not there.
             return importlib.import_module("tfp_bfl.app.one_run.program").run
         if name == "__version__":
             return metadata.version("tfp_bfl")
+        edges = importlib.import_module("tfp_bfl.edges")
+        if name in edges.PACKAGES:
+            return edges.package(name)
         if name in __all__:
             return importlib.import_module(f"tfp_bfl.{name}")
         raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Modules and names that are imported when they are first used: of packages above, and of what takes seconds."""
+"""Modules and names that are imported when they are first used, as what they need takes seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def export_later(package: str, homes: Mapping[str, str]) -> None:
-    """Give a package a `__getattr__` for names that it exports from packages that import it.
+    """Give a package a `__getattr__` for names of its own modules that are imported late.
 
     Type checkers do not see it, and so refuse all other names.
 

@@ -1,4 +1,4 @@
-"""What the library uses of Keras: Keras 2, which is `tf.keras`, or the package tf_keras from TensorFlow 2.16 on.
+"""The names of Keras that the library uses, of Keras 2: `tf.keras`, or the package tf_keras from TensorFlow 2.16 on.
 
 No other file names it, so that this one decides which Keras computes. Models of Keras 3 are converted by
 `models.from_keras_3`, and `layers.keras_3` has its layers. Keras 3 itself cannot stand here yet: its layers take no

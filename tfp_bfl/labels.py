@@ -93,6 +93,10 @@ _UNITS = {
 _UNITS |= {"train_seconds": "s"}
 
 
+# What users call a score -> its key.
+ALIASES = {"nll": "test_nll"}
+
+
 def label_of(key: str) -> str:
     """Return the label of a key of a summary, of metrics or of a round."""
     if key in LABELS:

@@ -71,7 +71,7 @@ def test_fixed_cost_of_a_round(benchmark, num_clients):
     options = {"local_epochs": 1, "element_spec": clients.element_spec, **FLIPOUT.training()}
     process = bfl.algorithms.variational(model_fn, "log_linear_pool", **options)
     benchmark.extra_info.update(FLIPOUT._asdict(), rule="log_linear_pool")
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         state = process.initialize()
         datasets = clients.shards(range(num_clients), runtime.concurrent_calls)
         benchmark(lambda: process.next(state, datasets))

@@ -35,7 +35,7 @@ WORDS = {
 }
 # Trains as the reference does and leaves the means of the weights as they are: a control of the trials.
 CONTROL = "laplace"
-SCORE = "nll"
+SCORE = "test_nll"
 
 
 def bench_of(name: str) -> Bench:
@@ -112,7 +112,7 @@ def main_table(name: str) -> list[list[str]]:
     lines = [["method", *titles.values(), *costs, *(["average rank"] * with_ranks)]]
     for method, average in average_ranks(bench).items():
         cells = {setting: bench.cells[setting, method] for setting in titles if (setting, method) in bench.cells}
-        spent = {key: _costs(cells.values(), key) for key in ("upload_mb", "download_mb", "train_seconds")}
+        spent = {key: _costs(cells.values(), key) for key in ("upload_mb", "download_mb", "cpu_seconds")}
         every = [record for own in cells.values() for record in own]
         finished = [record.is_finished for record in every]
         lines.append(

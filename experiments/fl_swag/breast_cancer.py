@@ -177,7 +177,7 @@ def sample_all(output: pathlib.Path, sizes: Sizes) -> None:
     """
     check_cells({path.parent.name: sizes.options for path in output.glob(f"*/{SUMMARY}")}, output)
     run_once(output / "hmc", lambda: sample_chains(output / "hmc", sizes))
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         for prior, starts in ((True, STARTS), (False, 1)):
             for seed in range(starts):
                 folder = output / f"swag,prior={prior},seed={seed}"

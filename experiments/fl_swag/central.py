@@ -13,12 +13,13 @@ import tensorflow_probability as tfp
 import tfp_bfl as bfl
 from experiments.fl_swag import controls, methods
 from experiments.fl_swag.federation import Cell, federation
+from experiments.samplers import langevin_chain
 from tfp_bfl.posterior import Samples
 
 
 def run_sampler(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row], dict[str, Any]]:
     """Run SGLD or pSGLD with as many passes as the clients; the second half of its epochs gives the samples."""
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         data = federation(cell, pretrained, runtime)
     examples = [data.clients.examples(k) for k in range(data.clients.num_clients)]
     features, labels = (np.concatenate(part) for part in list(zip(*examples))[1:])
@@ -35,7 +36,7 @@ def run_sampler(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
 def langevin(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any]]:
     """Return draws of a chain from the network's weights."""
     an_epoch = -(-len(train.labels) // cell["batch_size"])
-    draws = bfl.clients.langevin_chain(
+    draws = langevin_chain(
         lambda: train.model,
         train.features,
         train.labels,

@@ -70,7 +70,7 @@ def model(cell: Cell, seed: int) -> tf.keras.Model:
     return build("deterministic", train.element_shape, train.num_classes, seed=seed)
 
 
-def federation(cell: Cell, folder: pathlib.Path, runtime: bfl.federated.Runtime) -> Federation:
+def federation(cell: Cell, folder: pathlib.Path, runtime: bfl.engines.tff.Runtime) -> Federation:
     """Split the data; pre-train if the cell needs a trained network that is not in the folder yet.
 
     The server's share is taken from all clients alike. Where hyper-parameters are chosen, what is scored is not the

@@ -21,7 +21,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_bfl as bfl
-from tfp_bfl.clients import ExactChains, Potential, exact_chains
+from experiments.samplers import ExactChains, exact_chains
+from tfp_bfl.clients import Potential
 from tfp_bfl.errors import check_count
 
 DATASET = "breast_cancer"

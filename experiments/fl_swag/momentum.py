@@ -19,7 +19,7 @@ from tfp_bfl.evaluation import Evaluation
 
 def run_fedavg(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row], dict[str, Any]]:
     """Score equal and weighted means of the clients' last weights, and the equal mean with one fitted temperature."""
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         data = federation(cell, pretrained, runtime)
     held = controls.held(data, cell["last_layer"])
     started = time.perf_counter()

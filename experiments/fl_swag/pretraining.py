@@ -23,7 +23,7 @@ def pretrain(
     model_fn: Callable[[], tf.keras.Model],
     own: Clients,
     validation: Clients,
-    runtime: bfl.federated.Runtime,
+    runtime: bfl.engines.tff.Runtime,
 ) -> None:
     """Train with Adam, halving the rate every `half_life` epochs; write the weights of the best epoch."""
     rate, half_life = settings["learning_rate"], settings["half_life"]

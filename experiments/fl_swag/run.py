@@ -92,7 +92,7 @@ def cell_name(cell: Cell) -> str:
     return ",".join(parts + [name for name, there in flags.items() if there])
 
 
-def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple[Any, float]:
+def train(cell: Cell, data: Federation, runtime: bfl.engines.tff.Runtime) -> tuple[Any, float]:
     """Return the clients' posteriors, and the seconds of the round."""
     process = bfl.algorithms.fl_swag(
         data.model_fn,
@@ -123,7 +123,7 @@ def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple
 
 def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row], dict[str, Any]]:
     """Return all rows of one training of the clients, and what else is to know of it."""
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         data = federation(cell, pretrained, runtime)
         clients, seconds = train(cell, data, runtime)
     net = methods.network(data, cell["last_layer"], cell["num_samples"])

@@ -50,7 +50,7 @@ def pool(stack: np.ndarray, pooling: Pooling) -> tuple[np.ndarray, dict[str, int
     """Return the pooled weights [D] of a group [S, D], and how many of them each count of `KernelModes` names."""
     if pooling.start is None:
         return stack.mean(0), {}
-    found = bfl.rules.kernel_modes(stack, *pooling)
+    found = bfl.contrib.kernel.kernel_modes(stack, *pooling)
     return found.mode.numpy(), {name: int(x) for name, x in found._asdict().items() if name != "mode"}
 
 

@@ -182,7 +182,7 @@ def collect(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
     check(size, output, seeds)
     missing = [s for s in wanted for seed in seeds if not is_done(global_folder(output, s, seed))]
     if missing:
-        with bfl.federated.local_workers() as runtime:
+        with bfl.engines.tff.local_workers() as runtime:
             for alpha, seed in itertools.product(dict.fromkeys(s.alpha for s in missing), seeds):
                 same = [s for s in wanted if s.alpha == alpha]
                 rounds = {s.round for s in same}

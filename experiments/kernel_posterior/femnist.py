@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import tfp_bfl as bfl
+from tfp_bfl.engines.tff import require_tff
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import require_tff
 
 CLASS_NAMES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 URL = "https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma"

@@ -18,10 +18,12 @@ from experiments.kernel_posterior.client_stacks import (
     leaves,
     model_of,
 )
+from experiments.kernel_posterior.normality_histograms import normality_histograms
+from experiments.kernel_posterior.normality_statistics import Normality, normality
 from experiments.kernel_posterior.normality_tables import reference, silverman_bandwidths
-from tfp_bfl import plots, rules
+from tfp_bfl import plots
+from tfp_bfl.contrib.kernel import kernel_mode
 from tfp_bfl.contrib.kernel.bandwidths import BANDWIDTHS
-from tfp_bfl.evaluation import Normality, normality
 from tfp_bfl.plots import style
 from tfp_bfl.plots.density import density_legend, draw_kernel_density
 
@@ -39,7 +41,7 @@ def write_figures(size: str, output: pathlib.Path, seeds: Sequence[int]) -> None
     figures = {}
     for factor, label in FACTORS.items():
         results = {label.format(getattr(s, factor)): normality(first(s)) for s in along(size, factor)}
-        figures[f"normality_{factor}"] = plots.normality_histograms(results, reference(base(size).clients))
+        figures[f"normality_{factor}"] = normality_histograms(results, reference(base(size).clients))
     model = model_of(cell_of(base(size), size, seeds[0]))
     for setting in along(size, "alpha"):
         figures[f"density_alpha={setting.alpha:g}"] = density_figure(changes(setting), model, str(setting))
@@ -82,8 +84,8 @@ def modes(values: np.ndarray) -> dict[str, np.ndarray]:
     """Return the clients' mean and what FedKP makes of it, of every column: [D] each."""
     return {
         "mean": values.mean(0),
-        "mode from the mean": rules.kernel_mode(values, "mean").numpy(),
-        "clustered mode": rules.kernel_mode(values, "clients").numpy(),
+        "mode from the mean": kernel_mode(values, "mean").numpy(),
+        "clustered mode": kernel_mode(values, "clients").numpy(),
     }
 
 

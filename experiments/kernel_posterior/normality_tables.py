@@ -17,9 +17,9 @@ from experiments.kernel_posterior.client_stacks import (
     settings,
     start_accuracy,
 )
+from experiments.kernel_posterior.normality_statistics import Normality, normality, normality_summary
 from experiments.tables import mean_and_sd, write
 from tfp_bfl.contrib.kernel.bandwidths import silverman
-from tfp_bfl.evaluation import Normality, normality, normality_summary
 
 # Of Gaussian stacks: how many with the clients' covariance, and how many independent coordinates in the other.
 REPLICATES = 10

@@ -164,7 +164,7 @@ def run_cell(folder: pathlib.Path, cell: Cell) -> None:
     clients, test = clients_and_test(cell)
     shown = test.subset(min(2000, test.num_examples), seed=0)
     score = lambda model, features, labels: bfl.evaluation.evaluate(model, features, labels, num_samples=5).metrics
-    with bfl.federated.local_workers() as runtime:
+    with bfl.engines.tff.local_workers() as runtime:
         result = bfl.simulate(
             build(cell, clients),
             clients,

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.qlsd import config, logistic
+from experiments.samplers import exact_chains
 
 Options = dict[str, Any]
 
@@ -81,7 +82,7 @@ def run(options: Options) -> dict[str, Any]:
 def mala(build: Any, held: logistic.Task, options: Options) -> dict[str, Any]:
     """Return chains of MALA from the mode, gamma = D^(-1/3) / M."""
     started, size = time.perf_counter(), len(held.mode)
-    chains = bfl.clients.exact_chains(
+    chains = exact_chains(
         bfl.clients.Potential(build()),
         held.features.astype(np.float32),
         held.labels,

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.qlsd import config
+from experiments.samplers import exact_chains
 
 Options = dict[str, Any]
 # With three the trajectory is half a period of the prior's: draws turn from side to side at the same distance.
@@ -97,7 +98,7 @@ def run(options: Options) -> dict[str, Any]:
 def exact(options: Options) -> dict[str, Any]:
     """Return draws [M, R, D] of the posterior itself."""
     held = task()
-    found = bfl.clients.exact_chains(
+    found = exact_chains(
         bfl.clients.Potential(model(), "density"),
         held.rows,
         np.zeros(len(held.rows), np.int32),

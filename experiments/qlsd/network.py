@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from experiments.samplers import exact_chains
 
 Options = dict[str, Any]
 REFERENCE = "{study},HMC"
@@ -87,7 +88,7 @@ def federation(options: Options, train: bfl.data.Source) -> bfl.data.Clients:
 
 def hmc(options: Options, data: Data) -> np.ndarray:
     """Return draws [M, R, D] of the posterior."""
-    found = bfl.clients.exact_chains(
+    found = exact_chains(
         bfl.clients.Potential(model_of(options, 0)),
         data.train.features,
         data.train.labels,

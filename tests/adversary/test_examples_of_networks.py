@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import Party, to_arrays
+from tfp_bfl.parties import Party, to_arrays
+from tfp_bfl.parties.party import at_server
 from tfp_bfl.parties.steps import MOST_MESSAGES, Steps
 
 TRIES, SIZE, COLUMNS, HIDDEN = 20, 100, 9, 8
@@ -42,7 +43,7 @@ def traced():
 def parties(bounded):
     """Sites that have answered nothing; their traced work is shared."""
     for party in traced():
-        party._steps = Steps(PROCESS.round.initialize().weights, {}) if bounded else None
+        party._steps = Steps(PROCESS, {}) if bounded else None
     return traced()
 
 
@@ -105,14 +106,98 @@ def test_a_neuron_that_fires_for_one_example_reads_it_from_the_sum_of_300(bounde
 
 
 LINEAR = functools.partial(bfl.models.mlp, "deterministic", (COLUMNS,), 2, hidden=(HIDDEN,), seed=0)
+GAUSSIAN = functools.partial(bfl.models.mlp, "variational_dropout", (COLUMNS,), 2, hidden=(HIDDEN,), seed=0)
+OF = {"element_spec": SOURCES[0].element_spec}
+# Every algorithm whose server sends something beside the weights.
+BESIDE = {
+    "scaffold": lambda: bfl.algorithms.scaffold(LINEAR, local_epochs=1, batch_size=10, optimizer="sgd", **OF),
+    "fed_lap": lambda: bfl.algorithms.fed_lap(LINEAR, local_epochs=1, **OF),
+    "meta_vd": lambda: bfl.algorithms.meta_vd(GAUSSIAN, num_clients=3, local_epochs=1, **OF),
+    "qlsd": lambda: bfl.algorithms.qlsd(LINEAR, step_size=1e-3, estimator="anchored", refresh_every=2, **OF),
+    "dg_sgld": lambda: bfl.algorithms.dg_sgld(LINEAR, step_size=1e-3, coupling=1e-2, local_steps=3, **OF),
+}
+
+
+DEEP = pytest.mark.deep(after="tests/adversary/test_examples_of_networks.py")
+
+
+@pytest.mark.parametrize("bounded", [pytest.param(False, marks=DEEP), True])
+def test_a_drift_that_the_server_chooses_reads_an_example_in_the_first_round(bounded):
+    """18 of 20 from the sum of 300 without bounds, 0 with them (20 refusals).
+
+    The control variate of SCAFFOLD moves the first neuron in the first of two steps to where it fires for one example.
+    A second answer, where it fires for none, is subtracted.
+    """
+    rate, scale = 0.05, 1.0
+    options = {"local_epochs": 2, "batch_size": SIZE, "optimizer": "sgd", "learning_rate": rate, **OF}
+    process = bfl.algorithms.scaffold(LINEAR, **options)
+    there = [Party(process, source, k, bytes([k])) for k, source in enumerate(SOURCES)]
+    served = at_server(process)
+    first = to_arrays(served.round.broadcast(served.round.initialize()).message)
+    features, reads, refusals = np.concatenate([source.features for source in SOURCES]), 0, 0
+
+    def changes(direction, level):
+        kernel, told = np.zeros((COLUMNS, HIDDEN)), np.zeros_like(first["told"])
+        kernel[:, 0] = -scale * direction / rate
+        told[: kernel.size], told[kernel.size] = kernel.ravel(), level / rate
+        answers = [party.answer({**first, "told": told}) for party in there]
+        own = [np.append(x["weights/point/0"][:, 0], x["weights/point/1"][0] + 2 * level) for x in answers]
+        return np.sum(own, 0, dtype=np.float64)
+
+    for number in range(TRIES):
+        for party in there:
+            party._steps = Steps(process, {}) if bounded else None
+        direction = np.random.default_rng(number + 99).normal(size=COLUMNS)
+        direction /= np.linalg.norm(direction)
+        values = features @ (first["weights/point/0"][:, 0] + scale * direction)
+        last, second = np.sort(values)[[-1, -2]]
+        try:
+            change = changes(direction, (last + second) / 2) - changes(direction, last + 1)
+        except InvalidArgument as error:
+            assert "The first vectors beside the weights are not those of the job (told)" in str(error)
+            refusals += 1
+            continue
+        reads += bool(np.max(np.abs(change[:-1] / change[-1] - features[np.argmax(values)])) < 0.1)
+    assert (reads, refusals) == (0, TRIES) if bounded else reads >= 15 and refusals == 0
+
+
+@DEEP
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_comes_beside_the_weights_has_bounds(name):
+    """The first one is that of the job; later ones of a size that no honest server has are refused, honest ones never.
+
+    One site is asked from the fourth round on, for the first time.
+    """
+    process, there = BESIDE[name](), []
+    for k, source in enumerate(SOURCES):
+        there.append(Party(process, source, k, bytes([k]), steps=Steps(process, {}, 3)))
+    sent = []
+
+    class Transport:
+        def ask(self, numbers, message):
+            sent.append(message)
+            for k in numbers:
+                yield k, "not yet" if k == 2 and int(message["round"]) < 3 else there[k].answer(message)
+
+    names = tuple(source.name + str(k) for k, source in enumerate(SOURCES))
+    parties = bfl.data.Parties(bfl.data.Schema("rows", (COLUMNS,), False, ("no", "yes")), names, np.full(3, SIZE))
+    assert len(bfl.federated.simulate_parties(process, parties, Transport(), 7, seed=0).rounds) == 7
+    far = lambda message: {
+        part: 1e4 * (x + 1) if part.startswith("told") and x.dtype == np.float32 else x for part, x in message.items()
+    }
+    with pytest.raises(InvalidArgument, match="The first vectors beside the weights are not those of the job"):
+        Steps(process, {}, 3).check(0, far(sent[0]))
+    for party in there:
+        with pytest.raises(InvalidArgument, match=r"The (vectors|weights) .* from those of the last message"):
+            party.answer({**far(sent[-1]), "round": np.array(7, np.int32)})
 
 
 @pytest.mark.parametrize("name", ["laplace", "last_layer"])
 def test_last_layer_and_laplace_have_the_features_of_the_job(name):
     """0 of 20: the question for curvatures or features comes with weights that follow from the job."""
-    process = getattr(bfl.algorithms, name)(LINEAR, element_spec=SOURCES[0].element_spec)
+    process = getattr(bfl.algorithms, name)(LINEAR, **OF)
     state = process.round.initialize()
-    steps = Steps(state.weights, {})
+    steps = Steps(process, {})
     for number in range(TRIES):
         direction = np.random.default_rng(number).normal(size=(COLUMNS, HIDDEN)).astype(np.float32)
         parts = to_arrays(process.round.broadcast(state).message)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests import kit
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
+from tfp_bfl.contrib.kernel import KernelModes, kernel_mode
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
@@ -308,12 +309,12 @@ def fed_be():
 def fed_kp(start):
     def pool(results, anchor):
         modes = [
-            tf.reshape(rules.kernel_mode(np.stack([np.ravel(v) for v in x]), start), x[0].shape)
+            tf.reshape(kernel_mode(np.stack([np.ravel(v) for v in x]), start), x[0].shape)
             for x in zip(*(r.weights.point for r in results))
         ]
         return (), of_points(modes, anchor)
 
-    counts = dict.fromkeys(rules.KernelModes._fields[1:], 30 * 3 + 3 + 3 * 2 + 2)
+    counts = dict.fromkeys(KernelModes._fields[1:], 30 * 3 + 3 + 3 * 2 + 2)
     return third_family(functools.partial(algorithms.fed_kp, mlp(POINT), start=start), pool, **counts)
 
 

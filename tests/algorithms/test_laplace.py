@@ -11,7 +11,7 @@ import tfp_bfl as bfl
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField, marginals
-from tfp_bfl.servers import curvatures
+from tfp_bfl.servers import Curvatures, Held
 
 SOURCE = load("breast_cancer").subset(90, seed=0)
 PARTITIONS = {
@@ -48,14 +48,14 @@ def posterior_of(result):
 
 
 def state_of(structure, partition="uneven", **settings):
-    state = result_of(structure, partition).state
-    return curvatures.from_stack(state.step, state.weights, curvatures.Settings(**settings))
+    state = result_of(structure, partition).state  # The sums do not depend on the settings.
+    return Held.of_stack(state.step, state.weights, Curvatures(**settings))
 
 
 @pytest.mark.parametrize("partition", [name for name in PARTITIONS if name != "one client"])
 @pytest.mark.parametrize("structure", bfl.clients.STRUCTURES)
 def test_the_federated_posterior_is_the_central_one(structure, partition):
-    q, central = posterior_of(result_of(structure, partition)), posterior_of(result_of(structure, "one client"))
+    q, central = (posterior_of(result_of(structure, x, temperature=1.0)) for x in (partition, "one client"))
     assert type(q) is (MeanField if structure == "diagonal" else LowRank)
     for a, b in zip(tf.nest.flatten(marginals(q)), tf.nest.flatten(marginals(central)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -73,20 +73,20 @@ def test_clients_may_come_in_several_rounds_and_again():
 @pytest.mark.parametrize("structure", bfl.clients.STRUCTURES)
 def test_a_client_that_leaves_and_joins(structure, tmp_path):
     whole = state_of(structure)
-    two = curvatures.remove(whole, "1")
+    two = whole.remove("1")
     kept = Clients(SOURCE, [PARTITIONS["uneven"][k] for k in (0, 2)])
-    process = bfl.algorithms.laplace(model_fn, structure=structure, batch_size=16)
+    process = bfl.algorithms.laplace(model_fn, structure=structure, batch_size=16, temperature=1.0)
     never = posterior_of(bfl.simulate(process, kept, 1, start=mode(), engine="local"))
-    for a, b in zip(*(tf.nest.flatten(marginals(q)) for q in (curvatures.pool(two).posterior, never)), strict=True):
+    for a, b in zip(*(tf.nest.flatten(marginals(q)) for q in (two.pool().posterior, never)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
     # Its own sums, sent again, are those of the first time.
-    again = curvatures.join(two, whole, ["1"])
-    for a, b in zip(*(tf.nest.flatten(curvatures.pool(s)) for s in (again, whole)), strict=True):
+    again = two.join(whole, ["1"])
+    for a, b in zip(*(tf.nest.flatten(s.pool()) for s in (again, whole)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    curvatures.save(two, tmp_path / "two.npz")
-    loaded = curvatures.load(tmp_path / "two.npz")
-    assert list(loaded.clients) == ["0", "2"] and loaded.settings == two.settings
-    for a, b in zip(*(tf.nest.flatten(curvatures.pool(s)) for s in (loaded, two)), strict=True):
+    two.save(tmp_path / "two.npz")
+    loaded = Held.load(tmp_path / "two.npz")
+    assert list(loaded.rows) == ["0", "2"] and loaded.settings == two.settings
+    for a, b in zip(*(tf.nest.flatten(s.pool()) for s in (loaded, two)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -94,55 +94,62 @@ def test_clients_that_do_not_fit_are_refused():
     state = state_of("diagonal")
     moved = state._replace(weights=tf.nest.map_structure(lambda x: x + 1, state.weights))
     with pytest.raises(InvalidArgument, match="at other weights"):
-        curvatures.join(curvatures.remove(state, "1"), moved)
+        state.remove("1").join(moved)
     with pytest.raises(InvalidArgument, match="of another structure"):
-        curvatures.join(state, state_of("last_layer"))
-    with pytest.raises(InvalidArgument, match="There is a client '0' already"):
-        curvatures.join(state, state)
-    assert list(curvatures.join(state, state, replace=True).clients) == list(state.clients)
-    with pytest.raises(InvalidArgument, match="no client '7' to take"):
-        curvatures.join(state, state, ["7"])
-    with pytest.raises(InvalidArgument, match="There is no client '7'"):
-        curvatures.remove(state, "7")
+        state.join(state_of("last_layer"))
     with pytest.raises(InvalidArgument, match="must be left"):
-        curvatures.remove(state, "0", "1", "2")
+        state.remove("0", "1", "2")
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_examples", np.array([0, 1, 1])),
-        ("temperature", np.array(0.0)),
-        ("gradient/0", np.zeros((3, 2), np.float32)),
-        ("curvature/0", np.full((3, 30, 4), -1, np.float32)),
-        ("curvature/0", np.full((3, 30, 4), np.nan, np.float32)),
-        ("groups", np.array([0, 2, 2, 2])),
-        ("names", np.array(["a", "a", "b"])),
-        ("more", np.zeros(1)),
+        ("settings/temperature", np.array(0.0)),
+        ("settings/prior_stddev", np.array(-1.0)),
+        ("rows/1/gradient/0", np.zeros((3, 2), np.float32)),
+        ("rows/1/curvature/0", np.full((30, 4), -1, np.float32)),
+        ("rows/1/nll", np.array([1.0, 2.0], np.float32)),
+        ("settings/groups/0", np.array(0)),
     ],
 )
 def test_files_that_hold_no_state_are_refused(name, value, tmp_path):
-    arrays = {**curvatures._arrays(state_of("diagonal")), name: value}
+    arrays = {**state_of("diagonal")._arrays(), name: value}
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(InvalidArgument, match=r"bad\.npz is not a file of curvatures"):
-        curvatures.load(tmp_path / "bad.npz")
+    with pytest.raises(InvalidArgument, match=r"bad\.npz is not a file of clients"):
+        Held.load(tmp_path / "bad.npz")
 
 
 def test_priors_by_layer():
-    approximation = curvatures.approximate(state_of("diagonal", groups=bfl.clients.layers_of(model_fn(), "diagonal")))
-    one = curvatures.approximate(state_of("diagonal"))
+    approximate = lambda state: state.settings.approximate(state.rows, state.weights)
+    approximation = approximate(state_of("diagonal", groups=bfl.clients.layers_of(model_fn(), "diagonal")))
+    one = approximate(state_of("diagonal"))
     assert len(approximation.prior_stddev) == 2
     assert approximation.log_marginal_likelihood > one.log_marginal_likelihood
-    q = posterior_of(result_of("diagonal", "uneven", prior_by_layer=True))
+    q = posterior_of(result_of("diagonal", "uneven", prior_by_layer=True, temperature=1.0))
     for a, b in zip(q.variance, approximation.posterior.variance, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_a_temperature_scales_what_the_data_say():
     state = state_of("diagonal", prior_stddev=0.5, temperature=0.1)
-    cold, warm = (curvatures.pool(s).posterior.variance for s in (state, state_of("diagonal", prior_stddev=0.5)))
+    cold, warm = (s.pool().posterior.variance for s in (state, state_of("diagonal", prior_stddev=0.5)))
     for a, b in zip(cold, warm, strict=True):
         np.testing.assert_allclose(1 / a - 4, 10 * (1 / b - 4), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "temperature"),
+    [
+        (bfl.algorithms.laplace, {}, 0.01),
+        (bfl.algorithms.laplace, {"likelihood": "gaussian:0.5"}, 1.0),
+        (bfl.algorithms.laplace, {"likelihood": "gaussian:0.5", "temperature": 0.2}, 0.2),
+        (bfl.algorithms.last_layer, {}, 0.01),
+        (bfl.algorithms.last_layer, {"likelihood": "gaussian"}, 1.0),
+        (bfl.algorithms.last_layer, {"temperature": 1.0}, 1.0),
+    ],
+)
+def test_the_default_temperature_is_that_of_the_likelihood_and_stated(recipe, options, temperature):
+    assert recipe(model_fn, **options).settings["temperature"] == temperature
 
 
 def test_linearised_outputs_have_the_gaussian_of_the_jacobian():

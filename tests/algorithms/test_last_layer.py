@@ -12,7 +12,7 @@ import tfp_bfl as bfl
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import Head, LowRank, covariance
-from tfp_bfl.servers import curvatures
+from tfp_bfl.servers import Held
 
 TABLE, CLASSES = load("diabetes").subset(120, seed=0), load("breast_cancer").subset(90, seed=0)
 HIDDEN = 6
@@ -88,6 +88,11 @@ def state_of(result, head):
     return bfl.servers.held_sums(result.state.step, result.state.weights, head)
 
 
+def approximate(result, head):
+    held = state_of(result, head)
+    return held.settings.approximate(held.rows, held.weights)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.2])
 def test_regression_is_exact_after_one_round(temperature):
     q = posterior_of(regression(prior_stddev=0.7, noise_stddev=0.4, temperature=temperature))
@@ -103,13 +108,13 @@ def test_regression_is_exact_after_one_round(temperature):
 
 
 def test_prior_and_noise_maximise_the_marginal_likelihood():
-    found = curvatures.approximate(state_of(regression(), Head(True)))
+    found = approximate(regression(), Head(True))
     minus = lambda logs: -conjugate(*np.exp(logs))[2]
     best = scipy.optimize.minimize(minus, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-7})
     assert found.log_marginal_likelihood == pytest.approx(-best.fun, abs=1e-6)
     assert [*found.prior_stddev, found.noise_stddev] == pytest.approx(np.exp(best.x), rel=1e-2)
     for given in ({"prior_stddev": 0.5}, {"noise_stddev": 0.8}):
-        one = curvatures.approximate(state_of(regression(**given), Head(True, **given)))
+        one = approximate(regression(**given), Head(True, **given))
         pick = lambda x, given=given: (given.get("prior_stddev", x), given.get("noise_stddev", x))
         best = scipy.optimize.minimize_scalar(lambda x, pick=pick: -conjugate(*pick(np.exp(x)))[2], bounds=(-6, 6))
         assert one.log_marginal_likelihood == pytest.approx(-best.fun, abs=1e-6)
@@ -134,24 +139,23 @@ def test_the_initial_head_does_not_matter_for_regression():
 def test_clients_leave_and_join_exactly(tmp_path):
     settings = {"prior_stddev": 0.7, "noise_stddev": 0.4}
     whole = state_of(regression(**settings), Head(True, **settings))
-    two = curvatures.remove(whole, "1")
-    curvatures.save(two, tmp_path / "two.npz")
-    two = curvatures.load(tmp_path / "two.npz")
-    assert list(two.clients) == ["0", "2"] and two.settings == whole.settings
+    whole.remove("1").save(tmp_path / "two.npz")
+    two = Held.load(tmp_path / "two.npz")
+    assert list(two.rows) == ["0", "2"] and two.settings == whole.settings
     kept = np.concatenate([uneven(TABLE).indices[k] for k in (0, 2)])
     mean, sigma, _ = conjugate(0.7, 0.4, kept)
-    for a, b in zip(first_output(curvatures.pool(two).posterior), (mean, sigma)):
+    for a, b in zip(first_output(two.pool().posterior), (mean, sigma)):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     # Sums at other weights of the last layer are those of the same quadratic function.
     moved = network()
     moved.layers[-1].set_weights([x - 2 for x in moved.layers[-1].get_weights()])
     other = state_of(fit(moved, uneven(TABLE), likelihood="gaussian", **settings), Head(True, **settings))
-    again = curvatures.pool(curvatures.join(two, other, ["1"])).posterior
-    for a, b in zip(first_output(again), first_output(curvatures.pool(whole).posterior)):
+    again = two.join(other, ["1"]).pool().posterior
+    for a, b in zip(first_output(again), first_output(whole.pool().posterior)):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
     lower = whole._replace(weights=whole.weights._replace(point=(whole.weights.point[0] + 1, *whole.weights.point[1:])))
     with pytest.raises(InvalidArgument, match="at other weights"):
-        curvatures.join(two, lower, ["1"])
+        two.join(lower, ["1"])
 
 
 def softmax_mode(x, y, num_classes, prior_stddev):
@@ -185,7 +189,7 @@ CASES = {
 def test_classes_converge_to_the_central_mode(name):
     """From random weights, in twelve messages; a head that is trained already needs fewer."""
     model_fn, source, num_classes = CASES[name]
-    result = fit(model_fn, uneven(source), 12, prior_stddev=0.6)
+    result = fit(model_fn, uneven(source), 12, prior_stddev=0.6, temperature=1.0)
     q = posterior_of(result)
     mean, sigma = softmax_mode(design(model_fn, source), source.labels, num_classes, 0.6)
     stddevs = np.sqrt(np.diag(sigma))

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, errors, federated, models, posterior, rules, servers, weighting
+from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.models import ClientResult, TrainingMetrics, get_weights
 from tfp_bfl.posterior import MeanField
 
@@ -57,7 +58,7 @@ WORKS = {
 }
 RULES = {
     **{name: lambda name=name: name for name in CONTRACT},
-    "kernel": lambda: rules.kernel_posterior("clients"),
+    "kernel": lambda: kernel_posterior("clients"),
     "of the stack": lambda: rules.GatherRule(middle, "middle"),
     "lifted": lambda: rules.whole_model("linear_pool"),
     "client_gaussian": rules.client_gaussian,

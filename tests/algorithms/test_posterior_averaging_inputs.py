@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, clients, federated, models, rules, servers
+from tfp_bfl.contrib.kernel import KernelModes, kernel_modes
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 
@@ -50,12 +51,12 @@ def averaging():
 
 
 def counts_of(values, **options):
-    modes = rules.kernel_modes(values, **options)
+    modes = kernel_modes(values, **options)
     return {name: int(n) for name, n in modes._asdict().items() if name != "mode"}
 
 
 def counted(row):
-    return {name: row[name] for name in rules.KernelModes._fields[1:]}
+    return {name: row[name] for name in KernelModes._fields[1:]}
 
 
 BURNING = {

@@ -9,6 +9,7 @@ import tfp_bfl as bfl
 from tests.kit import lines_of, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run.calibrate import entropy
+from tfp_bfl.app.one_run.predict import predict
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -132,6 +133,39 @@ def test_a_client_without_test_rows_is_named_with_none(tmp_path):
     rows = summary_of(tmp_path / "run")["clients"]
     assert rows[-1] == {"client": "Aachen", "n": 0} and {row["client"] for row in rows[:2]} == {"Ulm", "Bonn"}
     assert [row["name"] for row in lines_of(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+
+
+def test_a_separate_test_file_scores_each_client_that_it_names(tmp_path, capsys):
+    arguments = table_of(tmp_path / "t.csv", {"Ulm": 60, "Bonn": 60})
+    table_of(tmp_path / "test.csv", {"Ulm": 20, "Bonn": 30, "Kiel": 10})
+    arguments += ["--test-data", str(tmp_path / "test.csv"), "--output", str(tmp_path / "run"), "--hold-out", "0.2"]
+    assert run_command_line([*arguments, "--evaluate-clients", "--algorithm", "meta_learning"]) == 2
+    assert "'Kiel' of the test data has no training rows" in capsys.readouterr().err
+    assert run_command_line([*arguments, "--evaluate-clients"]) == 0
+    rows = summary_of(tmp_path / "run")["clients"]
+    assert {row["client"]: row["n"] for row in rows} == {"Ulm": 20, "Bonn": 30, "Kiel": 10}
+    assert [row["name"] for row in lines_of(tmp_path / "run" / "clients.jsonl")] == ["Bonn", "Ulm"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Kiel" in page[page.index("Each client on its own test rows") :]
+    found = calibrated(tmp_path / "run", tmp_path / "model", "--each-client", "--confidence", "0.5")
+    assert {row["client"]: row["n"] for row in found.clients} == {"Ulm": 20, "Bonn": 30, "Kiel": 10}
+    rows_have_the_sets_of_their_client(tmp_path / "model", tmp_path / "test.csv", found)
+
+
+def rows_have_the_sets_of_their_client(model, table, found):
+    own = {row["client"]: row["set_limit"] for row in found.clients if "set_limit" in row}
+    # Limits far apart, so that the sets differ.
+    limits = dict(zip(own, (0.0, 0.9999)))
+    clients = [row | ({"set_limit": limits[row["client"]]} if row["client"] in own else {}) for row in found.clients]
+    changed = found._replace(clients=clients, unseen_set_limit=None)._asdict()
+    bfl.export.save(model, changed_model := model.with_name("changed"), bfl.export.Info(calibration=changed))
+    predictions, whole = predict(changed_model, table), next(iter(limits))
+    assert [row.client for row in predictions.rows] == ["Ulm"] * 20 + ["Bonn"] * 30 + ["Kiel"] * 10
+    assert all((row.set == "ill|well") == (row.client == whole) for row in predictions.rows if row.client in own)
+    assert "10 rows are of clients without own prediction sets" in predictions.notes[0]
+    without = table.with_name("rows.csv")
+    without.write_text("".join(line.split(",")[0] + "\n" for line in table.read_text().splitlines()))
+    assert all(row.client is None for row in predict(changed_model, without).rows)
 
 
 def test_numbers_have_an_rmse_for_each_client(tmp_path):

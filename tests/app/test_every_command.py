@@ -76,7 +76,8 @@ OTHER_START = {
 OPTIONS = {
     "run": {
         "config_file": "--config run.yaml", "resumed": "--resume nowhere", "progress": "--progress json",
-        "seeds": "--seeds 0..1",
+        "seeds": "--seeds 0..1", "start": "--start nowhere", "structure": "--structure diagonal",
+        "prior_by_layer": "--prior-by-layer", "noise_stddev": "--noise-stddev 2",
     },
     "sweep": {
         "varied": "--vary local-epochs=1,2", "seeds": "--seeds 0..1", "jobs": "--jobs 2", "listed": "--list",

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.app.test_config import OWN
-from tfp_bfl.app.one_run import build, client_scores, datasets, run
+from tfp_bfl.app.one_run import build, client_scores, datasets, pipeline
 from tfp_bfl.app.one_run.job import prepare
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.algorithms import ALGORITHMS, takers
@@ -179,7 +179,7 @@ def simulated(options, monkeypatch, tmp_path):
             config = datasets.with_clients(config, user_data) if user_data else config
             job = prepare(config, user_data, NO_CODE)
             with pytest.raises(Called) as error:
-                run._simulated(job, job.clients, tmp_path, print, None, None)
+                pipeline.train(job, bfl.federated.Monitor(job.evaluate, config.evaluate_every), folder=tmp_path)
         except (InvalidArgument, MissingDependency):
             return None
     given = {name: x for name, x in error.value.args[1].items() if name not in ("monitor", "checkpoints")}

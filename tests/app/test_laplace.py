@@ -7,11 +7,12 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_revise import run
-from tests.kit import call, refusal, summary_of
+from tests.kit import call, summary_of
 from tests.units import in_units
-from tfp_bfl.app.one_run import laplace
+from tfp_bfl.app.one_run import after
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.servers import curvatures
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.servers import Held
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -40,24 +41,29 @@ def probabilities(folder):
 
 def test_the_folder_is_complete_and_predicts(averaged, with_posterior):
     assert {p.name for p in with_posterior.iterdir()} == {
-        *("config.yaml", "curvatures.npz", "saved_model", "summary.json")
+        *("config.yaml", "clients.npz", "saved_model", "summary.json")
     }
     found = summary_of(with_posterior)
     assert found["accuracy"] > 0.8 and found["epistemic"] > 1e-4 and summary_of(averaged)["epistemic"] == 0
     assert found["clients"] == ["0", "1", "2"] and found["structure"] == "last_layer"
     right = probabilities(with_posterior).argmax(1) == TEST.labels
     assert right.mean() == pytest.approx(found["accuracy"])
-    state = curvatures.load(with_posterior / "curvatures.npz")
-    approximation = curvatures.approximate(state)
+    state = Held.load(with_posterior / "clients.npz")
+    approximation = state.settings.approximate(state.rows, state.weights)
     assert approximation.log_marginal_likelihood == pytest.approx(found["log_marginal_likelihood"])
-    assert sum(int(x.num_examples) for x in state.clients.values()) == len(bfl.data.load("breast_cancer").labels)
+    assert sum(int(x.num_examples) for x in state.rows.values()) == len(bfl.data.load("breast_cancer").labels)
 
 
 def test_clients_leave_and_join(with_posterior, tmp_path, capsys):
     assert call("clients", "show", with_posterior) == 0
     assert "share of the curvature" in capsys.readouterr().out
     assert call("clients", "remove", with_posterior, "1", "--output", tmp_path / "two") == 0
-    assert summary_of(tmp_path / "two")["clients"] == ["0", "2"]
+    two, three = summary_of(tmp_path / "two"), summary_of(with_posterior)
+    assert two["clients"] == ["0", "2"] and two.keys() == three.keys() - {"warnings"}
+    for name in ("structure", "temperature", "temperature_by"):
+        assert two[name] == three[name]
+    assert two["log_marginal_likelihood"] > three["log_marginal_likelihood"]
+    assert "temperature_by" in bfl.export.read_info(tmp_path / "two" / "saved_model").configuration
     assert np.abs(probabilities(tmp_path / "two") - probabilities(with_posterior)).max() > 1e-4
     assert call("clients", "add", tmp_path / "two", with_posterior, "1", "--output", tmp_path / "three") == 0
     np.testing.assert_allclose(probabilities(tmp_path / "three"), probabilities(with_posterior), atol=1e-4)
@@ -71,14 +77,38 @@ def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
     assert f"linearised: accuracy {found['linearised_accuracy']:.4f}" in capsys.readouterr().out
 
 
+def test_a_run_of_the_algorithm_is_the_command(averaged, with_posterior, tmp_path):
+    """On the command line and in Python; the options are the same."""
+    options = ["--algorithm", "laplace", "--start", averaged, "--temperature", 1, "--structure", "last_layer"]
+    assert call("run", *options, "--output", tmp_path / "run") == 0
+    found = bfl.run(tmp_path / "python", algorithm="laplace", start=averaged, temperature=1.0)
+    assert summary_of(tmp_path / "run") == found.summary == summary_of(with_posterior)
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert call(*arguments) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
 def test_bad_input_is_refused_in_a_sentence(averaged, with_posterior, tmp_path, capsys):
     new = ["--output", tmp_path / "new"]
-    assert "is not the folder of a complete run" in refusal(capsys, "laplace", tmp_path, *new)
-    assert "has Laplace's posterior already" in refusal(capsys, "laplace", with_posterior, *new)
-    assert "exists already" in refusal(capsys, "laplace", averaged, "--output", with_posterior)
-    assert "structure 'kron'" in refusal(capsys, "laplace", averaged, "--structure", "kron", *new)
-    assert "temperature" in refusal(capsys, "laplace", averaged, "--temperature", "0", *new)
-    assert "prior_by_layer is for" in refusal(capsys, "laplace", averaged, "--prior-by-layer", *new)
+    assert "is not the folder of a complete run" in refused(capsys, "laplace", tmp_path, *new)
+    assert "has a posterior already" in refused(capsys, "laplace", with_posterior, *new)
+    assert "exists already" in refused(capsys, "laplace", averaged, "--output", with_posterior)
+    assert "structure 'kron'" in refused(capsys, "laplace", averaged, "--structure", "kron", *new)
+    assert "temperature" in refused(capsys, "laplace", averaged, "--temperature", "0", *new)
+    assert "prior_by_layer is for" in refused(capsys, "laplace", averaged, "--prior-by-layer", *new)
+    assert "laplace finds a posterior at the weights" in refused(capsys, "run", "--algorithm", "laplace", *new)
+    start = ["run", "--start", averaged, *new]
+    assert "give the algorithm laplace or last_layer" in refused(capsys, *start)
+    assert "option of laplace 'local_epochs'" in refused(capsys, *start, "--algorithm", "laplace", "--local-epochs", 3)
+    assert "option of laplace 'rounds'" in refused(capsys, *start, "--algorithm", "laplace", "--rounds", 3)
+    assert "leave --seeds out" in refused(capsys, *start, "--algorithm", "laplace", "--seeds", "0..2")
+    assert "structure is an option of laplace" in refused(capsys, "run", "--structure", "diagonal", *new)
+    with pytest.raises(InvalidArgument, match="give the algorithm laplace or last_layer"):
+        bfl.run(tmp_path / "new", start=averaged)
     assert not (tmp_path / "new").exists()
 
 
@@ -99,6 +129,6 @@ def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, m
     (tmp_path / "config.yaml").write_text(config.record(), encoding="utf-8")
     (tmp_path / "summary.json").write_text(json.dumps({}), encoding="utf-8")
     first = lambda process, *given: process.predictive_weights(process.local.initialize())
-    monkeypatch.setattr(laplace, "final_weights", first)
+    monkeypatch.setattr(after, "final_weights", first)
     for command in ("laplace", "last-layer"):
-        assert words in refusal(capsys, command, tmp_path, "--output", tmp_path / "new")
+        assert words in refused(capsys, command, tmp_path, "--output", tmp_path / "new")

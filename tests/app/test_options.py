@@ -43,7 +43,7 @@ PASSED_ON = {
     "p_fed_bayes": [*AVERAGING, bfl.clients.personal_posterior],
 }
 GROUPS = {
-    "kernel_options": bfl.rules.kernel_posterior,
+    "kernel_options": bfl.contrib.kernel.kernel_posterior,
     "variance_options": bfl.models.PERSONAL_VARIANCES["hypernetwork"],
     "server_options": bfl.servers.personal,
 }
@@ -160,6 +160,7 @@ def test_names_are_those_of_the_tables():
         choices.DATE_UNITS: DATE_UNITS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
+        choices.STRUCTURES: bfl.clients.STRUCTURES,
         choices.KERNELS: kernel.KERNELS,
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,

@@ -106,15 +106,6 @@ def test_out_of_distribution(digits, tmp_path, monkeypatch):
     assert "AUROC of the mutual information" in page
 
 
-def test_a_run_that_did_not_record_the_mutual_information(copy, tmp_path, monkeypatch):
-    with np.load(copy / "predictions.npz") as arrays:
-        np.savez(copy / "predictions.npz", **{name: x for name, x in arrays.items() if name != "mutual_information"})
-    elsewhere(monkeypatch, np.random.default_rng(0).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8))
-    assert make(copy, "--ood", "elsewhere", "--output", tmp_path / "page.html") == 0
-    page = (tmp_path / "page.html").read_text()
-    assert "AUROC of the epistemic part" in page and "AUROC of the mutual information" not in page
-
-
 def test_out_of_distribution_images_of_a_path(digits, tmp_path, capsys):
     for i, image in enumerate(np.random.default_rng(0).integers(0, 256, (9, 8, 8), dtype=np.uint8)):
         path = tmp_path / "scans" / "ab"[i % 2] / f"{i}.png"
@@ -223,8 +214,8 @@ def test_bad_arguments(digits, tmp_path, capsys, monkeypatch):
 
 
 def test_a_collapsed_posterior_is_said_first(copy, tmp_path):
-    summary = summary_of(copy)
-    (copy / "summary.json").write_text(json.dumps({**summary, "collapsed_in_round": 2}))
+    summary = {**summary_of(copy), "warnings": [bfl.federated.collapse_warning(2)]}
+    (copy / "summary.json").write_text(json.dumps(summary))
     assert make(copy, "--output", tmp_path / "page.html") == 0
     page = (tmp_path / "page.html").read_text()
     assert page.index("The posterior collapsed in round 2") < page.index("<h2>Learning curve")

@@ -16,8 +16,7 @@ from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.plots import sections
 from tfp_bfl.plots.page import Picture
-from tfp_bfl.posterior import product_of
-from tfp_bfl.servers import online
+from tfp_bfl.servers import Held
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -55,7 +54,7 @@ def contents(folder):
 
 
 def state(folder):
-    return online.load(folder / "server_state.npz")
+    return Held.load(folder / "clients.npz")
 
 
 def exported(folder):
@@ -74,7 +73,7 @@ def assert_export_is_what_was_evaluated(folder):
 def test_run_folder_is_complete(whole):
     assert {path.name for path in whole.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "checkpoints", "predictions.npz", "figures", "report.html", "saved_model"),
-        *("server_state.npz", "summary.json", "training_histograms.npz"),
+        *("clients.npz", "summary.json", "training_histograms.npz"),
     }
     (row,) = rows(whole)
     assert (row["num_clients"], row["num_faulty"], row["num_examples"]) == (3, 0, 180)
@@ -85,7 +84,7 @@ def test_run_folder_is_complete(whole):
 
 def test_the_state_in_the_folder_predicts_as_the_run_does(whole):
     config = make_config(whole / "config.yaml", {})
-    model = bfl.models.predictive_model(bfl.models.mlp(kind=config.kind), online.pool(state(whole)))
+    model = bfl.models.predictive_model(bfl.models.mlp(kind=config.kind), state(whole).pool())
     samples = bfl.evaluation.predict(model, TEST.features, num_samples=3, seed=0)
     np.testing.assert_allclose(samples.mean(0), exported(whole), rtol=1e-4, atol=1e-6)
     assert np.ptp(samples, 0).max() > 1e-4
@@ -98,12 +97,13 @@ def test_the_product_as_published_is_asked_for_with_three_options_and_kept_when_
     record = yaml.safe_load((exact / "config.yaml").read_text())
     assert (record["between_clients"], record["diagonal_only"], record["curvature"]) == (False, False, False)
     # The clients send the same but for what their data leave open.
-    sent = [arrays(folder / "server_state.npz") for folder in (exact, whole)]
-    assert {name for name, x in sent[0].items() if x != sent[1][name]} == {n for n in sent[0] if "/diagonal/" in n}
+    sent = [arrays(folder / "clients.npz") for folder in (exact, whole)]
+    settings = {f"settings/{name}" for name in ("between_clients", "diagonal_only")}
+    differ = {name for name, x in sent[0].items() if x != sent[1][name]}
+    assert differ == {n for n in sent[0] if "/diagonal/" in n} | settings
     assert np.abs(exported(exact) - exported(whole)).max() > 1e-3
     assert run_command_line(["clients", "remove", str(exact), "1", "--output", str(tmp_path / "two")]) == 0
-    pooled = online.pool(state(tmp_path / "two"), diagonal_only=False, between_clients=False)
-    model = bfl.models.predictive_model(bfl.models.mlp(kind="deterministic"), pooled)
+    model = bfl.models.predictive_model(bfl.models.mlp(kind="deterministic"), state(tmp_path / "two").pool())
     samples = bfl.evaluation.predict(model, TEST.features, num_samples=3, seed=0)
     np.testing.assert_allclose(samples.mean(0), exported(tmp_path / "two"), rtol=1e-4, atol=1e-6)
 
@@ -114,7 +114,7 @@ def test_a_run_is_repeated_from_its_record(whole, tmp_path):
     assert (record["algorithm"], record["kind"], record["rounds"]) == ("fl_swag", "deterministic", 1)
     assert run_command_line(["run", "--config", str(whole / "config.yaml"), "--output", str(tmp_path / "again")]) == 0
     assert rows(tmp_path / "again") == rows(whole)
-    assert arrays(tmp_path / "again" / "server_state.npz") == arrays(whole / "server_state.npz")
+    assert arrays(tmp_path / "again" / "clients.npz") == arrays(whole / "clients.npz")
     assert arrays(tmp_path / "again" / "predictions.npz") == arrays(whole / "predictions.npz")
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text()) == record
 
@@ -127,15 +127,15 @@ def test_last_layer_over_what_the_server_has_pretrained(tmp_path):
     assert run_command_line([*SMALL, "--last-layer", "--pretrain-share", "0.4", "--output", str(folder)]) == 0
     assert_export_is_what_was_evaluated(folder)
     last = state(folder)
-    assert [x.shape for x in last.product.posteriors[0].mean] == [(32, 2), (2,)] and len(last.weights.point) == 6
+    assert [x.shape for x in last.rows["0"].posterior.mean] == [(32, 2), (2,)] and len(last.weights.point) == 6
     start = bfl.models.get_weights(bfl.models.mlp(kind="deterministic"))
     assert np.abs(last.weights.point[0] - start.point[0]).max() > 1e-3
     assert summary_of(folder)["pretrained_accuracy"] > 0.9 and summary_of(folder)["accuracy"] > 0.85
     shutil.copytree(folder, again)
-    for name in ("summary.json", "server_state.npz", "predictions.npz"):
+    for name in ("summary.json", "clients.npz", "predictions.npz"):
         (again / name).unlink()
     assert run_command_line(["run", "--resume", str(again)]) == 0
-    for name in ("server_state.npz", "predictions.npz"):
+    for name in ("clients.npz", "predictions.npz"):
         assert arrays(again / name) == arrays(folder / name)
 
 
@@ -158,16 +158,14 @@ def without_1(whole, tmp_path_factory):
 def test_a_client_leaves_as_if_it_had_never_been_there(whole, without_1):
     assert {path.name for path in without_1.iterdir()} == {
         "config.yaml",
-        "server_state.npz",
+        "clients.npz",
         "saved_model",
         "summary.json",
     }
     assert make_config(without_1 / "config.yaml", {}) == make_config(whole / "config.yaml", {})
-    named = dict(zip(state(whole).product.names, state(whole).product.posteriors))
-    wanted = product_of({name: named[name] for name in ("0", "2")})
     assert bfl.export.read_info(without_1 / "saved_model").data["clients"] == ["0", "2"]
-    assert state(without_1).product.names == ("0", "2") and state(without_1).num_examples == {"0": 60, "2": 60}
-    tf.nest.map_structure(np.testing.assert_array_equal, state(without_1).product, wanted)
+    wanted = {name: state(whole).rows[name] for name in ("0", "2")}
+    tf.nest.map_structure(np.testing.assert_array_equal, state(without_1).rows, wanted)
     told = summary_of(without_1)
     assert told["clients"] == ["0", "2"] and told["accuracy"] > 0.8
     right = exported(without_1).argmax(1) == TEST.labels
@@ -180,8 +178,8 @@ def test_a_client_comes_back(whole, without_1, tmp_path, capsys):
     assert run_command_line(["clients", "add", str(without_1), str(whole), "1", "--output", str(folder)]) == 0
     output = capsys.readouterr().out
     assert output.startswith("3 clients: accuracy 0.") and f"{folder} holds the new state" in output
-    assert state(folder).product.names == ("0", "2", "1")
-    a, b = (bfl.posterior.marginals(online.pool(state(f)).posterior) for f in (folder, whole))
+    assert list(state(folder).rows) == ["0", "2", "1"]
+    a, b = (bfl.posterior.marginals(state(f).pool().posterior) for f in (folder, whole))
     for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7)
 
@@ -191,15 +189,12 @@ def test_clients_of_the_same_name_are_replaced_if_asked_for(whole, without_1, tm
     """Client 0 has trained further in the meantime: it has the posterior of client 1."""
     later, folder = tmp_path / "later", tmp_path / "updated"
     shutil.copytree(without_1, later)
-    learnt = state(whole).product.posteriors[1]
-    own = state(without_1)
-    online.save(
-        own._replace(product=product_of({"0": learnt, "2": own.product.posteriors[1]})), later / "server_state.npz"
-    )
+    learnt, own = state(whole).rows["1"], state(without_1)
+    own._replace(rows={**own.rows, "0": learnt}).save(later / "clients.npz")
     arguments = ["clients", "add", str(whole), str(later), "0", "--replace", "--output", str(folder)]
     assert run_command_line(arguments) == 0
-    assert state(folder).product.names == ("0", "1", "2")
-    tf.nest.map_structure(np.testing.assert_array_equal, state(folder).product.posteriors[0], learnt)
+    assert list(state(folder).rows) == ["0", "1", "2"]
+    tf.nest.map_structure(np.testing.assert_array_equal, state(folder).rows["0"], learnt)
 
 
 @pytest.fixture
@@ -210,8 +205,8 @@ def place(whole, without_1, tmp_path, monkeypatch):
     shutil.copytree(without_1, "without_1")
     for name in ("damaged", "foreign", "no_config", "bad_config"):
         shutil.copytree(without_1, name)
-    (tmp_path / "damaged" / "server_state.npz").write_bytes((whole / "server_state.npz").read_bytes()[:-9])
-    online.save(state_of(5, 6), "foreign/server_state.npz")
+    (tmp_path / "damaged" / "clients.npz").write_bytes((whole / "clients.npz").read_bytes()[:-9])
+    state_of(5, 6).save("foreign/clients.npz")
     (tmp_path / "no_config" / "config.yaml").unlink()
     (tmp_path / "bad_config" / "config.yaml").write_text("ruel: conflation")
     (tmp_path / "variational").mkdir()
@@ -226,12 +221,12 @@ BAD = {
     "clients show nowhere": "nowhere holds no clients: it must be the folder of a complete run of the algorithm",
     "clients show file": "file holds no clients",
     "clients show variational": "variational holds no clients",
-    "clients show damaged": "damaged/server_state.npz is not a file of arrays, or is damaged",
+    "clients show damaged": "damaged/clients.npz is not a file of arrays, or is damaged",
     "clients remove whole --output new": "Missing argument 'CLIENT...'",
     "clients remove whole 1": "Missing option '--output'",
-    "clients remove whole 7 --output new": "The product has no client '7': its clients are '0', '1', '2'",
-    "clients remove whole 1 1 --output new": "The product has no client '1': its clients are '0', '2'",
-    "clients remove whole 0 1 2 --output new": "is the last one and there is no prior",
+    "clients remove whole 7 --output new": "There is no client '7': the clients are '0', '1', '2'",
+    "clients remove whole 1 1 --output new": "There is no client '1': the clients are '0', '2'",
+    "clients remove whole 0 1 2 --output new": "one client at least must be left",
     "clients remove nowhere 1 --output new": "nowhere holds no clients",
     "clients remove damaged 0 --output new": "is not a file of arrays, or is damaged",
     "clients remove foreign 5 --output new": "The model has 6 point weights, but there are 4 values",

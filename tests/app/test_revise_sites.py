@@ -5,8 +5,9 @@ import pytest
 
 from tests.app.test_revise import contents, run
 from tests.kit import summary_of
+from tests.servers.cases import state_of
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.servers import factors
+from tfp_bfl.servers import Held
 
 pytestmark = [pytest.mark.deep(after="tests/servers/test_factors.py"), pytest.mark.cpu_seconds(60)]
 
@@ -38,9 +39,9 @@ def test_a_client_leaves_and_comes_back(whole, tmp_path, capsys):
     assert "2 clients" in capsys.readouterr().out
     assert run_command_line(["clients", "add", str(without), str(whole), "1", "--output", str(again)]) == 0
     assert contents(whole) == before
-    own, left, back = (factors.load(folder / "sites.npz") for folder in (whole, without, again))
-    assert left.names == ("0", "2") and set(back.names) == {"0", "1", "2"}
-    for a, b in zip(own.weights.posterior.variance, back.weights.posterior.variance, strict=True):
+    own, left, back = (Held.load(folder / "clients.npz") for folder in (whole, without, again))
+    assert list(left.rows) == ["0", "2"] and set(back.rows) == {"0", "1", "2"}
+    for a, b in zip(own.pool().posterior.variance, back.pool().posterior.variance, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4)
 
 
@@ -50,7 +51,7 @@ def test_refusals(whole, tmp_path, capsys):
     assert "There is no client '7'" in capsys.readouterr().err
     other = tmp_path / "other"
     other.mkdir()
-    (other / "server_state.npz").write_bytes(b"")
+    state_of(5, 6).save(other / "clients.npz")
     assert run_command_line(["clients", "add", str(whole), str(other), *output]) == 2
     assert "of another algorithm" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

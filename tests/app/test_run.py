@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 
 import tfp_bfl as bfl
-from tfp_bfl.app.one_run import run
+from tfp_bfl.app.one_run import pipeline, run
 from tfp_bfl.app.options.config import make_config
 
 SOURCE = bfl.data.load("breast_cancer")
@@ -27,5 +27,5 @@ def test_versions_are_of_what_is_installed(monkeypatch):
             raise metadata.PackageNotFoundError(name)
         return "1"
 
-    monkeypatch.setattr(run.metadata, "version", version)
-    assert run._versions() == {name: "1" for name in run._VERSIONED if name != "tensorflow_federated"}
+    monkeypatch.setattr(pipeline.metadata, "version", version)
+    assert pipeline.versions() == {name: "1" for name in pipeline.VERSIONED if name != "tensorflow_federated"}

@@ -41,7 +41,7 @@ def test_two_sites_derive_the_same_key_and_others_none(kits):
     first, second, third = HOSPITALS
     assert found[first][second] == found[second][first] != found[first][third]
     assert len({key for of_party in found.values() for key in of_party.values()}) == 3
-    assert all(len(key) == bfl.federated.KEY_BYTES for key in found[first].values())
+    assert all(len(key) == bfl.parties.KEY_BYTES for key in found[first].values())
 
 
 def test_a_key_offer_of_another_site_is_refused(kits, tmp_path):

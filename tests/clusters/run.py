@@ -32,7 +32,7 @@ def main():
 
     try:
         files = bfl.data.ClientFiles(folder)
-        with bfl.federated.ray_runtime(address, 2) as runtime:
+        with bfl.engines.ray.ray_runtime(address, 2) as runtime:
             result = bfl.simulate(process_of(files), files, int(rounds), engine="ray", runtime=runtime, on_round=tell)
         print(json.dumps({"digest": digest(result.state)}), flush=True)
     except Error as error:

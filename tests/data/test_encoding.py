@@ -8,7 +8,8 @@ import pytest
 
 from tfp_bfl.data import Feature, read_encoded, read_own
 from tfp_bfl.data.cells import Cells
-from tfp_bfl.data.encoding import RARE_ROWS, Raw, describe_column, encode, fit_column, fit_encoding
+from tfp_bfl.data.encoding import RARE_ROWS, Raw, encode, fit_column, fit_encoding
+from tfp_bfl.data.messages import describe_column
 from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(3)
@@ -74,7 +75,8 @@ def test_a_column_is_learnt_alike_from_any_division():
 
 
 def test_what_a_client_sends():
-    assert describe_column(Cells("x", "number", np.array([1.0, 3.0, np.nan])))[:4] == (3, 2, 2.0, 1.0)
+    message = describe_column(Cells("x", "number", np.array([1.0, 3.0, np.nan])))
+    assert (message.rows, message.filled, message.mean, message.stddev) == (3, 2, 2.0, 1.0)
     message = describe_column(Cells("x", "category", np.array(["a", "", "a"], object)))
     assert (message.rows, message.filled, message.levels) == (3, 2, {"a": 2})
 

@@ -176,7 +176,7 @@ NUMBERS = data.Source("a", "train", FEATURES, FEATURES[:, 0], target=data.Column
         (
             (FEATURES, LABELS, SITES[1:]),
             {},
-            r"clients of dataset have the shape \[59\], but must name the client of each",
+            r"array clients of dataset has the shape \[59\], but must name the client of each",
         ),
         ((FEATURES, LABELS[1:]), {}, r"labels have the shape \[59\], but must be one number for each"),
         ((FEATURES.astype(str), LABELS), {}, "features have the type <U.*, but must be numbers"),

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tfp_bfl.data import is_own, names_clients, read_images, read_own, read_rows
+from tfp_bfl.data import Clients, Source, is_own, names_clients, read_images, read_own, read_rows
 from tfp_bfl.errors import InvalidArgument
 
 ROWS = 60
@@ -292,3 +292,87 @@ def test_what_is_called_by_a_path(tmp_path, monkeypatch):
     (tmp_path / "scans").mkdir()
     assert is_own("a/b.csv") and is_own("b.PARQUET") and is_own("scans") and is_own(str(tmp_path))
     assert not is_own("mnist") and not is_own("cifar10_corrupted/fog_3")
+
+
+def named_archive(folder):
+    arrays = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "clients": CENTRE}
+    np.savez(folder / "data.npz", **arrays, **{f"test_{name}": x[:9] for name, x in arrays.items()})
+    return {"path": folder / "data.npz"}
+
+
+def named_archives(folder):
+    arrays = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "site": CENTRE}
+    for name, rows in {"train": slice(None), "test": slice(9)}.items():
+        np.savez(folder / f"{name}.npz", **{key: x[rows] for key, x in arrays.items()})
+    return {"path": folder / "train.npz", "client": "site", "test": folder / "test.npz"}
+
+
+def named_folder(folder):
+    for split, rows in {"train": range(ROWS), "test": range(9)}.items():
+        for i in rows:
+            (folder / "images" / split / CENTRE[i] / SICK[i]).mkdir(parents=True, exist_ok=True)
+            grey = np.full((4, 4), i, np.uint8)
+            Image.fromarray(grey).save(folder / "images" / split / CENTRE[i] / SICK[i] / f"{i:02}.png")
+    return {"path": folder / "images"}
+
+
+def named_tables(folder, table=TABLE):
+    test = written(folder, table=table.slice(0, 9), name="test")
+    return {"path": written(folder, table=table), "label": "sick", "client": "centre", "test": test}
+
+
+def named_frames(folder):
+    table = TABLE.to_pandas()
+    return {"path": table, "label": "sick", "client": "centre", "test": table[:9]}
+
+
+def named_clients(folder):
+    found = Source("a", "train", np.stack([AGE, DOSE], 1), SICK)
+    names = sorted({*CENTRE})
+    rows = [np.flatnonzero(name == CENTRE) for name in names]
+    here = [own[own < 9] for own in rows]
+    test = Clients(found, [own for own in here if len(own)], [name for name, own in zip(names, here) if len(own)])
+    return {"path": Clients(found, rows, names), "test": test}
+
+
+FORMS = [named_archive, named_archives, named_folder, named_tables, named_frames, named_clients]
+
+
+@pytest.mark.parametrize("form", [*FORMS, lambda folder: named_tables(folder, encoded())])
+def test_a_separate_test_set_names_the_client_of_each_row(form, tmp_path):
+    data = read_own(**form(tmp_path))
+    assert sorted(data.test.owners.tolist()) == sorted(CENTRE[:9].tolist())
+    assert {*data.test.owners} <= {*data.train.owners} == {*data.client_names} == {*CENTRE}
+    labels = [data.test.class_names[k] for k in data.test.labels]
+    assert sorted(zip(data.test.owners, labels)) == sorted(zip(CENTRE[:9].tolist(), SICK[:9].tolist()))
+
+
+def encoded():
+    """The table with a category, which is encoded by another road than numbers alone."""
+    return TABLE.append_column("colour", pyarrow.array(["red", "blue"] * (ROWS // 2)))
+
+
+@pytest.mark.parametrize("table", [TABLE, encoded()])
+def test_a_test_table_without_names_has_none_and_one_with_gaps_is_refused(tmp_path, table):
+    of = named_tables(tmp_path, table)
+    written(tmp_path, table=table.slice(0, 9).drop_columns(["centre"]), name="test")
+    assert read_own(**of).test.owners is None
+    gaps = pyarrow.array([None if i in (2, 5) else name for i, name in enumerate(CENTRE[:9])])
+    some = table.slice(0, 9).set_column(table.column_names.index("centre"), "centre", gaps)
+    written(tmp_path, table=some, name="test")
+    with pytest.raises(InvalidArgument, match=r"'centre' of .*test.csv.* has 2 empty cells, the first in row 3"):
+        read_own(**of)
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "words"),
+    [
+        ([[0, 1], [2]], ["a"], "names must give each of the 2 clients a name of its own"),
+        ([[0, 1], [2]], ["a", " a"], "a name of its own"),
+        ([[0, 1], [2]], ["a", ""], "a name of its own"),
+        ([[0, 1], [1]], ["a", "b"], "without common examples"),
+    ],
+)
+def test_names_of_clients_in_memory_are_checked(rows, names, words):
+    with pytest.raises(InvalidArgument, match=words):
+        Clients(Source("a", "train", np.stack([AGE, DOSE], 1), SICK), rows, names)

@@ -12,12 +12,13 @@ import pytest
 import tensorflow as tf
 
 from tests.fuzz.harness import inputs
-from tfp_bfl.data import agree, describe, fitted, read_own, read_part, read_rows
+from tfp_bfl.data import read_own, read_part, read_rows
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import rows
 from tfp_bfl.glm import agreement, descriptions
 from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.parties import agree, describe, fitted
 
 ROWS = 120
 Z = np.random.default_rng(6).normal(size=ROWS).round(3)

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tfp_bfl.app.cli import cli
+from tfp_bfl.app.options.afterwards import after_options, split_after
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data import is_own, load, parse_partition
 from tfp_bfl.data.loading import EMBEDDED
@@ -49,6 +50,10 @@ def test_the_program_takes_each_command(page, command, tmp_path, monkeypatch):
     given = {name: value for name, value in context.params.items() if value is not None}
     if command[0] == "run" and not {"resumed", "config_file", "seeds"} & set(given):
         given.pop("progress", None)
+        start, algorithm, _, rest = split_after(given)
+        if start is not None:
+            after_options(algorithm, {name: x for name, x in rest.items() if name != "output"})
+            return
         if not is_own(given.get("dataset", "digits")):
             config = make_config(None, given)
             if config.dataset in EMBEDDED:  # Which clients there can be, the data say.

@@ -185,7 +185,7 @@ def test_lines_of_pages_are_short(page):
 BENCHMARK = ROOT / "experiments" / "bench" / "README.md"
 STUDIES = [path for path in sorted(ROOT.glob("experiments/*/README.md")) if path != BENCHMARK]
 READMES = [*STUDIES, BENCHMARK, *(ROOT / folder / "README.md" for folder in ("", "experiments", "benchmarks"))]
-READMES += sorted(ROOT.glob("experiments/*/results/**/README.md"))
+READMES += sorted([*ROOT.glob("experiments/*/results/**/README.md"), *ROOT.glob("tfp_bfl/*/README.md")])
 BANNED_IN_STUDIES = (
     *BANNED,
     *(r"\bdid not hold\b", r"\bdoes not hold\b", r"\bcan(no|')t be told\b", r"\bwhose\b", r"\bnarrow start\b"),
@@ -228,7 +228,7 @@ def test_a_study_has_at_most_eight_claims_with_controls_and_verdicts(path):
 
 def test_the_front_page_has_the_claims_and_the_counts_of_the_studies():
     text = claims.PAGE.read_text()
-    assert claims.filled(text) == text, "make tables, or experiments.claims.fill_page()"
+    assert claims.filled(text) == text, "nox -s tables, or experiments.claims.fill_page()"
     assert claims.studies() == [path.parent.name for path in STUDIES]
     assert {match[0] for match in claims.MARK.findall(text)} == {"counts", *claims.studies()}
     assert text.count("<!-- table:") == len(claims.studies()) + 1

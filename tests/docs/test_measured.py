@@ -25,7 +25,7 @@ def test_everything_is_measured():
 @pytest.mark.parametrize("page", [page for page in measure.pages() if "<!-- measured:" in page.read_text()], ids=str)
 def test_pages_say_what_was_measured(page):
     text = page.read_text()
-    assert measure.written(text, FOUND) == text, "make measured, or docs/measure.py write"
+    assert measure.written(text, FOUND) == text, "nox -s measured, or docs/measure.py write"
     assert text.count("<!-- measured:") == text.count("<!-- /measured -->") == len(measure.MARK.findall(text))
 
 

@@ -37,9 +37,9 @@ def test_a_notebook_opens_with_a_picture_what_one_learns_audience_and_time(path)
 
 @every_notebook
 def test_a_notebook_holds_the_outputs_of_its_cells(path):
-    assert path.stat().st_size < MOST_BYTES, "make notebooks"
+    assert path.stat().st_size < MOST_BYTES, "nox -s notebooks"
     code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "make notebooks"
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "nox -s notebooks"
     assert not any("stderr" in str(cell.outputs) or "Traceback" in str(cell.outputs) for cell in code)
     assert all(cell.outputs for cell in code if prints(cell.source))
 

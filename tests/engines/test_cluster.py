@@ -12,7 +12,7 @@ from tests.algorithms.methods import METHODS
 from tests.algorithms.test_contract import ALIKE, TRIED
 from tests.engines.ray_stand_in import NEVER, Exceptions, stand_in
 from tfp_bfl import data, federated
-from tfp_bfl.engines.ray import cluster, tasks
+from tfp_bfl.engines.ray import cluster, ray_runtime, tasks
 from tfp_bfl.errors import ComputationError, InvalidArgument, MissingDependency, WorkerError
 
 deep = pytest.mark.deep(after="tests/algorithms/test_contract.py")
@@ -131,7 +131,7 @@ def test_without_ray(monkeypatch):
     [({"num_workers": 0}, "num_workers is 0"), ({"threads": 0}, "threads is 0"), ({"patience": 0}, "patience is 0")],
 )
 def test_numbers_of_a_runtime(given, words):
-    with pytest.raises(InvalidArgument, match=words), federated.ray_runtime(**given):
+    with pytest.raises(InvalidArgument, match=words), ray_runtime(**given):
         pass
 
 
@@ -139,5 +139,5 @@ def test_a_cluster_that_does_not_answer(monkeypatch):
     ray = types.SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", ray)
     words = r"No Ray cluster can be joined at 127\.0\.0\.1:9 \(ConnectionRefusedError"
-    with pytest.raises(WorkerError, match=words), federated.ray_runtime("127.0.0.1:9"):
+    with pytest.raises(WorkerError, match=words), ray_runtime("127.0.0.1:9"):
         pass

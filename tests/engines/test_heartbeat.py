@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tfp_bfl import federated
+from tfp_bfl.engines.tff import local_workers, remote_workers
 from tfp_bfl.errors import InvalidArgument, WorkerError
 
 pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
@@ -30,9 +31,9 @@ def simulate(runtime, local_epochs=1, **options):
 def test_a_frozen_worker_is_replaced_and_nothing_is_lost(after, caplog):
     """Stopped between rounds, and in the midst of one of a second or more: the bits are those of a run undisturbed."""
     epochs = 1 if after is None else 300
-    with federated.local_workers(max_concurrent_calls=2) as runtime:
+    with local_workers(max_concurrent_calls=2) as runtime:
         wanted = simulate(runtime, epochs)
-    with federated.local_workers(max_concurrent_calls=2, heartbeat_seconds=2) as runtime:
+    with local_workers(max_concurrent_calls=2, heartbeat_seconds=2) as runtime:
         victim = runtime.workers[0]
 
         def freeze(row):
@@ -53,7 +54,7 @@ def test_a_frozen_worker_is_replaced_and_nothing_is_lost(after, caplog):
 
 def test_a_busy_worker_is_left_alone():
     """Rounds that take several times as long as a worker may be silent, on all of its threads."""
-    with federated.local_workers(max_concurrent_calls=2, heartbeat_seconds=0.5) as runtime:
+    with local_workers(max_concurrent_calls=2, heartbeat_seconds=0.5) as runtime:
         result = simulate(runtime, 600)
     assert [row["restarts"] for row in result.rounds] == [0, 0, 0]
     assert max(row["train_seconds"] for row in result.rounds) > 1
@@ -62,7 +63,7 @@ def test_a_busy_worker_is_left_alone():
 def test_a_frozen_worker_elsewhere_ends_the_run_with_its_name(tmp_path):
     worker = Worker.start(2)
     try:
-        with federated.remote_workers([worker.address], 2, heartbeat_seconds=2) as runtime:
+        with remote_workers([worker.address], 2, heartbeat_seconds=2) as runtime:
             started = []
 
             def freeze(row):
@@ -95,6 +96,6 @@ def test_a_cut_link_ends_the_run_with_the_workers_name(tmp_path):
 def test_silence_must_be_a_number_of_seconds(seconds):
     with (
         pytest.raises(InvalidArgument, match="heartbeat_seconds is"),
-        federated.local_workers(heartbeat_seconds=seconds),
+        local_workers(heartbeat_seconds=seconds),
     ):
         pass

@@ -9,6 +9,7 @@ import pytest
 
 from tests.certificates import certify
 from tfp_bfl import federated
+from tfp_bfl.engines.tff import Tls, remote_workers
 from tfp_bfl.errors import InvalidArgument, WorkerError
 
 pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
@@ -69,7 +70,7 @@ def proxy(startup, worker):
 
 def tls_of(folder, name):
     startup = folder / name / "startup"
-    return federated.Tls(startup / "rootCA.pem", startup / "client.crt", startup / "client.key")
+    return Tls(startup / "rootCA.pem", startup / "client.crt", startup / "client.key")
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +86,15 @@ def test_a_run_behind_tls_is_the_same_and_unknown_certificates_are_refused(folde
     worker = Worker.start(2)
     try:
         run = lambda runtime: federated.simulate(build(), CLIENTS, 2, seed=2, runtime=runtime)
-        with federated.remote_workers([worker.address], 2) as runtime:
+        with remote_workers([worker.address], 2) as runtime:
             wanted = run(runtime)
         with proxy(ours / "localhost" / "startup", worker.address) as address:
-            with federated.remote_workers([address], 2, tls=tls_of(ours, "driver")) as runtime:
+            with remote_workers([address], 2, tls=tls_of(ours, "driver")) as runtime:
                 assert_identical(run(runtime).state, wanted.state)
             mine = tls_of(ours, "driver")
-            for tls in (None, federated.Tls(mine.authority), tls_of(others, "driver")):
+            for tls in (None, Tls(mine.authority), tls_of(others, "driver")):
                 refused = pytest.raises(WorkerError, match=f"No worker answered at {address}")
-                with refused, federated.remote_workers([address], 2, connect_seconds=2, tls=tls):
+                with refused, remote_workers([address], 2, connect_seconds=2, tls=tls):
                     pass
     finally:
         worker.stop()
@@ -106,5 +107,5 @@ def test_files_that_are_not_there(folders, tmp_path):
         (mine._replace(key=None), "a certificate or a key alone"),
     ):
         refused = pytest.raises(InvalidArgument, match=message)
-        with refused, federated.remote_workers(["localhost:1"], tls=tls):
+        with refused, remote_workers(["localhost:1"], tls=tls):
             pass

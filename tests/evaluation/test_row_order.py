@@ -111,10 +111,10 @@ CALLS = {
 # Functions that take no rows: sums, curves, counts, models with their noise (which belongs to a place in a batch).
 OTHERS = {
     *("add_histograms", "add_sums", "aps", "as_examples", "auroc_interval", "calibrate_clients", "check_num_samples"),
-    *("check_sums", "client_warnings", "different_proportions", "draw_outputs", "draw_probabilities", "drifts"),
+    *("check_sums", "client_warnings", "draw_outputs", "draw_probabilities", "drifts"),
     *("evaluate", "evaluate_permuted"),
     *("evaluate_regression", "evaluator", "fit_unusual", "from_sums", "gaussians", "is_of_numbers", "is_stochastic"),
-    *("least_p_value", "merge_feature_sums", "normality_summary", "number_sums", "permuted_stddevs", "predict"),
+    *("least_p_value", "merge_feature_sums", "number_sums", "permuted_stddevs", "predict"),
     *("proportion_interval", "raps", "reliability_of", "risk_coverage_of", "rounds_to", "running_mean"),
     *("sample_probabilities", "sample_seeds", "score_sums", "scores_of_sums"),
 }

@@ -59,8 +59,6 @@ def test_sums_of_two_classes_give_the_scores_of_each_client():
         with pytest.raises(InvalidArgument, match="not sums over 1 to 3 examples"):
             check_sums({**sums, **{name: np.float64(x) for name, x in lie.items()}}, 3)
     assert TOTAL["label_0"] == TOTAL["correct_1"] == 0  # of three classes
-    (row,) = evaluation.scores_of_sums({"north": number_sums(numbers(np.arange(90)))})
-    assert row["rmse"] == pytest.approx(numbers(np.arange(90)).metrics["rmse"]) and "rmse_low" not in row
 
 
 def test_the_bins_of_confidence_are_the_central_ones():
@@ -85,10 +83,13 @@ def test_limits_are_the_central_ones_to_the_width_of_a_bin():
     assert found.limit == pytest.approx(wanted.limit, abs=2 / 200) and found.coverage >= 0.5
 
 
+TRUTH = np.random.default_rng(2).normal(size=90)
+
+
 def numbers(rows):
     rng = np.random.default_rng(1)
     mean, low, high = rng.normal(size=(3, 90))
-    y = rng.normal(size=90)
+    y = TRUTH
     width, part = np.abs(high - low), np.abs(mean)
     metrics = {
         "rmse": np.sqrt(np.mean((y - mean)[rows] ** 2)),
@@ -103,12 +104,25 @@ def numbers(rows):
 
 
 def test_scores_of_numbers_from_sums_are_those_in_one_place():
-    sums = [number_sums(numbers(rows)) for rows in (np.arange(5), np.arange(5, 50), np.arange(50, 90))]
+    sums = [number_sums(numbers(rows), TRUTH[rows]) for rows in (np.arange(5), np.arange(5, 50), np.arange(50, 90))]
     total = add_sums(sums)
     assert from_sums(total) == pytest.approx(numbers(np.arange(90)).metrics, rel=1e-9)
-    assert {name: x.shape for name, x in total.items()} == dict.fromkeys(NUMBER_SUMS, ())
+    assert {name: x.shape for name, x in total.items()} == {name: tuple(x.shape) for name, x in NUMBER_SUMS.items()}
     check_sums(total, 90)
-    for lie in ({"count": 0.0}, {"count": 91.0}, {"covered": 95.0}, {"square": -1.0}, {"epistemic": -1e-3}):
+    (row,) = evaluation.scores_of_sums({"north": total})
+    (wanted,) = evaluation.client_scores(numbers(np.arange(90)).mean, TRUTH, ["north"] * 90)
+    names = ("rmse", "rmse_low", "rmse_high")
+    assert [row[name] for name in names] == pytest.approx([wanted[name] for name in names])
+    for lie in (
+        {"fourth": 0.0},
+        {"fourth": total["square"] ** 2 * 2},
+        {"errors": total["errors"] * 2},
+        {"count": 0.0},
+        {"count": 91.0},
+        {"covered": 95.0},
+        {"square": -1.0},
+        {"epistemic": -1e-3},
+    ):
         with pytest.raises(InvalidArgument, match="not sums over 1 to 90 examples"):
             check_sums({**total, **lie}, 90)
 

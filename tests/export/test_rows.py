@@ -13,7 +13,7 @@ from tests.export.tampering import change_file, copy
 from tests.lite import lite_interpreter
 from tfp_bfl import export
 from tfp_bfl.data import EMPTY, Feature, read_own
-from tfp_bfl.data.cells import as_category
+from tfp_bfl.data.names import as_category
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import manifest, rows

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.processes import in_this_process
-from tfp_bfl import federated
+from tfp_bfl.engines.tff import local_workers
 
 
 @pytest.fixture(scope="module")
@@ -15,5 +15,5 @@ def runtime():
 def tff_runtime():
     """A worker for the tests of a module."""
     pytest.importorskip("tensorflow_federated")
-    with federated.local_workers(max_concurrent_calls=1) as running:
+    with local_workers(max_concurrent_calls=1) as running:
         yield running

@@ -5,6 +5,7 @@ import sys
 import time
 
 from tfp_bfl import federated
+from tfp_bfl.engines.tff import remote_workers
 from tfp_bfl.engines.tff.workers import Worker
 from tfp_bfl.errors import WorkerError
 
@@ -26,7 +27,7 @@ def main():
         main.cut = time.monotonic()
 
     try:
-        with federated.remote_workers([f"{ADDRESS}:{port}"], 2, heartbeat_seconds=3) as runtime:
+        with remote_workers([f"{ADDRESS}:{port}"], 2, heartbeat_seconds=3) as runtime:
             federated.simulate(build(), CLIENTS, 3, runtime=runtime, checkpoint_dir=sys.argv[1], on_round=cut)
     except WorkerError as error:
         print(f"after {time.monotonic() - main.cut:.0f} s: {error}")

@@ -9,6 +9,7 @@ from tests.algorithms.method import CLIENTS, begin, mlp
 from tests.algorithms.methods import METHODS, assert_same
 from tests.algorithms.test_contract import ALIKE, TRIED
 from tfp_bfl import federated
+from tfp_bfl.engines.tff import local_workers
 from tfp_bfl.layers import sampling
 
 tff = pytest.importorskip("tensorflow_federated")
@@ -29,7 +30,7 @@ def process_of(name):
 
 @pytest.fixture(scope="module")
 def worker():
-    with federated.local_workers(max_concurrent_calls=1) as running:
+    with local_workers(max_concurrent_calls=1) as running:
         yield running
 
 

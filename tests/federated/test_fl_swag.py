@@ -229,9 +229,9 @@ def round_of(shares, bad=None, state=None):
     return process.next(process.initialize() if state is None else state, data)
 
 
-def product(step):
-    one = lambda k: tf.nest.map_structure(lambda x: x[k], step.posterior)
-    return posterior.product_of({str(client): one(k) for k, client in enumerate(step.client)})
+def product(step, *options):
+    sent = [tf.nest.map_structure(lambda x, k=k: x[k], step.posterior) for k in range(len(step.client))]
+    return posterior.gaussian_product(sent, None, *options)
 
 
 @pytest.mark.parametrize("options, diagonal_only, between_clients", [
@@ -246,8 +246,8 @@ def test_the_default_prediction_is_the_product_of_the_marginals_with_random_effe
     process = build(curvature=False, **options)  # With it these few examples leave clients nothing to differ by.
     state = run_round(process, (0, 2, 5)).state
     pooled = process.predictive_weights(state).posterior
-    assert_same(pooled, posterior.pooled(product(state.step), diagonal_only, between_clients))
-    exact = posterior.marginals(posterior.pooled(product(state.step)))
+    assert_same(pooled, product(state.step, diagonal_only, between_clients))
+    exact = posterior.marginals(product(state.step))
     assert options == {"diagonal_only": False, "between_clients": False} or not all(
         np.allclose(a, b, rtol=1e-3) for a, b in zip(posterior.marginals(pooled).variance, exact.variance)
     )
@@ -268,7 +268,7 @@ def test_a_faulty_client_is_left_out_and_named_and_the_product_is_that_of_the_ot
         assert named(output.metrics) == {2: POISON[what]}
         assert (output.metrics["num_faulty"], output.metrics["num_examples"]) == (1, SIZES[0] + SIZES[5])
         assert_identical(output.state, without.state)
-        wanted = posterior.pooled(product(without.state.step), diagonal_only=True, between_clients=True)
+        wanted = product(without.state.step, True, True)
         assert_identical(arithmetic().predictive_weights(output.state).posterior, wanted)
     alone = round_of((2,), {2: what}, without.state)
     assert named(alone.metrics) == {2: POISON[what]}

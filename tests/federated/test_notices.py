@@ -8,7 +8,7 @@ import pytest
 import tfp_bfl as bfl
 from tests.algorithms.method import CLIENTS, mlp
 from tfp_bfl import algorithms, federated
-from tfp_bfl.app.one_run import run
+from tfp_bfl.app.one_run import pipeline
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.federated.notices import (
     absurd_loss_warning,
@@ -137,8 +137,8 @@ def test_a_run_reports_regression_that_is_no_better_than_the_mean():
     """`diabetes` has test labels of about the training's standard deviation, in its units."""
     test = bfl.data.load("diabetes", split="test")
     constant = test.target.stddev * float(np.sqrt(np.mean(np.square(test.labels, dtype=np.float64))))
-    warn = lambda rmse: run._no_better_than_chance({"rmse": rmse}, test, RunConfig())
-    assert warn(0.9 * constant) == [] and f"{constant:.4g}" in warn(constant)[0]
+    warn = lambda rmse: pipeline.no_better_than_chance({"rmse": rmse}, test, RunConfig())
+    assert warn(0.9 * constant) is None and f"{constant:.4g}" in warn(constant)
 
 
 def test_rounds_without_half_of_the_clients_are_warned_of():

@@ -11,6 +11,7 @@ from tfp_bfl import federated
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import Backend, Checkpointing, Cohorts, Monitor, Prediction, Thinning, options
 from tfp_bfl.federated.options import Settings, settings_of
+from tfp_bfl.parties import simulate_parties
 
 
 def anything(*args, **kwargs):
@@ -83,10 +84,10 @@ def given(function, **options):
         return federated.simulate(toys.process(), toys.CLIENTS, 1, **options)
     if function is federated.simulate_chains:
         return federated.simulate_chains(toys.process(), toys.CLIENTS, 1, **options)
-    return federated.simulate_parties(toys.process(), toys.CLIENTS, None, 1, **options)
+    return simulate_parties(toys.process(), toys.CLIENTS, None, 1, **options)
 
 
-ALL = [federated.simulate, federated.simulate_chains, federated.simulate_parties]
+ALL = [federated.simulate, federated.simulate_chains, simulate_parties]
 by_name = pytest.mark.parametrize("function", ALL, ids=lambda function: function.__name__)
 
 
@@ -122,7 +123,7 @@ def test_a_prediction_is_always_an_object(value):
     [
         (federated.simulate, "num_chains"),
         (federated.simulate_chains, "evaluate"),
-        (federated.simulate_parties, "max_restarts"),
+        (simulate_parties, "max_restarts"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

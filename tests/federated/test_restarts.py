@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
+from tfp_bfl.engines.tff import local_workers, remote_workers
 from tfp_bfl.errors import WorkerError
 
 pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
@@ -38,7 +39,7 @@ def assert_identical(a, b):
 
 
 def run(workers=1, concurrency=2, rule="log_linear_pool", rounds=3, local_epochs=1, on_runtime=None, **options):
-    with federated.local_workers(workers, max_concurrent_calls=concurrency) as runtime:
+    with local_workers(workers, max_concurrent_calls=concurrency) as runtime:
         if on_runtime:
             on_runtime(runtime)
         process = build(rule, local_epochs)
@@ -94,8 +95,8 @@ def test_workers_that_die_again_and_again_end_the_run_with_its_state_saved(tmp_p
 
 def test_workers_that_are_not_ours_are_not_replaced():
     with (
-        federated.local_workers() as runtime,
-        federated.remote_workers([runtime.workers[0].address], connect_seconds=2) as remote,
+        local_workers() as runtime,
+        remote_workers([runtime.workers[0].address], connect_seconds=2) as remote,
     ):
         assert remote.replace_dead_workers() == 0
         os.kill(runtime.workers[0].pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ import psutil
 import pytest
 
 from tfp_bfl import federated
+from tfp_bfl.engines.tff import local_workers
 
 from . import test_faults as faults
 from .test_simulation import CLIENTS, assert_close, build, without_times
@@ -59,7 +60,7 @@ def test_no_worker_is_left_after_an_error(where):
 def test_number_of_workers_does_not_matter(workers, concurrency):
     """Also none at all, but this process."""
     wanted = federated.simulate(build(), CLIENTS, 2, seed=1, engine="local")
-    with federated.local_workers(workers, max_concurrent_calls=concurrency) as other:
+    with local_workers(workers, max_concurrent_calls=concurrency) as other:
         result = federated.simulate(build(), CLIENTS, 2, seed=1, runtime=other)
         assert len(other.workers) == workers
     assert_close(result.state.weights, wanted.state.weights, atol=1e-5)

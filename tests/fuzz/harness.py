@@ -24,7 +24,7 @@ NEW = "TFP_BFL_FUZZ_NEW" in os.environ
 
 
 def inputs(share):
-    """Hypothesis's settings for a test that takes this share of all inputs; only `make fuzz` draws new ones."""
+    """Hypothesis's settings for a test that takes this share of all inputs; only `nox -s fuzz` draws new ones."""
     return hypothesis.settings(
         max_examples=max(1, round(share * INPUTS)),
         deadline=None,

@@ -11,11 +11,10 @@ import tensorflow as tf
 from tests.fuzz.harness import attempt, inputs, tally
 from tests.fuzz.mutations import NUMBERS, mutated
 from tests.servers.cases import HEAD, prior_of, state_of
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.servers import online
+from tfp_bfl.servers import Held
 
 STATES = [state_of(0, 1, 2), state_of(4, 11, over=HEAD), state_of(1, 2, prior=prior_of())]
-ARRAYS = [{key: np.asarray(x) for key, x in online._arrays(state).items()} for state in STATES]
+ARRAYS = [state._arrays() for state in STATES]
 KEYS = sorted({key for arrays in ARRAYS for key in arrays})
 TOKENS = [
     *[b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6", b"\x93NUMPY", b"<f4", b">f8", b"|O", b"<U2", b"<c8", b"True"],
@@ -59,9 +58,11 @@ def changed(draw):
         elif kind == "drop" and len(arrays) > 1:
             del arrays[key]
         elif kind == "rename":
-            arrays[draw(st.sampled_from([*KEYS, "product/3/mean/0", "moments/9/0", "more"]))] = arrays.pop(key)
+            arrays[draw(st.sampled_from([*KEYS, "rows/3/posterior/mean/0", "rows/9/moments/mean/0", "more"]))] = (
+                arrays.pop(key)
+            )
         elif kind == "words":
-            arrays["product/names"] = np.array(draw(st.lists(st.sampled_from(WORDS), max_size=4)), np.str_)
+            arrays["names"] = np.array(draw(st.lists(st.sampled_from(WORDS), max_size=4)), np.str_)
         else:
             other = draw(st.sampled_from(ARRAYS))
             arrays[key] = other[draw(st.sampled_from(sorted(other)))]
@@ -70,26 +71,21 @@ def changed(draw):
 
 def assert_valid(state, folder):
     """What was read can be taken the product of, and is what would be written again."""
-    assert all(name.isprintable() for name in state.product.names)
-    assert all(type(n) is int and n > 0 for n in state.num_examples.values())
-    try:
-        pooled = online.pool(state)
-    except InvalidArgument:
-        return
-    arrays = online._arrays(state)
-    if all(np.all(np.abs(x) < 1e15) for key, x in arrays.items() if key != "product/names"):  # squares are in float32
+    assert all(name.isprintable() and row.num_examples > 0 for name, row in state.rows.items())
+    pooled, arrays = state.pool(), state._arrays()
+    if all(np.all(np.abs(x) < 1e15) for x in arrays.values() if x.dtype.kind != "U"):  # squares are in float32
         assert all(np.all(np.isfinite(x)) for x in tf.nest.flatten(pooled))
-    online.save(state, folder / "again.npz")
-    back = online.load(folder / "again.npz")
+    state.save(folder / "again.npz")
+    back = Held.load(folder / "again.npz")
     (folder / "again.npz").unlink()
-    for key, x in online._arrays(back).items():
+    for key, x in back._arrays().items():
         np.testing.assert_array_equal(x, arrays[key])
 
 
 @pytest.mark.parametrize("how", ["bytes", "arrays"])
 def test_mutated_files(tmp_path, how):
     broken = st.sampled_from(VALID).flatmap(lambda content: mutated(content, VALID, TOKENS))
-    path = tmp_path / "server_state.npz"
+    path = tmp_path / "clients.npz"
     with tally(f"server state, {how}") as counts:
 
         @inputs(0.12)
@@ -97,7 +93,7 @@ def test_mutated_files(tmp_path, how):
         @hypothesis.example(VALID[0])
         def run(content):
             path.write_bytes(content)
-            result = attempt(tmp_path, online.load, path)
+            result = attempt(tmp_path, Held.load, path)
             if counts.add(result):
                 assert_valid(result, tmp_path)
 
@@ -107,6 +103,6 @@ def test_mutated_files(tmp_path, how):
 
 @pytest.mark.parametrize("number", range(len(VALID)))
 def test_valid_files_are_read(tmp_path, number):
-    path = tmp_path / "server_state.npz"
+    path = tmp_path / "clients.npz"
     path.write_bytes(VALID[number])
-    assert_valid(attempt(tmp_path, online.load, path), tmp_path)
+    assert_valid(attempt(tmp_path, Held.load, path), tmp_path)

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from tfp_bfl.glm.federation import TIMES, Question
-from tfp_bfl.glm.fit import fit_federation
+from tfp_bfl.glm.fitting import fit_federation
 from tfp_bfl.glm.fixed_point import decode, encode
 from tfp_bfl.glm.hierarchical import fit_hierarchical_federation
 from tfp_bfl.glm.protocol import Answers

@@ -107,7 +107,7 @@ def test_row_numbers_of_a_table_that_is_divided_are_left_out(first, is_used):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"age": ["old"] * 3}, "holds numbers at s0 and text at odd"),
+        ({"age": ["old"] * 3}, r"holds numbers at s\d and text at odd"),
         (
             {"chest": [f"c{x}" for x in range(29)]},
             "holds 32 texts at all sites: leave it out with --drop, or give --ca",

@@ -1,4 +1,4 @@
-"""The recipe for NVIDIA FLARE (`make test-deployment`), and what it refuses, for which FLARE is not needed."""
+"""The recipe for NVIDIA FLARE (`nox -s test-deployment`), and what it refuses, for which FLARE is not needed."""
 
 import importlib.util
 import subprocess

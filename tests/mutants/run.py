@@ -1,6 +1,6 @@
 """How many small faults of the arithmetic the tests notice.
 
-    python -m tests.mutants.run --sample 200     (make mutants SAMPLE=200)
+    python -m tests.mutants.run --sample 200     (nox -s mutants -- --sample 200)
     python -m tests.mutants.run --sample 200 --deep    # what these do not notice, by the deep tests of the same files
 
 Each mutant is a fork of this process, which has imported TensorFlow and nothing of the library; it takes the changed
@@ -54,20 +54,21 @@ ALSO = {
     "clients/personal": ["tests/servers/test_personal.py"],
     "clients/swag": ["tests/federated/test_fl_swag.py"],
     "glm/effects": ["tests/glm/test_hierarchical.py"],
-    "glm/predictions": ["tests/app/test_glm.py"],
-    "glm/report": ["tests/app/test_glm.py"],
+    "glm/predictions": ["tests/glm/test_command.py"],
+    "glm/report": ["tests/glm/test_command.py"],
     "rules/aggregate": ["tests/rules/test_contract.py", "tests/rules/test_arguments.py"],
     "rules/gaussian": ["tests/servers/test_gaussian.py", "tests/servers/test_langevin.py"],
     "posterior/blocks": ["tests/posterior/test_low_rank.py", "tests/posterior/test_products.py"],
     "posterior/linear_head": ["tests/algorithms/test_last_layer.py"],
-    "posterior/online": ["tests/servers/test_online.py"],
     "posterior/products": ["tests/servers/test_product.py"],
     "posterior/sites": ["tests/algorithms/test_drift.py"],
     "posterior/swag_moments": ["tests/clients/test_swag.py"],
     "servers/change": ["tests/algorithms/test_local_langevin.py"],
     "servers/curvatures": ["tests/algorithms/test_laplace.py", "tests/algorithms/test_last_layer.py"],
+    "servers/held": ["tests/servers/test_factors.py"],
     "servers/laplace": ["tests/algorithms/test_laplace.py"],
     "servers/laplace_dual": ["tests/clients/test_laplace_sites.py"],
+    "servers/product": ["tests/servers/test_held.py"],
     "training/batches": ["tests/federated/test_compiled.py"],
     "training/mode": ["tests/training/test_mode.py", "tests/algorithms/test_langevin.py"],
     "training/trainer": ["tests/federated/test_compiled.py"],

@@ -85,7 +85,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     weights = stored_arrays([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
     model = sites[0]._process.model_fn()
     spec = bfl.models.predictive_spec(model, weights)
-    model = bfl.models.predictive_model(model, bfl.federated.from_arrays(weights, spec))
+    model = bfl.models.predictive_model(model, bfl.parties.from_arrays(weights, spec))
     features, labels = (
         np.concatenate([getattr(site._held, name) for site in sites]) for name in ("features", "labels")
     )
@@ -252,7 +252,7 @@ def test_a_site_refuses_what_its_file_forbids(hospitals):
 def job_of(site, options):
     """Return the job of a run of this site and two like it."""
     own = json.loads(site.describe())
-    schema = bfl.data.agree("a", {"north": own})
+    schema = bfl.parties.agree("a", {"north": own})
     job = {"options": {"model": "mlp", **options}, "number": 0, "parties": 3, "run": "a", "schema": to_json(schema)}
     return json.dumps({**job, "version": bfl.__version__})
 

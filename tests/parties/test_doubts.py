@@ -8,7 +8,7 @@ import pytest
 import tfp_bfl as bfl
 from tests.parties.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.parties.comparison import score_doubts
+from tfp_bfl.parties.comparison import unseen
 from tfp_bfl.parties.deployment.channel import DESCRIBE
 from tfp_bfl.parties.deployment.party_file import FILE
 from tfp_bfl.parties.deployment.site import check
@@ -31,8 +31,8 @@ def three(**west):
 
 
 def test_sites_that_are_alike_are_not_doubted():
-    assert bfl.data.doubts(three()) == []
-    assert bfl.data.doubts({"north": described()}) == []
+    assert bfl.parties.doubts(three()) == []
+    assert bfl.parties.doubts({"north": described()}) == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_sites_that_are_alike_are_not_doubted():
     ],
 )
 def test_a_site_that_stands_out_is_named(west, words):
-    found = [sentence for sentence in bfl.data.doubts(three(**west)) if sentence.startswith(words)]
+    found = [sentence for sentence in bfl.parties.doubts(three(**west)) if sentence.startswith(words)]
     assert len(found) == 1
     assert not any("north" in sentence or "south" in sentence for sentence in found)
 
@@ -55,7 +55,7 @@ def test_a_site_that_stands_out_is_named(west, words):
 def test_a_target_in_other_units_is_named():
     sites = {name: described(target=["price", 100.0, 20.0]) for name in ("north", "south")}
     sites["west"] = described(target=["price", 1e5, 2e4])
-    (sentence,) = bfl.data.doubts(sites)
+    (sentence,) = bfl.parties.doubts(sites)
     assert "west" in sentence and "'price'" in sentence
 
 
@@ -73,12 +73,12 @@ def test_a_target_in_other_units_is_named():
 )
 def test_what_no_federation_can_bear_is_refused(lie):
     with pytest.raises(InvalidArgument, match="west"):
-        bfl.data.check_description("west", {**described(), **lie})
+        bfl.parties.check_description("west", {**described(), **lie})
 
 
 def test_the_largest_statistics_that_are_accepted_pool_to_finite_columns():
     sites = {"a": described(1e30, 1e30, number=2**31 - 1), "b": described(-1e30, 1e30, number=2**31 - 1)}
-    for _, mean, stddev in bfl.data.agree("data", sites).columns:
+    for _, mean, stddev in bfl.parties.agree("data", sites).columns:
         assert np.isfinite([mean, stddev]).all() and stddev > 0
 
 
@@ -86,7 +86,7 @@ def test_all_sites_together_have_a_bound_of_classes():
     names = [[f"{site}{i}" for i in range(MOST_CLASSES - 1)] for site in "ab"]
     sites = {site: described(classes=classes) for site, classes in zip("ab", names)}
     with pytest.raises(InvalidArgument, match=r"19,998 classes, but a federation has at most 10,000"):
-        bfl.data.agree("data", sites)
+        bfl.parties.agree("data", sites)
 
 
 @pytest.mark.cpu_seconds(60)
@@ -106,47 +106,11 @@ def test_a_run_names_the_site_before_its_first_round_and_in_its_summary(hospital
         run(hospitals, channel, "second", quorum=3)
 
 
-def scored(**sites):
-    """Sums of sites: name -> (correct, count)."""
-    return {name: {"correct": float(k), "count": float(n)} for name, (k, n) in sites.items()}
-
-
-def test_a_site_with_swapped_labels_is_named_by_its_scores():
-    (sentence,) = score_doubts(scored(north=(36, 38), south=(35, 37), west=(2, 38)))
-    assert sentence.startswith("west's labels agree with the model's predictions in 2 of 38 test examples, the other")
-    # As few examples as this, or a model that has learnt little, say nothing.
-    assert score_doubts(scored(north=(4, 5), south=(4, 5), west=(1, 5))) == []
-    assert score_doubts(scored(north=(60, 100), south=(55, 100), west=(35, 100))) == []
-    assert score_doubts(scored(north=(90, 100))) == score_doubts({}) == []
-    assert score_doubts({name: {"count": 9.0, "square": 1.0} for name in ("north", "west")}) == []
-
-
-def test_a_site_whose_swapped_labels_the_model_has_learnt_is_named():
-    (sentence,) = score_doubts(scored(north=(6, 36), south=(8, 36), west=(30, 36)))
-    assert sentence.startswith("west's labels agree with the model's predictions in 30 of 36 test examples, the other")
-    assert "sites' in 19%: are its labels swapped" in sentence
-    (sentence,) = score_doubts(scored(north=(6, 36), west=(30, 36)))
-    assert sentence.startswith("north's labels") and "are the labels of one of both swapped" in sentence
-
-
 def test_sites_without_scores_are_named_as_unseen():
-    seen = scored(north=(36, 38), south=(35, 37))
-    (sentence,) = score_doubts({**seen, "west": None})
-    assert sentence.startswith("Without scores of west, swapped labels") and sentence.endswith(
-        "at west cannot be detected."
-    )
-    (sentence,) = score_doubts(dict.fromkeys(("north", "south", "west")))
-    assert sentence.endswith("at any site cannot be detected.")
-
-
-def test_sites_with_examples_alike_are_not_named():
-    """20,000 federations of four sites, 30 test examples each: the error rate of .001 allows 20 false warnings."""
-    rng = np.random.default_rng(0)
-    correct = rng.binomial(30, rng.uniform(0.2, 1, [20_000, 1]), [20_000, 4])
-    rest = correct.sum(1, keepdims=True) - correct
-    suspicious = correct[((2 * correct <= rest / 3) | (correct >= 2 * rest / 3)).any(1)]
-    false = [row for row in suspicious if score_doubts(scored(**{str(i): (k, 30) for i, k in enumerate(row)}))]
-    assert len(suspicious) > 100 and len(false) <= 20
+    assert unseen(["north", "south"], ["north", "south"]) == unseen(["north"], []) == []
+    (sentence,) = unseen(["north", "south", "west"], ["north", "south"])
+    assert sentence.startswith("Without scores of west, swapped labels") and "at west cannot be detected" in sentence
+    assert "at any site cannot be detected" in unseen(["north", "south", "west"], [])[0]
 
 
 def test_rare_classes_are_named_at_the_site_and_not_sent(tmp_path):

@@ -1,4 +1,4 @@
-"""A federation of processes that NVIDIA FLARE connects, with certificates: `make test-deployment`."""
+"""A federation of processes that NVIDIA FLARE connects, with certificates: `nox -s test-deployment`."""
 
 import contextlib
 import json

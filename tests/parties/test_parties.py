@@ -7,8 +7,8 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tfp_bfl import federated, models
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.federated import Party, from_arrays, simulate_parties, to_arrays
 from tfp_bfl.federated.round import fold
+from tfp_bfl.parties import Party, from_arrays, simulate_parties, to_arrays
 from tfp_bfl.parties.party import NO_ANSWER, result_spec
 
 SEED, SIZES = 7, (40, 30, 20)
@@ -320,15 +320,15 @@ def test_a_schema_is_that_of_all_rows_together():
 
     labels = {"north": ["ill", "well"], "south": ["well", "worse"], "west": ["well", "ill"]}
     parts = {name: source(x, labels[name]) for name, x in tables.items()}
-    schema = bfl.data.agree("t", {name: bfl.data.describe(part) for name, part in parts.items()})
+    schema = bfl.parties.agree("t", {name: bfl.parties.describe(part) for name, part in parts.items()})
     every = np.concatenate(list(tables.values()))
     np.testing.assert_allclose([c.mean for c in schema.columns], every.mean(0), rtol=1e-9)
     np.testing.assert_allclose([c.stddev for c in schema.columns], every.std(0), rtol=1e-9)
     assert schema.class_names == ("ill", "well", "worse")
-    fitted = bfl.data.fitted(parts["south"], schema)
+    fitted = bfl.parties.fitted(parts["south"], schema)
     np.testing.assert_allclose(fitted.features, (tables["south"] - every.mean(0)) / every.std(0), rtol=2e-5, atol=1e-6)
     assert fitted.labels[:4].tolist() == [1, 2, 1, 2]
-    described = {name: bfl.data.describe(part) for name, part in parts.items()}
+    described = {name: bfl.parties.describe(part) for name, part in parts.items()}
     for change, message in {
         "num_examples": (0, "does not have the form"),
         "element_shape": ([3], "element_shape is"),
@@ -336,6 +336,6 @@ def test_a_schema_is_that_of_all_rows_together():
         "target": (["y", 0.0, 1.0], "differ in their task"),
     }.items():
         with pytest.raises(InvalidArgument, match=message[1]):
-            bfl.data.agree("t", {**described, "west": {**described["west"], change: message[0]}})
+            bfl.parties.agree("t", {**described, "west": {**described["west"], change: message[0]}})
     with pytest.raises(InvalidArgument, match=r"has the class|have the class"):
-        bfl.data.fitted(source(tables["west"], ["other", "well"]), schema)
+        bfl.parties.fitted(source(tables["west"], ["other", "well"]), schema)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tests.parties.test_parties import CLIENTS, OPTIONS, PARTIES, SEED, Here, build, largest_difference, sources
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.federated import Party, SealedEngine, SealedParty, simulate_parties, to_arrays
+from tfp_bfl.parties import Party, SealedEngine, SealedParty, simulate_parties, to_arrays
 from tfp_bfl.parties.masks import add_mask, context_of, seed_of
 from tfp_bfl.parties.sealed import AgreedSet, SetOfParties
 

@@ -15,7 +15,9 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.parties.test_deployment import Channel, run
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.encoding import parse_features
+from tfp_bfl.data.messages import MOST_CATEGORIES
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.round import fold
 from tfp_bfl.parties.deployment.channel import DESCRIBE, Refusal, Withheld
@@ -23,7 +25,6 @@ from tfp_bfl.parties.deployment.job import from_json, make_job, to_json
 from tfp_bfl.parties.deployment.party_file import FILE, read_file
 from tfp_bfl.parties.deployment.server import SCHEMA
 from tfp_bfl.parties.deployment.site import ENCODINGS, Site, check
-from tfp_bfl.parties.tables import MOST_CATEGORIES, TableOptions
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
 
@@ -111,18 +112,20 @@ def test_a_run_over_hospitals_is_the_simulation_of_their_tables(heart, monkeypat
 def test_sites_read_the_numbers_of_a_simulation(heart):
     channel = sites(heart)
     described = {name: json.loads(site.describe()) for name, site in channel.sites.items()}
-    schema = bfl.data.agree("t", described)
+    schema = bfl.parties.agree("t", described)
     whole = bfl.data.read_own(heart / "train.csv", "disease", "hospital", heart / "test.csv")
     assert schema.encoding == whole.train.encoding and schema.columns == whole.train.columns
     owners = whole.train.owners
     for hospital, site in HOSPITALS.items():
         data = channel.sites[site].data()
-        own = bfl.data.fitted(data.train, schema)
+        own = bfl.parties.fitted(data.train, schema)
         np.testing.assert_array_equal(own.features, whole.train.features[owners == hospital])
         assert [own.class_names[x] for x in own.labels] == [
             whole.train.class_names[x] for x in whole.train.labels[owners == hospital]
         ]
-    held = np.concatenate([bfl.data.fitted(channel.sites[x].data().test, schema).features for x in HOSPITALS.values()])
+    held = np.concatenate(
+        [bfl.parties.fitted(channel.sites[x].data().test, schema).features for x in HOSPITALS.values()]
+    )
     np.testing.assert_array_equal(held, whole.test.features)
     assert from_json(json.loads(json.dumps(to_json(schema)))) == schema
 
@@ -150,7 +153,9 @@ def agreed(folder, **options):
     """The schema of all sites, and the sites."""
     channel, asked = sites(folder), TableOptions(**options)
     request = json.dumps({"table": asked._asdict(), "secure_sums": False})
-    return bfl.data.agree("t", {k: json.loads(x.describe(request)) for k, x in channel.sites.items()}, asked), channel
+    return bfl.parties.agree(
+        "t", {k: json.loads(x.describe(request)) for k, x in channel.sites.items()}, asked
+    ), channel
 
 
 def test_dates_order_truth_and_missing_columns(tmp_path):
@@ -162,7 +167,7 @@ def test_dates_order_truth_and_missing_columns(tmp_path):
     assert list(found) == ["age", "sex", "seen", "stage"]
     assert found["seen"].unit == "years" and found["stage"].columns == ("stage[>=mid]", "stage[>=high]")
     assert [x.has_missing for x in found.values()] == [True, True, False, False]
-    south = bfl.data.fitted(channel.sites["south"].data(TableOptions(("smokes",), (), (), "years")).train, schema)
+    south = bfl.parties.fitted(channel.sites["south"].data(TableOptions(("smokes",), (), (), "years")).train, schema)
     names = [column.name for column in schema.columns]
     np.testing.assert_allclose(south.features[:, names.index("age")], 0, atol=1e-6)  # The mean.
     assert np.all(south.features[:, names.index("sex[missing]")] > 0)
@@ -240,7 +245,7 @@ def test_kinds_that_differ_between_sites_end_the_run_before_training(tmp_path):
     put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")
     put(tmp_path, "south", table(1, sex=np.arange(ROWS) % 2 * 1.5).drop_columns(["seen"]), suffix=".parquet")
     with pytest.raises(
-        InvalidArgument, match="column 'sex' holds text at north and numbers at south: give --categorical"
+        InvalidArgument, match="column 'sex' holds numbers at south and text at north: give --categorical"
     ):
         run(tmp_path, sites(tmp_path), options=OPTIONS)
     schema, _ = agreed(tmp_path, categorical=("sex",))
@@ -318,7 +323,7 @@ def test_many_categories_and_lies_about_columns(tmp_path):
     ):
         table_of = [{**x, **lie} if x["name"] == "sex" else x for x in own["table"]]
         with pytest.raises(InvalidArgument, match="The description of west's data does not have the form"):
-            bfl.data.check_description("west", {**own, "table": table_of})
+            bfl.parties.check_description("west", {**own, "table": table_of})
     channel = sites(tmp_path, {(DESCRIBE, "west"): Refusal("no")})
     assert set(json.loads((run(tmp_path, channel, options={**OPTIONS, "rounds": 1}) / "parties.json").read_text())) == {
         *("north", "south", "west")
@@ -343,19 +348,21 @@ def test_a_run_gets_no_more_categories_of_a_column_than_the_site_allows(tmp_path
 
 def test_a_site_can_not_claim_more_rows_for_a_column_than_it_has(tmp_path):
     own = json.loads(Site(put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")).describe())
-    bfl.data.check_description("north", own)
+    bfl.parties.check_description("north", own)
     more = [{**x, "rows": 2**31 - 1, "filled": 0 if x["name"] == "age" else x["filled"]} for x in own["table"]]
     one = [more[0], *own["table"][1:]]
     for lie in (more, one, [{**x, "rows": x["rows"] + 1} for x in own["table"]]):
         with pytest.raises(InvalidArgument, match="The description of north's data does not have the form"):
-            bfl.data.check_description("north", {**own, "table": lie})
+            bfl.parties.check_description("north", {**own, "table": lie})
     # With a bound on examples the server counts fewer than there are rows, the same share of each column.
     local = put(tmp_path, "south", table(1).drop_columns(["seen"]), suffix=".parquet")
     other = json.loads(Site(local).describe())
-    bounded = bfl.data.agree("patients", {"north": {**own, "num_examples": 10}, "south": {**other, "num_examples": 10}})
+    bounded = bfl.parties.agree(
+        "patients", {"north": {**own, "num_examples": 10}, "south": {**other, "num_examples": 10}}
+    )
     assert bounded.encoding
     with pytest.raises(InvalidArgument, match="The description of north's data"):
-        bfl.data.agree("patients", {"north": {**own, "num_examples": 10, "table": one}, "south": other})
+        bfl.parties.agree("patients", {"north": {**own, "num_examples": 10, "table": one}, "south": other})
 
 
 def test_columns_that_differ_in_case_and_columns_of_one_site(tmp_path):
@@ -368,12 +375,12 @@ def test_columns_that_differ_in_case_and_columns_of_one_site(tmp_path):
     with pytest.raises(
         InvalidArgument, match="The column 'Age' of 'south' and the column 'age' of 'north' differ in case"
     ):
-        bfl.data.agree("patients", {"north": own, "south": {**other, "table": spelled}})
+        bfl.parties.agree("patients", {"north": own, "south": {**other, "table": spelled}})
     alone = [{**x, "name": "years" if x["name"] == "age" else x["name"]} for x in other["table"]]
-    doubts = bfl.data.doubts({"north": own, "south": {**other, "table": alone}})
+    doubts = bfl.parties.doubts({"north": own, "south": {**other, "table": alone}})
     assert any(x.startswith("Only north has the column 'age', empty at the other sites") for x in doubts)
     assert any(x.startswith("Only south has the column 'years'") for x in doubts)
-    assert not any("has the column" in x for x in bfl.data.doubts({"north": own, "south": other}))
+    assert not any("has the column" in x for x in bfl.parties.doubts({"north": own, "south": other}))
 
 
 def test_what_holds_for_all_sites_is_no_option_of_one(tmp_path):
@@ -389,7 +396,7 @@ def test_warnings_of_other_units_and_spellings(tmp_path):
     odd = table(2, age=np.arange(ROWS) + 2e4, sex=np.resize(["F", "M"], ROWS)).drop_columns(["seen"])
     put(tmp_path, "west", odd, suffix=".parquet")
     channel = sites(tmp_path)
-    doubts = bfl.data.doubts({name: json.loads(site.describe()) for name, site in channel.sites.items()})
+    doubts = bfl.parties.doubts({name: json.loads(site.describe()) for name, site in channel.sites.items()})
     assert any("west reports means far outside" in x and "'age'" in x for x in doubts)
     assert any("west has none of the other sites' categories in 'sex'" in x for x in doubts)
 

@@ -59,10 +59,9 @@ def test_correlations_stay_and_variances_widen():
 
 def test_a_product_of_clients_that_lie_apart_is_as_wide_as_they_are():
     """K clients with variances far below their distance: tau^2 / K, as of means drawn about one."""
-    sent = {str(k): client(10 * RNG.normal(size=500), np.full(500, 1e-6)) for k in range(8)}
-    product = posterior.product_of(sent)
-    narrow, wide = (posterior.pooled(product, True, between).diagonal[0] for between in (False, True))
-    (tau,) = posterior.between_clients_variance(list(sent.values()))
+    sent = [client(10 * RNG.normal(size=500), np.full(500, 1e-6)) for _ in range(8)]
+    narrow, wide = (posterior.gaussian_product(sent, None, True, between).diagonal[0] for between in (False, True))
+    (tau,) = posterior.between_clients_variance(sent)
     np.testing.assert_allclose(narrow, 1e-6 / 8)
     np.testing.assert_allclose(wide, (tau + 1e-6) / 8, rtol=1e-6)
     assert float(tf.reduce_mean(tau)) == pytest.approx(100, rel=0.2)

@@ -1,11 +1,11 @@
-"""Sites in natural parameters, and posteriors with and without one."""
+"""Sites in natural parameters."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.posterior import MeanField, Site, check_damping, damping_of, natural, times
+from tfp_bfl.posterior import MeanField, check_damping, damping_of, natural
 from tfp_bfl.posterior.sites import flatten, unflatten
 
 POSTERIOR = MeanField(
@@ -19,21 +19,6 @@ def test_natural_parameters_in_the_order_of_the_leaves():
     site = natural(POSTERIOR)
     np.testing.assert_allclose(site.precision, [4, 1, 0.25, 2, 0.5])
     np.testing.assert_allclose(site.shift, [4, -2, 0.125, 6, 2])
-
-
-def test_a_factor_comes_and_goes():
-    site = Site(tf.constant([1.0, 0.0, 2.0, 0.5, 0.25]), tf.constant([-1.0, 0.0, 3.0, 0.0, 1.0]))
-    product = times(POSTERIOR, site)
-    tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), product, POSTERIOR)
-    np.testing.assert_allclose(flatten(product.variance), 1 / np.array([5, 1, 2.25, 2.5, 0.75]), rtol=1e-6)
-    np.testing.assert_allclose(flatten(product.mean), [3 / 5, -2, 3.125 / 2.25, 6 / 2.5, 3 / 0.75], rtol=1e-6)
-    back = times(product, site, -1)
-    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), back, POSTERIOR)
-
-
-def test_what_is_no_factor_is_refused():
-    with pytest.raises(InvalidArgument, match="no factor"):
-        times(POSTERIOR, natural(POSTERIOR), -1)
 
 
 def test_damping_is_one_over_the_clients_unless_it_is_said():

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms, models, rules
 from tfp_bfl.contracts import GatherRule
+from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import ONE_SHOT
@@ -86,7 +87,7 @@ def test_rules_over_the_stack_keep_what_they_are(one_shot):
 
 @pytest.mark.parametrize("start", ["mean", "clients"])
 def test_modes_of_clients_that_agree(start):
-    rule = rules.kernel_posterior(start)
+    rule = kernel_posterior(start)
     assert not rule.one_shot
     assert_unmoved(nobody_moved(rule, WEIGHTS[1]))
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules, weighting
+from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
@@ -30,7 +31,7 @@ def test_what_is_left_of_a_stack_is_no_client(defence):
 
 
 @every_defence
-@pytest.mark.parametrize("rule", ["linear_pool", rules.kernel_posterior("clients"), rules.kernel_posterior()])
+@pytest.mark.parametrize("rule", ["linear_pool", kernel_posterior("clients"), kernel_posterior()])
 def test_a_defence_is_the_same_on_a_posterior_and_on_a_whole_model(text, rule):
     """Of models that are a posterior and nothing else."""
     clients, anchor = whole_models(5)
@@ -59,7 +60,7 @@ def test_one_client_of_any_size_is_trimmed(name):
 )
 def test_fields_of_the_rule_stay(text, fewest):
     """Trimming leaves five values of so many clients or more: 7 - 2, 11 - 6, 201 - 196, and of none below."""
-    rule = rules.kernel_posterior(bandwidth="adaptive")
+    rule = kernel_posterior(bandwidth="adaptive")
     assert defended(text, rule).min_clients == fewest
     assert defended(text, rules.naive_weighted_average()).min_clients == 1
     assert rules.trimmed(rules.linear_pool(), 0.49999999999).min_clients == 1  # At once.

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules
+from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
@@ -145,7 +146,7 @@ def test_numbers_beyond_the_bound_are_counted():
 @pytest.mark.parametrize(
     "rule",
     [
-        *("weighted_conflation", rules.median("conflation"), rules.kernel_posterior(), rules.stacked(), rules.total()),
+        *("weighted_conflation", rules.median("conflation"), kernel_posterior(), rules.stacked(), rules.total()),
         rules.weighted_conflation(largest_weight=100.0),  # Both divide the weights by a bound of their own.
     ],
 )

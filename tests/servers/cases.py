@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfp_bfl.models import ClientPosterior, ModelWeights
 from tfp_bfl.posterior import LowRank, MeanField
-from tfp_bfl.servers import online
+from tfp_bfl.servers import Held, Product
 
 SHAPES = ((3, 4), (4,), (4, 2), (2,))  # two dense layers, BatchNorm's four channels between them
 ROWS = 3
@@ -59,7 +59,7 @@ def state_of(*numbers, over=ALL, normalized=True, dtype=np.float32, prior=None):
     """A server's state of these clients."""
     clients = stack(*(client(n, over, normalized, dtype) for n in numbers or (0,)))
     clients = clients if numbers else tf.nest.map_structure(lambda x: x[:0], clients)
-    return online.from_stack(clients, weights(0, normalized, dtype), prior)
+    return Held.of_stack(clients, weights(0, normalized, dtype), Product(prior))
 
 
 def flat(q):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import evaluation, export, federated, models, posterior
+from tfp_bfl import evaluation, export, models, posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import batch_moments, functional_call, predictive_model
+from tfp_bfl.parties import from_arrays, to_arrays
 from tfp_bfl.posterior import LowRank, MeanField, Samples
 
 RNG = np.random.default_rng(0)
@@ -238,18 +239,18 @@ def test_what_a_model_predicts_with_can_be_had_back_and_goes_through_named_array
     weights = own._replace(posterior=make(own.point[-number:]), point=own.point[: len(own.point) - number])
     back = models.predictive_weights(predictive_model(mlp(), weights))
     tf.nest.map_structure(np.testing.assert_array_equal, back, weights)
-    arrays = federated.to_arrays(back)
-    again = federated.from_arrays(arrays, models.predictive_spec(mlp(), arrays))
+    arrays = to_arrays(back)
+    again = from_arrays(arrays, models.predictive_spec(mlp(), arrays))
     tf.nest.map_structure(np.testing.assert_array_equal, again, weights)
     few = {name: x for name, x in arrays.items() if name != f"posterior/{back.posterior._fields[0]}/0"}
     for wrong in (few, {**arrays, "posterior/mean/99": np.zeros(3, np.float32)}, {**arrays, "point/9": np.zeros(3)}):
         with pytest.raises(InvalidArgument, match=r"misses|has no place for"):
-            federated.from_arrays(wrong, models.predictive_spec(mlp(), wrong))
+            from_arrays(wrong, models.predictive_spec(mlp(), wrong))
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "flipout"])
 def test_without_a_posterior_beside_it_a_model_predicts_with_its_own_weights(kind):
     model = models.mlp(kind, (3,), 3, hidden=(4,))
-    arrays = federated.to_arrays(models.predictive_weights(model))
-    found = federated.from_arrays(arrays, models.predictive_spec(model, arrays))
+    arrays = to_arrays(models.predictive_weights(model))
+    found = from_arrays(arrays, models.predictive_spec(model, arrays))
     tf.nest.map_structure(np.testing.assert_array_equal, found, models.get_weights(model))

@@ -7,6 +7,7 @@ from typing import Any
 from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.training.inference import default_temperature
 
 
 def laplace(
@@ -15,7 +16,7 @@ def laplace(
     structure: str = "last_layer",
     prior_stddev: float | None = None,
     prior_by_layer: bool = False,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """Build the one round after federated averaging that makes a posterior at its weights w*.
@@ -35,7 +36,8 @@ def laplace(
       prior_stddev: t; None for the maximum of the marginal likelihood (`posterior.laplace`), which needs no held-out
         data.
       prior_by_layer: a t for each layer. For the structure "diagonal".
-      temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times.
+      temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times. None for the default
+        of the likelihood: 0.01 for classes, 1 for regression (`clients.TEMPERATURES`). `process.settings` states it.
       **options: of `compose` (element_spec, seed, min_examples) and of `tfp_bfl.clients.laplace` (likelihood,
         batch_size).
 
@@ -50,6 +52,9 @@ def laplace(
     if full and prior_by_layer:
         raise InvalidArgument("prior_by_layer is for the structure 'diagonal': the last layer is one, leave it out.")
     layers = clients.layers_of(model_fn(), structure)
+    if temperature is None:
+        temperature = default_temperature(work.get("likelihood", "categorical"))
     settings: dict[str, Any] = {"prior_stddev": prior_stddev, "temperature": temperature}
+    local = local._replace(settings=(("temperature", temperature),))
     step = servers.laplace(len(layers), full, groups=layers if prior_by_layer else (), **settings)
     return compose(model_fn, local, rules.stacked(), step, weighting="equal", **process)

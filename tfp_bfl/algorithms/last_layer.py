@@ -5,6 +5,7 @@ from __future__ import annotations
 from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.training.inference import default_temperature
 
 # Of which clients send their sums; the server knows the noise.
 _UNITS = {"categorical": "categorical", "gaussian": "gaussian:1"}
@@ -16,7 +17,7 @@ def last_layer(
     likelihood: str = "categorical",
     prior_stddev: float | None = None,
     noise_stddev: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """Build Bayesian regression of the labels on the features of a frozen network, from sums of clients.
@@ -40,7 +41,8 @@ def last_layer(
         variance, becomes constant.
       prior_stddev: t; None for the maximum of the marginal likelihood.
       noise_stddev: of Gaussian labels; None for the maximum of the marginal likelihood.
-      temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times.
+      temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times. None for the default
+        of the likelihood: 0.01 for classes, 1 for regression (`clients.TEMPERATURES`). `process.settings` states it.
       **options: of `compose` (element_spec, seed, min_examples) and of `tfp_bfl.clients.last_layer_sums` (batch_size).
 
     Raises:
@@ -63,7 +65,9 @@ def last_layer(
     if noise_stddev is not None and not gaussian:
         raise InvalidArgument("noise_stddev is of the likelihood 'gaussian', and this is 'categorical': leave it out.")
     clients.laplace_weights(model_fn())
+    temperature = default_temperature(likelihood) if temperature is None else temperature
     local = clients.last_layer_sums(model_fn, likelihood=unit, **work)
+    local = local._replace(settings=(("temperature", temperature),))
     step = servers.last_layer(
         gaussian=gaussian, prior_stddev=prior_stddev, noise_stddev=noise_stddev, temperature=temperature
     )

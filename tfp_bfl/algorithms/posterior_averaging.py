@@ -13,6 +13,7 @@ from typing import Any
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
+from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.tensors import Array
@@ -242,7 +243,7 @@ def _sampling(options: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _kernel(start: str, options: object) -> rules.ModelGatherRule[ModelWeights, ModelWeights]:
-    return rules.kernel_posterior(start, **known_options(rules.kernel_posterior, options, "the kernel", ("start",)))
+    return kernel_posterior(start, **known_options(kernel_posterior, options, "the kernel", ("start",)))
 
 
 def _step(server_optimizer: ServerOptimizer | None) -> servers.ServerStep:

@@ -13,17 +13,15 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from tfp_bfl import __version__
-from tfp_bfl.app.bench.command import bench, tune
-from tfp_bfl.app.glm import glm_model
+from tfp_bfl import __version__, edges
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
-from tfp_bfl.app.one_run.command import COMMANDS, scores_in_words
+from tfp_bfl.app.one_run.command import COMMANDS, find_posterior, scores_in_words
 from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.command import Grouped, code_options, config_options
-from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
+from tfp_bfl.app.options.afterwards import AFTER, split_after
+from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import system_error
-from tfp_bfl.parties.deployment.cli import deploy
 
 EXAMPLES = """
 \b
@@ -70,7 +68,7 @@ Exit status:
   0    done
   1    the run failed, a check of doctor did, or predict could not read
        some images
-  2    bad input; no work was begun
+  2    bad input, or a package is missing; no work was begun
   3    drift found drift
   130  interrupted by Ctrl-C
 """
@@ -133,7 +131,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (*COMMANDS, glm_model, sweep_runs, list_runs, bench, tune, deploy):
+for _command in (*COMMANDS, sweep_runs, list_runs, *edges.commands()):
     cli.add_command(_command)
 
 
@@ -162,6 +160,10 @@ _SYNONYMS = {
     metavar="SEEDS",
     help="Seeds, such as 0..4 or 0,1,7: one run for each, and one report with means and standard deviations.",
 )
+@click.option(
+    "--start", metavar="RUN", help="Complete run at whose weights --algorithm laplace or last_layer finds a posterior."
+)
+@after_options("")
 @config_options
 def run(config_file: str | None, resumed: str | None, progress: str | None, seeds: str | None, **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
@@ -171,6 +173,12 @@ def run(config_file: str | None, resumed: str | None, progress: str | None, seed
     if progress is not None:
         choices.FORMS.check(progress)
     given = {name: value for name, value in given.items() if value is not None}
+    start, algorithm, code, of_posterior = split_after(given)
+    if start is not None:
+        for name, value in {"config": config_file, "resume": resumed, "seeds": seeds}.items():
+            if value is not None:
+                raise InvalidArgument(f"--start takes the data and the model of a run: leave --{name} out.")
+        return find_posterior(algorithm, start, code, of_posterior)
     if resumed and (config_file or seeds or set(given) - set(CODE)):
         own = [name for name in given if name not in CODE]
         other = "config" if config_file else "seeds" if seeds else own[0].replace("_", "-")
@@ -271,7 +279,7 @@ def add_clients(
     """Add clients of another run, all of them or those named; with --replace those that are there are updated."""
     from tfp_bfl.app.one_run.revise import add, revise
 
-    _show_revised(revise(run_folder, add(run_folder, other_folder, names, replace), output, code), output)
+    _show_revised(revise(run_folder, add(other_folder, names, replace), output, code), output)
 
 
 @clients.command("remove")
@@ -283,7 +291,7 @@ def remove_clients(run_folder: str, names: tuple[str, ...], output: str, code: d
     """Remove clients, as if they had never taken part (unlearning)."""
     from tfp_bfl.app.one_run.revise import remove, revise
 
-    _show_revised(revise(run_folder, remove(run_folder, names), output, code), output)
+    _show_revised(revise(run_folder, remove(names), output, code), output)
 
 
 def _show_revised(summary: dict[str, Any], output: str) -> None:
@@ -307,8 +315,9 @@ def list_choices() -> None:
     from tfp_bfl.app.options.algorithms import ALGORITHMS
 
     click.echo("algorithms:")
-    for name, options in ALGORITHMS.items():
-        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {options.summary}")
+    summaries = {name: x.summary for name, x in ALGORITHMS.items()} | {name: x.summary for name, x in AFTER.items()}
+    for name, summary in summaries.items():
+        click.echo(f"  {name.ljust(max(map(len, summaries)))}  {summary}")
     click.echo(f"datasets: {', '.join(data.list_sources())}, any image-classification dataset of TFDS")
     for title, table in (
         ("models", choices.MODELS),
@@ -353,7 +362,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
-    except InvalidArgument as error:
+    except (InvalidArgument, MissingDependency) as error:
         return _fail(error, 2)
     except click.NoSuchOption as error:
         name = error.option_name

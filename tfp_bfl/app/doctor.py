@@ -14,6 +14,7 @@ import psutil
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from tfp_bfl.engines.tff import local_workers, require_tff
 from tfp_bfl.errors import INSTALL_COMMAND, INSTALL_TFF_COMMAND, Error
 
 _LEAST_GIB = 2
@@ -64,7 +65,6 @@ def _packages() -> str:
 
 
 def _worker() -> str:
-    from tfp_bfl import federated
     from tfp_bfl.faces import engine
 
     if not engine("tff").is_installed():
@@ -72,14 +72,14 @@ def _worker() -> str:
             "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.11, "
             f"{INSTALL_TFF_COMMAND} installs it"
         )
-    tff = federated.require_tff()
+    tff = require_tff()
 
     @tff.tensorflow.computation
     def answer() -> int:
         return 42
 
     started = time.perf_counter()
-    with federated.local_workers() as runtime:
+    with local_workers() as runtime:
         if int(answer()) != 42:
             raise _Failed(f"its worker answers wrongly; reinstall: {INSTALL_TFF_COMMAND}")
         seconds = time.perf_counter() - started

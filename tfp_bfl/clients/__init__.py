@@ -4,8 +4,6 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
-from tfp_bfl.baselines import *  # noqa: F403
-from tfp_bfl.baselines import __all__ as _of_baselines
 from tfp_bfl.clients.augmented import augmented
 from tfp_bfl.clients.client_settings import memory_rate
 from tfp_bfl.clients.compressed import compressed
@@ -64,6 +62,5 @@ __all__ = [
     "swag",
     "swag_weights",
     "variational",
-    *_of_baselines,
     *_of_training,
 ]

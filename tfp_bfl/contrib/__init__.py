@@ -1,1 +1,5 @@
-"""Methods that a publication describes and that few federations need: nothing else imports them."""
+"""Methods that a publication describes and that few federations need."""
+
+from tfp_bfl.contrib import kernel
+
+__all__ = ["kernel"]

@@ -7,8 +7,6 @@ They follow each other:
     cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 """
 
-from typing import TYPE_CHECKING
-
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
 from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
 from tfp_bfl.data.clients import ClientData, ClientExamples, ClientRows, Clients
@@ -29,12 +27,6 @@ from tfp_bfl.data.schema import Parties, Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import TABLES
-from tfp_bfl.faces import export_later
-
-if TYPE_CHECKING:
-    from tfp_bfl.parties import agree, check_description, describe, doubts, fitted
-
-export_later(__name__, dict.fromkeys(("agree", "check_description", "describe", "doubts", "fitted"), "tfp_bfl.parties"))
 
 __all__ = [
     "AUGMENTATIONS",
@@ -58,17 +50,12 @@ __all__ = [
     "Reference",
     "Schema",
     "Source",
-    "agree",
     "answering",
-    "check_description",
     "cohort",
     "crop_and_flip",
-    "describe",
     "digest",
     "dirichlet",
-    "doubts",
     "each_drawn",
-    "fitted",
     "iid",
     "is_own",
     "kind_of",

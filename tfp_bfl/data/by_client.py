@@ -2,60 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from tfp_bfl.data.cells import COUNTERS, ROWS, TEXT_KINDS, Cells, read_cells
-from tfp_bfl.data.columns import Troubles, decoded, is_text
-from tfp_bfl.data.numerals import match_numbers
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.data.agreement import check_one_kind, numbers_rows
+from tfp_bfl.data.cells import BLANK, ROWS, TEXT_KINDS, Cells, read_cells
+from tfp_bfl.data.columns import Table, Troubles
+
+Rows = Sequence[tuple[str, np.ndarray]]
 
 
-def numbers_rows(cells: Cells, owners: np.ndarray | None) -> bool:
-    """Return whether a column numbers the rows, of the whole table or of each client.
+def rows_of_clients(owners: np.ndarray | None) -> Rows:
+    """Return the name and the rows [n_k] of each client of a table, in the order of the names.
 
     Args:
-      cells: of the column.
       owners: the client of each row [N], "" for none; None for one client.
     """
-    if cells.counts_rows or owners is None:
-        return cells.counts_rows
-    parts = [cells._replace(values=cells.values[owners == name]) for name in {*owners.tolist()} - {""}]
-    kinds = {part.counter for part in parts if not part.empty.all()}
-    return ROWS in kinds and kinds <= {*COUNTERS}
+    if owners is None:
+        return []
+    names, numbers = np.unique(owners.astype(str), return_inverse=True)
+    rows = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    return [(name, own) for name, own in zip(names.tolist(), rows) if name]
 
 
-def check_kinds(table: Any, columns: Collection[Cells], owners: np.ndarray, categorical: Collection[str]) -> None:
+def counts(cells: Cells, clients: Rows) -> bool:
+    """Return whether a column numbers the rows, of the whole table or of each client."""
+    whole = cells.numbered()
+    if not (cells.is_whole and clients) or (whole and whole.kind == ROWS):
+        return bool(whole and whole.kind == ROWS)
+    parts = [cells._replace(values=cells.values[own]) for _, own in clients]
+    found = [part.numbered() for part in parts]
+    kinds = [one.kind if one else BLANK if part.empty.all() else cells.kind for one, part in zip(found, parts)]
+    return numbers_rows(kinds, [one and one[1:] for one in found])
+
+
+def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
     """Check that no category has only numbers at a client: at a site the column would be one of numbers.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       columns: their cells.
-      owners: the client of each row [N], "" for none.
+      clients: of `rows_of_clients`.
       categorical: columns that are categories, whatever they hold.
 
     Raises:
       InvalidArgument: a column has words at one client, and at another numbers or dates.
     """
-    import pyarrow
-
     for cells in columns:
-        name, plain = cells.name, decoded(table[cells.name])
-        if cells.kind not in TEXT_KINDS or name in categorical or not is_text(plain) or plain.type != table[name].type:
+        name, column = cells.name, table[cells.name]
+        if cells.kind not in TEXT_KINDS or name in categorical or not column.is_text or column.has_codes:
             continue
-        found = match_numbers(plain)
-        numeric = {*owners[found.good & ~found.empty].tolist()} - {""}
-        kinds: dict[bool, str] = {}
-        for client in sorted({*owners.tolist()} - {""}):
-            own = owners == client
+        is_number, kinds = column.numerals.match().good & ~column.empty, dict[str, str]()
+        for client, own in clients:
             if np.all(cells.values[own] == ""):
                 continue
-            part = read_cells(plain.filter(pyarrow.array(own)), name, Troubles("", "")) if client in numeric else cells
-            kinds.setdefault(part is None or part.kind not in TEXT_KINDS, client)
-        if len(kinds) > 1:
-            raise InvalidArgument(
-                f"The column {shown(name)} holds numbers at {kinds[True]} and text at {kinds[False]}: give "
-                f"--categorical {name} for categories, correct the cells, or leave it out with --drop."
-            )
+            mine = np.isin(np.arange(len(column.empty)), own)
+            part = read_cells(column.filter(mine), Troubles("", "")) if is_number[own].any() else cells
+            kinds[client] = "text" if part is not None and part.kind in TEXT_KINDS else "numbers"
+        check_one_kind(name, kinds.items())

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.columns import Troubles, check_finite, decoded, is_text, to_float
-from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical_cells, note_spellings
-from tfp_bfl.data.numerals import decimal_commas, match_numbers
-from tfp_bfl.data.outliers import outlier_notes, within_bounds
+from tfp_bfl.data.columns import Decoded, Table, Troubles, check_full, to_float
+from tfp_bfl.data.names import note_spellings
+from tfp_bfl.data.outliers import within_bounds
 from tfp_bfl.data.signs import doubts
 from tfp_bfl.errors import lookup, shown
 
@@ -38,8 +37,20 @@ _LIKE_A_DATE = rf"(?i)^(?:{_SPACED}|{_MONTHS}|{_SAS})(?:[ T,:]+\d{{1,2}}:\d{{2}}
 # Of a column that counts the rows of a table, and of one that does not begin at 0 or 1: it numbers the rows if another
 # site has the first ones.
 ROWS, ROWS_ON = COUNTERS = ("row number", "later row number")
+# Of whole numbers that rise from row to row: all clients together may number the rows of one table.
+RISING = "rising number"
+NUMBERING = (*COUNTERS, RISING)
+NUMERIC = ("number", "truth", *NUMBERING)
 # Of a column without a value at one site: other sites may have values.
 BLANK = "empty"
+
+
+class Numbering(NamedTuple):
+    """Whole numbers that rise: one of `NUMBERING`, their number and their sum."""
+
+    kind: str
+    rows: int
+    total: int
 
 
 class Cells(NamedTuple):
@@ -52,7 +63,7 @@ class Cells(NamedTuple):
       values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
       levels: of ordinal cells, in their order; () otherwise.
       is_whole: whether the numbers have an integer type.
-      rows_of: `counter` of the column in one site's table, which may be divided since.
+      numbering: `numbered` of the column in one site's table, which may be divided since.
       sign: beside all numbers in the table, such as "%"; "" for none.
     """
 
@@ -61,8 +72,8 @@ class Cells(NamedTuple):
     values: np.ndarray
     levels: tuple[str, ...] = ()
     is_whole: bool = False
-    rows_of: str = ""
     sign: str = ""
+    numbering: Numbering | None = None
 
     @property
     def empty(self) -> np.ndarray:
@@ -70,36 +81,31 @@ class Cells(NamedTuple):
         empty: np.ndarray = self.values == "" if self.kind in TEXT_KINDS else np.isnan(self.values)
         return empty
 
-    @property
-    def notes(self) -> list[str]:
-        """Sentences on the values that may be mistakes."""
-        if self.kind in TEXT_KINDS:
-            return note_spellings(self.values.tolist(), self.name)
-        return outlier_notes(self.values, self.name)
+    def within_bounds(self, limit: bool = True) -> tuple[Cells, list[str]]:
+        """Return the column as a model is trained on it, and sentences on values that may be mistakes.
 
-    @property
-    def within_bounds(self) -> tuple[Cells, list[str]]:
-        """The column as a model is trained on it (`outliers.within_bounds`), and the sentences on it."""
+        Args:
+          limit: as of `outliers.within_bounds`.
+        """
         if self.kind in TEXT_KINDS:
-            return self, self.notes
-        values, notes = within_bounds(self.values, self.name)
+            return self, note_spellings(self.values.tolist(), self.name)
+        values, notes = within_bounds(self.values, self.name, limit)
         return self._replace(values=values), notes
 
-    @property
-    def counter(self) -> str:
-        """Return `ROWS` for a column that counts the rows from 0 or 1, `ROWS_ON` from another number, else ""."""
-        if not self.is_whole or len(self.values) < 2 or not np.all(np.diff(self.values) == 1):
-            return ""
-        return ROWS if self.values[0] in (0, 1) else ROWS_ON
+    def numbered(self) -> Numbering | None:
+        """Return how the column could number rows; None if its cells are no whole numbers that rise.
 
-    @property
-    def counts_rows(self) -> bool:
-        """Return whether the column counts the rows from 0 or 1: one that begins elsewhere may be a year or a dose."""
-        return self.counter == ROWS
+        A column that begins elsewhere than at 0 or 1 may be a year or a dose.
+        """
+        if not self.is_whole or self.empty.any() or not np.all((steps := np.diff(self.values)) > 0):
+            return None
+        kind = ROWS if self.values[0] in (0, 1) else ROWS_ON
+        kind = kind if len(steps) and np.all(steps == 1) else RISING
+        return Numbering(kind, len(self.values), int(self.values.sum()))
 
 
 def read_columns(
-    table: Any,
+    table: Table,
     names: Sequence[str],
     troubles: Troubles,
     categorical: Collection[str] = (),
@@ -109,7 +115,7 @@ def read_columns(
     """Return columns by the values that they hold, those without a trouble.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       names: of the columns.
       troubles: as of `read_cells`.
       categorical: the columns that are categories, whatever they hold.
@@ -121,25 +127,23 @@ def read_columns(
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
-    commas = decimal_commas(table, {*names} - {*categorical})
-    found = {name: read_cells(table[name], name, troubles, name in categorical, date_unit, commas) for name in names}
+    commas = table.decimal_commas({*names} - {*categorical})
+    found = {name: read_cells(table[name], troubles, name in categorical, date_unit, commas) for name in names}
     site = next((name for name, cells in found.items() if cells is None and _looks_like_names(table[name])), None)
     if client is None and site is not None:
         troubles.advise(f"give --client-column {site} if it names the client of each row")
     return [cells for cells in found.values() if cells is not None]
 
 
-def _looks_like_names(column: object) -> bool:
+def _looks_like_names(column: Decoded) -> bool:
     """Return whether a column holds text with repeated values, as a client column does."""
-    cells = decoded(column)
-    if not is_text(cells) or not MOST_LEVELS < len(cells.unique()) <= len(cells) / 2:
+    if not column.is_text or not MOST_LEVELS < len(column.values.unique()) <= len(column.empty) / 2:
         return False
-    return bool(np.mean(match_numbers(cells).good) < 0.5)
+    return bool(np.mean(column.numerals.match().good) < 0.5)
 
 
 def read_cells(
-    column: Any,
-    name: str,
+    column: Decoded,
     troubles: Troubles,
     is_category: bool = False,
     date_unit: str | None = None,
@@ -151,53 +155,46 @@ def read_cells(
     dictionaries (pandas categories) are categories, or ordinal if they are declared so.
 
     Args:
-      column: of a pyarrow Table.
-      name: of the column.
+      column: of a table.
       troubles: gets an entry for a column without any value; dates without `date_unit`; text that is mostly dates in
         another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
         column of numbers; numbers that are not finite.
       is_category: the column is a category, whatever it holds.
       date_unit: one of `DATE_UNITS`, in which dates become numbers.
-      commas: of its table, as `numerals.decimal_commas` says.
+      commas: of its table, as `Table.decimal_commas` says.
     """
     import pyarrow.types as types
 
-    if types.is_nested(column.type):
+    name, values = column.name, column.values
+    if types.is_nested(values.type):
         troubles.add(name, "holds lists or records")
         return None
-    if column.null_count == len(column):
+    if column.empty.all():
         troubles.add(name, "has no value")
         return None
-    if is_category or types.is_dictionary(column.type):
-        levels = declared(column)
-        cells = Cells(name, "ordinal" if levels else "category", texts(column), levels)
+    if is_category or column.has_codes:
+        cells = Cells(name, "ordinal" if column.order else "category", column.categories, column.order)
         return cells if is_category else _few(cells, troubles)
-    plain = decoded(column)
-    if types.is_temporal(plain.type):
-        return _dates(plain, name, troubles, date_unit)
-    if not is_text(plain):
-        return _numbers(plain, name, troubles, commas)
-    plain = _without_words(plain)
-    if plain.null_count == len(plain):
-        troubles.add(name, "has no value")
-        return None
-    dates = _as_dates(plain, name, troubles)
+    if types.is_temporal(values.type):
+        return _dates(values, name, troubles, date_unit)
+    if not column.is_text:
+        return _numbers(column, troubles, commas)
+    dates = _as_dates(column.text, name, troubles)
     if dates is not None:
         return _dates(dates, name, troubles, date_unit) if len(dates) else None
-    found = match_numbers(plain, bool(commas))
-    aside = found.signs.aside
-    bad, filled = ~(found.good | aside), np.sum(~(found.empty | aside))
-    many = bad.sum() < 0.5 * filled and len(plain.unique()) > MOST_LEVELS
-    if found.ambiguous or not found.signs.words.any() or bad.sum() <= _MOST_ERRORS * filled or many:
-        if bad.any() and not found.ambiguous and not found.signs.wrong:
+    found, signs = column.numerals.match(bool(commas)), column.numerals.signs
+    bad, filled = ~(found.good | signs.aside), np.sum(~(column.empty | signs.aside))
+    many = bad.sum() < 0.5 * filled and len(column.text.unique()) > MOST_LEVELS
+    if found.ambiguous or not signs.words.any() or bad.sum() <= _MOST_ERRORS * filled or many:
+        if bad.any() and not found.ambiguous and not signs.wrong:
             troubles.advise("correct the cell")
             troubles.advise("give --categorical for categories")
-        return _numbers(plain, name, troubles, commas)
-    return _few(Cells(name, "category", texts(column)), troubles)
+        return _numbers(column, troubles, commas)
+    return _few(Cells(name, "category", column.categories), troubles)
 
 
 def read_as(
-    table: Any,
+    table: Table,
     kinds: Iterable[tuple[str, str]],
     troubles: Troubles,
     date_unit: str | None = None,
@@ -207,93 +204,67 @@ def read_as(
     """Return columns in the form in which a model requires them.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       kinds: the name and the kind, of `Cells`, of each column.
       troubles: gets an entry if a cell has another form.
       date_unit: of dates.
-      among: other columns that are read as numbers, as of `numerals.decimal_commas`.
+      among: other columns that are read as numbers, as of `Table.decimal_commas`.
       signs: column -> the sign that its numbers must have beside them, "" for none; columns that are not there may
         have any.
     """
     kinds = list(kinds)
-    commas = decimal_commas(table, {name for name, kind in kinds if kind not in TEXT_KINDS}.union(among))
-    return [_read_as(table[name], name, kind, troubles, date_unit, commas, signs.get(name)) for name, kind in kinds]
+    commas = table.decimal_commas({name for name, kind in kinds if kind not in TEXT_KINDS}.union(among))
+    return [_read_as(table[name], kind, troubles, date_unit, commas, signs.get(name)) for name, kind in kinds]
 
 
 def _read_as(
-    column: Any,
-    name: str,
-    kind: str,
-    troubles: Troubles,
-    date_unit: str | None,
-    commas: str,
-    sign: str | None,
+    column: Decoded, kind: str, troubles: Troubles, date_unit: str | None, commas: str, sign: str | None
 ) -> Cells:
     import pyarrow
 
     if kind in TEXT_KINDS:
-        return Cells(name, kind, texts(column))
-    plain, nothing = decoded(column), Cells(name, kind, np.full(len(column), np.nan))
-    if is_text(plain):
-        plain = _without_words(plain)
-    if plain.null_count == len(plain):
+        return Cells(column.name, kind, column.categories)
+    nothing = Cells(column.name, kind, np.full(len(column.empty), np.nan))
+    if column.empty.all():
         return nothing
     if kind != "date":
-        return _numbers(plain, name, troubles, commas, sign) or nothing
-    if is_text(plain):
+        return _numbers(column, troubles, commas, sign) or nothing
+    plain = column.values
+    if column.is_text:
+        plain = column.text
         with contextlib.suppress(pyarrow.ArrowInvalid):  # `_dates` says which cell.
             plain = plain.cast(pyarrow.timestamp("us"))
-    return _dates(plain, name, troubles, date_unit) or nothing
+    return _dates(plain, column.name, troubles, date_unit) or nothing
 
 
-def is_blank(column: object) -> bool:
-    """Return whether no cell of a column of a pyarrow Table has a value."""
-    import pyarrow.compute as compute
-    import pyarrow.types as types
+def numbers(
+    table: Table,
+    columns: Sequence[str],
+    troubles: Troubles,
+    full: bool = True,
+    among: Collection[str] = (),
+    sign: str | None = "",
+) -> np.ndarray:
+    """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
 
-    plain = decoded(column)
-    if is_text(plain):
-        plain = _without_words(plain)
-    elif types.is_floating(plain.type):
-        plain = compute.if_else(compute.is_nan(plain), None, plain)
-    return bool(plain.null_count == len(plain))
+    Args:
+      table: of `read_table`.
+      columns: names, all in the table.
+      troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
+      full: an empty cell is a trouble; otherwise it becomes NaN.
+      among: other columns that are read as numbers, as of `Table.decimal_commas`.
+      sign: beside the numbers, as of `to_float`.
+    """
+    signs = {} if sign is None else dict.fromkeys(columns, sign)
+    read = read_as(table, [(name, "number") for name in columns], troubles, among=among, signs=signs)
+    for name in columns if full else ():
+        check_full(table[name].empty, name, troubles)
+    return np.stack([cells.values for cells in read], -1)
 
 
 def blank(name: str, number: int) -> Cells:
     """Return a column of `number` empty cells."""
     return Cells(name, BLANK, np.full(number, np.nan))
-
-
-def texts(column: object) -> np.ndarray:
-    """Return a column as text, object [N]: "" for empty cells and for the words that stand for them.
-
-    Args:
-      column: of a pyarrow Table.
-    """
-    encoded = decoded(column).combine_chunks().dictionary_encode()
-    levels = np.array([*map(as_category, _in_words(encoded.dictionary)), ""], object)
-    levels[[x in EMPTY for x in levels]] = ""
-    cells: np.ndarray = levels[encoded.indices.fill_null(len(levels) - 1).to_numpy()]
-    return cells
-
-
-def _in_words(values: Any) -> np.ndarray:
-    """Return the values of a pyarrow array as text, object [N]; of float32 the shortest digits that name it."""
-    import pyarrow.types as types
-
-    if types.is_float32(values.type) or types.is_float16(values.type):
-        return as_text([float(str(x)) for x in values.to_numpy(zero_copy_only=False)])
-    return as_text(values.to_pylist())
-
-
-def declared(column: Any) -> tuple[str, ...]:
-    """Return the levels of an ordered category in their order; () of another column."""
-    import pyarrow.types as types
-
-    if not types.is_dictionary(column.type) or not column.type.ordered:
-        return ()
-    whole = column.unify_dictionaries().chunk(0)
-    return tuple(dict.fromkeys(map(as_category, _in_words(whole.dictionary))))
 
 
 def _few(cells: Cells, troubles: Troubles) -> Cells | None:
@@ -340,29 +311,20 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
     return column.slice(0, 0)
 
 
-def _without_words(column: object) -> Any:
-    """Return `canonical` text, null for empty cells, for the words that stand for them."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    trimmed = canonical_cells(column)
-    empty = compute.is_in(trimmed, pyarrow.array(["", *EMPTY]))
-    return compute.if_else(empty, None, trimmed)
-
-
-def _numbers(column: Any, name: str, troubles: Troubles, commas: str, sign: str | None = None) -> Cells | None:
+def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None = None) -> Cells | None:
     """Return a column without dictionaries as numbers; None if a cell is no number."""
     import pyarrow.types as types
 
-    exact, beside = to_float(column, name, troubles, commas, sign)
+    exact, beside = to_float(column, troubles, commas, sign)
     if exact is None:
         return None
-    check_finite(exact, np.isnan(exact), name, troubles)
-    if np.all(np.isnan(exact)):
-        troubles.add(name, "has no value")
-        return None
-    kind = "truth" if types.is_boolean(column.type) else "number"
-    return Cells(name, kind, exact, is_whole=types.is_integer(column.type), sign=beside)
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(exact.astype(np.float32)) & ~column.empty
+    if bad.any():
+        row = int(np.argmax(bad))
+        troubles.add(column.name, f"holds {exact[row]} in row {row + 1}, which is not finite, or too large")
+    kind = "truth" if types.is_boolean(column.values.type) else "number"
+    return Cells(column.name, kind, exact, is_whole=types.is_integer(column.values.type), sign=beside)
 
 
 def _dates(column: Any, name: str, troubles: Troubles, unit: str | None) -> Cells | None:

@@ -10,13 +10,13 @@ import pathlib
 import tempfile
 import zipfile
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
 from tfp_bfl.data.schema import Schema
-from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import write_arrays
 
@@ -37,6 +37,15 @@ class Reference(NamedTuple):
     folder: str
     digest: str
     numbers: tuple[int, ...]
+
+
+class _Index(BaseModel):
+    """The content of `INDEX`."""
+
+    version: int
+    digest: str
+    source: Schema
+    sizes: Annotated[list[PositiveInt], Field(min_length=1)]
 
 
 class ClientFiles(ClientData):
@@ -60,9 +69,7 @@ class ClientFiles(ClientData):
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = pathlib.Path(folder).absolute()
         index = _index(self.folder)
-        self.source: Schema = index["source"]
-        self.digest: str = index["digest"]
-        self._sizes = index["sizes"]
+        self.source, self.digest, self._sizes = index.source, index.digest, np.array(index.sizes, np.int64)
 
     def __repr__(self) -> str:
         return f"<ClientFiles of {self.source.name}: {self.num_clients} in {self.folder}>"
@@ -140,20 +147,10 @@ def write_clients(clients: Clients, folder: str | os.PathLike[str]) -> ClientFil
             path.parent.mkdir(parents=True, exist_ok=True)
             write_arrays(path, {"features": features, "labels": labels})
         source = clients.source
-        index = {
-            "version": _VERSION,
-            "digest": digest,
-            "source": {
-                "name": f"{source.name}/{source.split}",
-                "element_shape": list(source.element_shape),
-                "is_image": source.is_image,
-                "class_names": list(source.class_names),
-                "columns": [list(column) for column in source.columns],
-                "target": list(source.target) if source.target else None,
-            },
-            "sizes": clients.sizes.tolist(),
-        }
-        (written / INDEX).write_text(json.dumps(index) + "\n", encoding="utf-8")
+        of_data = source.class_names, source.columns, source.target
+        schema = Schema(f"{source.name}/{source.split}", source.element_shape, source.is_image, *of_data)
+        index = _Index(version=_VERSION, digest=digest, source=schema, sizes=clients.sizes.tolist())
+        (written / INDEX).write_text(index.model_dump_json() + "\n", encoding="utf-8")
         # Others than this user may be the ones who read.
         umask = os.umask(0)
         os.umask(umask)
@@ -179,7 +176,7 @@ def _digest(clients: Clients) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _index(folder: pathlib.Path) -> dict[str, Any]:
+def _index(folder: pathlib.Path) -> _Index:
     path = folder / INDEX
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -188,26 +185,12 @@ def _index(folder: pathlib.Path) -> dict[str, Any]:
             f"{folder} holds no clients here: it has no {INDEX} that can be read. Write them with data.write_clients, "
             "to a folder that every machine sees under this path."
         ) from None
+    version = content.get("version", _VERSION) if isinstance(content, dict) else _VERSION
+    if version != _VERSION:
+        raise InvalidArgument(f"{path} is of version {shown(version)}, but this library reads {_VERSION}.")
     try:
-        if content["version"] != _VERSION:
-            version = shown(content["version"])
-            raise InvalidArgument(f"{path} is of version {version}, but this library reads {_VERSION}.")
-        source = content["source"]
-        schema = Schema(
-            str(source["name"]),
-            tuple(map(int, source["element_shape"])),
-            bool(source["is_image"]),
-            tuple(map(str, source["class_names"])),
-            tuple(Column(*column) for column in source["columns"]),
-            Column(*source["target"]) if source["target"] else None,
-        )
-        sizes = np.array(content["sizes"], np.int64)
-        if sizes.ndim != 1 or not len(sizes) or sizes.min() < 1:
-            raise ValueError(sizes)
-        return {"source": schema, "sizes": sizes, "digest": str(content["digest"])}
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        if isinstance(error, InvalidArgument):
-            raise
+        return _Index.model_validate(content)
+    except ValidationError:
         raise InvalidArgument(
             f"{path} is not an index that data.write_clients has written: write the clients anew."
         ) from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data._random import generator
+from tfp_bfl.data.names import as_text
 from tfp_bfl.errors import InvalidArgument, check_count
 
 if TYPE_CHECKING:  # TensorFlow is imported where datasets are made: partitions and cohorts do without.
@@ -187,13 +188,16 @@ class Clients(ClientData):
     Attributes:
       source: the examples that are shared out.
       indices: for each client, int64 [n_k] indices into the source.
+      names: of the clients, which become the `owners` of the source; () for the owners that it has.
 
     Raises:
-      InvalidArgument: there are no clients, a client has no examples, or an index is outside the source.
+      InvalidArgument: there are no clients, a client has no examples, an index is outside the source, or names are not
+        one of its own for each client.
     """
 
     source: Source
     indices: Sequence[np.ndarray]
+    names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         indices = tuple(np.asarray(part) for part in self.indices)
@@ -212,6 +216,29 @@ class Clients(ClientData):
                     f"Client {k} has an index outside 0 to {self.source.num_examples - 1}, the examples."
                 )
         object.__setattr__(self, "indices", tuple(part.astype(np.int64) for part in indices))
+        if len(self.names):
+            object.__setattr__(self, "source", dataclasses.replace(self.source, owners=self._owners()))
+
+    def _owners(self) -> np.ndarray:
+        """Return the name of each example's client [N], "" for an example of no client."""
+        called, rows = as_text(list(self.names)), np.concatenate(self.indices)
+        if len(called) != self.num_clients or len({*called} - {""}) < len(called):
+            raise InvalidArgument(f"names must give each of the {self.num_clients} clients a name of its own.")
+        if len(np.unique(rows)) < len(rows):
+            raise InvalidArgument("names are of clients without common examples, and these have some.")
+        owners = np.full(self.source.num_examples, "", object)
+        owners[rows] = np.repeat(called, self.sizes)
+        return owners
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The name that the rows give each client; () unless each has one of its own."""
+        owners = self.source.owners
+        if owners is None:
+            return ()
+        named = [set(owners[part].tolist()) for part in self.indices]
+        is_own = len(set().union(*named)) == len(named) == sum(map(len, named))
+        return tuple(name for (name,) in named) if is_own else ()
 
     def __repr__(self) -> str:
         sizes = self.sizes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfp_bfl.data.names import as_text
-from tfp_bfl.data.numerals import decimal_commas, match_numbers
+from tfp_bfl.data.names import EMPTY, as_category, as_text, canonical_cells
+from tfp_bfl.data.numerals import Numerals, are_thousandths, has
 from tfp_bfl.errors import InvalidArgument, shown
 
 # Most letters of an error's list of columns; of the others the names are stated, of at most so many.
@@ -75,148 +76,231 @@ class Troubles:
         raise BadColumns(f"In {self._where} {'; '.join(listed)}: {advice}.", without)
 
 
-def numbers(
-    table: Any,
-    columns: Sequence[str],
-    troubles: Troubles,
-    full: bool = True,
-    among: Collection[str] = (),
-    sign: str | None = "",
-) -> np.ndarray:
-    """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
+class Decoded:
+    """A column of a table, decoded once: its values, and what it is as text, as numbers in text and as categories.
 
     Args:
-      table: of `read_table`.
-      columns: names, all in the table.
-      troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
-      full: an empty cell is a trouble; otherwise it becomes NaN.
-      among: other columns that are read as numbers, as of `numerals.decimal_commas`.
-      sign: beside the numbers, as of `to_float`.
-    """
-    commas = decimal_commas(table, {*columns, *among})
-    return np.stack([_numbers(table[name], name, troubles, full, commas, sign) for name in columns], -1)
-
-
-def texts(table: Any, name: str, troubles: Troubles | None = None) -> np.ndarray:
-    """Return a column as names, object [N], as of `names.as_text`.
-
-    Args:
-      table: of `read_table`.
       name: of the column.
-      troubles: gets an entry if a cell is empty; None where cells may be.
+      stored: a column of a pyarrow Table.
+
+    Attributes:
+      name: of the column.
+      values: of the column, in place of codes and counts, text as strings; of pyarrow.
+      has_codes: whether it was stored as codes, as pandas categories are.
+      order: the levels of an ordered category; () of another column.
+      is_text: whether the values are text.
+      text: `canonical` text, null for empty cells and for the words that stand for them; None of other columns.
+      empty: mask of the empty cells, bool [N].
     """
-    cells = as_text(decoded(table[name]).to_pylist())
-    if troubles is not None:
-        _check_full(cells == "", name, troubles)
-    return cells
+
+    def __init__(self, name: str, stored: Any):
+        import pyarrow
+        import pyarrow.compute as compute
+        import pyarrow.types as types
+
+        def plain(column: Any) -> Any:
+            if types.is_run_end_encoded(column.type):
+                column = compute.run_end_decode(column)
+            return column.cast(pyarrow.string()) if str(column.type) in _OTHER_TEXT else column
+
+        self.name, self.has_codes, self.order = name, types.is_dictionary(stored.type), tuple[str, ...]()
+        if not self.has_codes:
+            self.values = plain(stored)
+        elif not stored.num_chunks:
+            self.values = plain(stored.cast(stored.type.value_type))
+        else:
+            levels = [plain(part.dictionary) for part in stored.chunks]
+            taken = (compute.take(own, part.indices) for own, part in zip(levels, stored.chunks))
+            self.values = pyarrow.chunked_array(taken, type=levels[0].type)
+            if stored.type.ordered:
+                self.order = tuple(dict.fromkeys(x for own in levels for x in as_text(_written(own), as_category)))
+        self.is_text: bool = types.is_string(self.values.type)
+        empty = self.values.is_null(nan_is_null=types.is_floating(self.values.type))
+        self.text: Any = None
+        if self.is_text:
+            trimmed = canonical_cells(self.values)
+            self.text = compute.if_else(compute.is_in(trimmed, pyarrow.array(["", *EMPTY])), None, trimmed)
+            empty = self.text.is_null()
+        self.empty: np.ndarray = empty.to_numpy()
+
+    def filter(self, mask: np.ndarray) -> Decoded:
+        """Return the cells of a mask, with the same levels."""
+        import pyarrow
+
+        part, kept = object.__new__(Decoded), pyarrow.array(mask)
+        part.name, part.has_codes, part.order, part.is_text = self.name, self.has_codes, self.order, self.is_text
+        part.values, part.empty = self.values.filter(kept), self.empty[mask]
+        part.text = None if self.text is None else self.text.filter(kept)
+        return part
+
+    @functools.cached_property
+    def numerals(self) -> Numerals:
+        """The numbers in text."""
+        return Numerals(self.text, self.empty)
+
+    @functools.cached_property
+    def distinct(self) -> tuple[np.ndarray, list[Any]]:
+        """The place of each cell among the distinct values, -1 for a null, and these in the order of the cells."""
+        import pyarrow.types as types
+
+        if types.is_nested(self.values.type):
+            return np.arange(len(self.values)), self.values.to_pylist()
+        found = self.values.combine_chunks().dictionary_encode()
+        return found.indices.fill_null(-1).to_numpy(zero_copy_only=False), _written(found.dictionary)
+
+    def spread(self, levels: np.ndarray) -> np.ndarray:
+        """Return what belongs to the cells, object [N], from what belongs to the distinct values; "" of nulls."""
+        cells: np.ndarray = np.append(levels, "")[self.distinct[0]]
+        return cells
+
+    @functools.cached_property
+    def categories(self) -> np.ndarray:
+        """The cells as categories, object [N]: "" for empty cells and for the words that stand for them."""
+        levels = as_text(self.distinct[1], as_category)
+        levels[[x in EMPTY for x in levels]] = ""
+        return self.spread(levels)
 
 
-def decoded(column: Any) -> Any:
-    """Return a column of a pyarrow Table with values in place of codes and counts, and text as strings."""
-    import pyarrow
-    import pyarrow.compute as compute
+def _written(values: Any) -> list[Any]:
+    """Return the values of a pyarrow array; of float32 the shortest digits that name them."""
     import pyarrow.types as types
 
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if types.is_run_end_encoded(column.type):
-        column = compute.run_end_decode(column)
-    return column.cast(pyarrow.string()) if str(column.type) in _OTHER_TEXT else column
+    if types.is_float32(values.type) or types.is_float16(values.type):
+        return [float(str(x)) for x in values.to_numpy(zero_copy_only=False)]
+    return list(values.to_pylist())
 
 
-def _numbers(column: Any, name: str, troubles: Troubles, full: bool, commas: str, sign: str | None) -> np.ndarray:
-    column = decoded(column)
-    exact, _ = to_float(column, name, troubles, commas, sign)
-    if exact is None:
-        return np.zeros(len(column))
-    # NaN in a column of numbers is no empty cell where none may be.
-    empty = column.is_null().to_numpy() if full and not is_text(column) else np.isnan(exact)
-    if full:
-        _check_full(empty, name, troubles)
-    check_finite(exact, empty, name, troubles)
-    return exact
+class Table:
+    """A table whose columns are decoded once.
+
+    Args:
+      columns: of the table, at least one.
+      commas, points: names of the columns with marks that can only be decimal (`decimal_commas`).
+    """
+
+    def __init__(self, columns: Sequence[Decoded], commas: Collection[str] = (), points: Collection[str] = ()):
+        self._columns = {column.name: column for column in columns}
+        self._commas, self._points = tuple(commas), tuple(points)
+        self.column_names, self.num_rows = [*self._columns], len(columns[0].empty) if columns else 0
+
+    def __getitem__(self, name: str) -> Decoded:
+        return self._columns[name]
+
+    def select(self, names: Sequence[str]) -> Table:
+        """Return some of the columns."""
+        return Table([self[name] for name in names], self._commas, self._points)
+
+    def filter(self, mask: np.ndarray) -> Table:
+        """Return the rows of a mask."""
+        return Table([column.filter(mask) for column in self._columns.values()], self._commas, self._points)
+
+    def decimal_commas(self, names: Collection[str]) -> str:
+        """Return a column with commas that can only be decimal; "" if there is none.
+
+        It is "" too if another column has points that can only be decimal: the columns then have notations of their
+        own.
+
+        Args:
+          names: the columns that are read as numbers.
+        """
+        if {*names}.intersection(self._points):
+            return ""
+        return next((name for name in self._commas if name in names), "")
 
 
-def check_finite(exact: np.ndarray, empty: np.ndarray, name: str, troubles: Troubles) -> None:
-    """Record a trouble if a number of a column that is not empty has no finite float32."""
-    with np.errstate(over="ignore"):
-        bad = ~np.isfinite(exact.astype(np.float32)) & ~empty
-    if bad.any():
-        row = int(np.argmax(bad))
-        troubles.add(name, f"holds {exact[row]} in row {row + 1}, which is not finite, or too large")
+def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[Any]] | None = None) -> Table:
+    """Return a table that knows which columns have decimal commas and which decimal points.
 
+    If one has commas, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number:
+    that column is returned as text.
 
-def is_text(column: Any) -> bool:
-    """Return whether the cells of a column of a pyarrow Table are text."""
+    Args:
+      columns: of the table, in order.
+      written: names -> all columns of the file, these as text, as they are written; None if numbers are not text.
+    """
     import pyarrow.types as types
 
-    return bool(types.is_string(column.type))
+    surely = lambda mark: [
+        column.name
+        for column in columns
+        if column.is_text and not column.has_codes and has(column.values, mark) and column.numerals.are_surely(mark)
+    ]
+    commas = surely(",")
+    points = surely(".") if commas else []
+    if commas and written is not None:
+        floats = [i for i, column in enumerate(columns) if types.is_floating(column.values.type)]
+        doubtful = [i for i in floats if are_thousandths(columns[i].values)]
+        points += [columns[i].name for i in floats if i not in doubtful]
+        as_written = written([columns[i].name for i in doubtful]) if doubtful else []
+        for i in doubtful:
+            text = Decoded(columns[i].name, as_written[i])
+            if text.numerals.may_group:
+                columns[i] = text
+            else:
+                points.append(text.name)
+    return Table(columns, commas, points)
+
+
+def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
+    """Record a trouble if a cell of a column is empty."""
+    if empty.any():
+        number, row = int(empty.sum()), int(np.argmax(empty)) + 1
+        troubles.add(name, f"has {number} empty cell{'s' if number > 1 else ''}, the first in row {row}")
 
 
 def to_float(
-    column: Any, name: str, troubles: Troubles, commas: str = "", sign: str | None = None
+    column: Decoded, troubles: Troubles, commas: str = "", sign: str | None = None
 ) -> tuple[np.ndarray | None, str]:
     """Return a column as float64 [N], NaN for an empty cell, None if a cell is no number; and the sign of its numbers.
 
     Args:
-      column: of a pyarrow Table, without a dictionary.
-      name: of the column.
+      column: of a table, with a cell that is not empty.
       troubles: gets an entry for the first cell that is no number, or has another sign; and notes.
-      commas: of its table, as `numerals.decimal_commas` says.
+      commas: of its table, as `Table.decimal_commas` says.
       sign: that numbers must have beside them (`signs`), "" for none; None for any.
     """
     import pyarrow
     import pyarrow.types as types
 
-    kind = column.type
-    if is_text(column):
-        return _from_text(column, name, troubles, commas, sign)
-    if types.is_null(kind):
-        return np.full(len(column), np.nan), sign or ""
-    if sign and column.null_count < len(column):
-        _check_sign(column, _first(column), name, troubles, "", sign)
+    values = column.values
+    kind, first = values.type, int(np.argmin(column.empty))
+    if column.is_text:
+        return _from_text(column, troubles, commas, sign)
+    if sign:
+        _check_sign(column, values, first, troubles, "", sign)
         return None, ""
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        empty = column.is_null().to_numpy()
         if types.is_decimal(kind):
-            column = column.cast(pyarrow.float64())
-        filled = column.fill_null(False if types.is_boolean(kind) else 0)
+            values = values.cast(pyarrow.float64())
+        filled = values.fill_null(False if types.is_boolean(kind) else 0)
         exact: np.ndarray = filled.to_numpy().astype(np.float64)
-        exact[empty] = np.nan
+        exact[column.empty] = np.nan
         return exact, ""
-    first = _first(column)
-    troubles.add(name, f"holds {shown(str(column[first].as_py()))} in row {first + 1}, which is no number")
+    troubles.add(column.name, f"holds {shown(str(values[first].as_py()))} in row {first + 1}, which is no number")
     return None, ""
 
 
-def _first(column: Any) -> int:
-    """Return the row of the first cell that is not null."""
-    return int(np.argmax(column.is_valid().to_numpy()))
-
-
-def _check_sign(column: Any, row: int, name: str, troubles: Troubles, found: str, wanted: str) -> bool:
+def _check_sign(column: Decoded, values: Any, row: int, troubles: Troubles, found: str, wanted: str) -> bool:
     """Return whether numbers have the sign that they must have beside them; else record a trouble."""
     if found != wanted:
         beside = [f"the sign {shown(sign)} beside it" if sign else "no sign beside it" for sign in (found, wanted)]
-        where = f"{shown(str(column[row].as_py()))} in row {row + 1}"
-        troubles.add(name, f"holds {where}, with {beside[0]}, but must have {beside[1]}")
+        where = f"{shown(str(values[row].as_py()))} in row {row + 1}"
+        troubles.add(column.name, f"holds {where}, with {beside[0]}, but must have {beside[1]}")
         troubles.advise("write the numbers of all data with one sign, or without")
     return found == wanted
 
 
-def _from_text(
-    column: Any, name: str, troubles: Troubles, commas: str, sign: str | None
-) -> tuple[np.ndarray | None, str]:
+def _from_text(column: Decoded, troubles: Troubles, commas: str, sign: str | None) -> tuple[np.ndarray | None, str]:
     """Return the result of `to_float` for a column of text."""
     import pyarrow
     import pyarrow.compute as compute
 
-    found = match_numbers(column, bool(commas))
-    signs, wrong = found.signs, ~found.good
-    why = "which is no number"
+    text, signs = column.text, column.numerals.signs
+    found = column.numerals.match(bool(commas))
+    wrong, why = ~found.good, "which is no number"
     if signs.wrong:
         row, why, advice = signs.wrong
-        wrong = np.arange(len(column)) == row
+        wrong = np.arange(len(text)) == row
         troubles.advise(advice)
     elif found.ambiguous:
         wrong = compute.match_substring(signs.column, found.ambiguous).fill_null(False).to_numpy()
@@ -227,23 +311,15 @@ def _from_text(
         troubles.advise(f"write numbers without such {mark}s")
     if wrong.any():
         row = int(np.argmax(wrong))
-        troubles.add(name, f"holds {shown(column[row].as_py())} in row {row + 1}, {why}")
+        troubles.add(column.name, f"holds {shown(text[row].as_py())} in row {row + 1}, {why}")
         return None, ""
-    filled = np.flatnonzero(~found.empty)
-    if len(filled) and not _check_sign(
-        column, int(filled[0]), name, troubles, signs.sign, signs.sign if sign is None else sign
-    ):
-        return None, ""
-    if signs.sign and len(filled):
-        example, unit = column[int(filled[0])].as_py(), "per cent" if signs.sign == "%" else f"units of {signs.sign}"
-        sentence = f"{shown(name)} has {shown(signs.sign)} beside all numbers, such as {shown(example)}"
-        troubles.notes.append(f"{sentence}: they are read as numbers in {unit}.")
-    kept = compute.if_else(pyarrow.array(found.empty), None, compute.utf8_trim_whitespace(found.column))
-    exact: np.ndarray = kept.cast(pyarrow.float64()).to_numpy().astype(np.float64)
+    if not column.empty.all():
+        first = int(np.argmin(column.empty))
+        if not _check_sign(column, text, first, troubles, signs.sign, signs.sign if sign is None else sign):
+            return None, ""
+        if signs.sign:
+            example, unit = text[first].as_py(), "per cent" if signs.sign == "%" else f"units of {signs.sign}"
+            sentence = f"{shown(column.name)} has {shown(signs.sign)} beside all numbers, such as {shown(example)}"
+            troubles.notes.append(f"{sentence}: they are read as numbers in {unit}.")
+    exact: np.ndarray = found.column.cast(pyarrow.float64()).to_numpy().astype(np.float64)
     return exact, signs.sign
-
-
-def _check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
-    if empty.any():
-        number, row = int(empty.sum()), int(np.argmax(empty)) + 1
-        troubles.add(name, f"has {number} empty cell{'s' if number > 1 else ''}, the first in row {row}")

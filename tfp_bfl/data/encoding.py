@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data.cells import TEXT_KINDS, Cells
+from tfp_bfl.data.messages import ColumnMessage, describe_column
 from tfp_bfl.data.names import natural
-from tfp_bfl.data.statistics import Column, column_of, pooled_column
+from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, shown
 
 # A level is rare in fewer rows than this, and in less than this share of the rows.
@@ -119,23 +120,6 @@ def parse_features(given: object) -> tuple[Feature, ...]:
     return tuple(features)
 
 
-class ColumnMessage(NamedTuple):
-    """The message of a client about a column.
-
-    Fields:
-      rows: number of rows.
-      filled: number of filled cells.
-      mean, stddev: of the numbers; 0 of text.
-      levels: level -> number of rows; {} of numbers.
-    """
-
-    rows: int
-    filled: int
-    mean: float = 0.0
-    stddev: float = 0.0
-    levels: Mapping[str, int] = {}
-
-
 class Raw:
     """The columns of a table as they are, which can be indexed by rows.
 
@@ -158,18 +142,6 @@ class Raw:
         """Whether all cells are numbers without a sign and none is empty."""
         is_plain = lambda cells: cells.kind in ("number", "truth") and not (cells.sign or cells.empty.any())
         return all(map(is_plain, self.columns))
-
-
-def describe_column(cells: Cells) -> ColumnMessage:
-    """Return the message of a client about a column."""
-    filled = cells.values[~cells.empty]
-    if cells.kind in TEXT_KINDS:
-        levels, counts = np.unique(filled.astype(str), return_counts=True)
-        return ColumnMessage(len(cells.values), len(filled), levels=dict(zip(levels.tolist(), counts.tolist())))
-    if not len(filled):
-        return ColumnMessage(len(cells.values), 0)
-    own = column_of(cells.name, filled)
-    return ColumnMessage(len(cells.values), len(filled), own.mean, own.stddev)
 
 
 def fit_column(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.by_client import check_kinds, numbers_rows
-from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, is_blank, read_as, read_columns
-from tfp_bfl.data.columns import Troubles, decoded, numbers, texts
+from tfp_bfl.data.by_client import Rows, check_kinds, counts, rows_of_clients
+from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, numbers, read_as, read_columns
+from tfp_bfl.data.columns import Table, Troubles, check_full
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
 from tfp_bfl.data.outliers import table_within_bounds, within_bounds
@@ -93,11 +93,11 @@ class Reading(NamedTuple):
         return (*self.text, self.label, *self.columns, *self.only)
 
 
-def examples_of(table: Any, where: str, reading: Reading) -> Examples:
+def examples_of(table: Table, where: str, reading: Reading) -> Examples:
     """Return the examples of a table, a row each. Rows without a label or a client are left out.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       where: the table's name in errors.
       reading: names its columns.
 
@@ -105,6 +105,8 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
       InvalidArgument: there is no such column, or a column can't be used.
     """
     label, client = reading.label, reading.client
+    if reading.columns and client not in table.column_names:
+        client = None  # A test set need not name the clients.
     if label == Reading().label and label not in table.column_names and not reading.columns:
         some = ", ".join(map(shown, table.column_names[:_MOST_NAMES]))
         raise InvalidArgument(
@@ -119,7 +121,9 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     ):
         for name in given:
             if name not in table.column_names and not (reading.is_part and option in ("only", "categorical")):
-                lookup(table.column_names, name, "column", f"in {where} for {reading.option_prefix}{option}")
+                lookup(
+                    dict.fromkeys(table.column_names), name, "column", f"in {where} for {reading.option_prefix}{option}"
+                )
     if client == label:
         raise InvalidArgument(f"The column {shown(label)} is label and client-column: name two columns.")
     check_columns(table, reading.columns, where)
@@ -136,14 +140,22 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     owners: np.ndarray | None = None
     of_clients: list[str] = []
     if client is not None:
-        owners, of_clients = client_names(decoded(table[client]).to_pylist(), client)
+        distinct, of_clients = client_names(table[client].distinct[1], client)
+        owners = table[client].spread(distinct)
+        if reading.columns and (owners == "").any():
+            raise InvalidArgument(
+                f"The column {shown(client)} of {where} has {np.sum(owners == '')} empty cells, the first in row "
+                f"{int(np.argmax(owners == '')) + 1}: name the client of each test row, or leave the column out."
+            )
     if reading.regresses:
         sign = "" if reading.plain_labels else None
         labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
         filled = ~np.isnan(labels)
     else:
-        labels = texts(table, label, troubles if strict else None)
+        labels = table[label].spread(as_text(table[label].distinct[1]))
         filled = labels != ""
+        if strict:
+            check_full(~filled, label, troubles)
     troubles.check()
     notes = [*of_clients, *troubles.notes]
     if reading.regresses and not reading.columns:
@@ -152,9 +164,9 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     elif not reading.regresses:
         notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
     if not strict:
-        if owners is not None and not (reading.columns or reading.is_part):
-            check_kinds(table, features.columns, owners, reading.categorical)
-        features, columns, of_features = _features(features, reading, owners)
+        clients = [] if reading.columns or reading.is_part else rows_of_clients(owners)
+        check_kinds(table, features.columns, clients, reading.categorical)
+        features, columns, of_features = _features(features, reading, clients)
         notes += of_features
         filled &= True if owners is None else owners != ""
         if not filled.all():
@@ -196,7 +208,7 @@ def _words_among(labels: np.ndarray, label: str) -> list[str]:
     ]
 
 
-def _raw(table: object, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
+def _raw(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
     """Return the cells of columns; what can't be used is recorded in `troubles`."""
     unit = reading.date_unit
     if reading.is_part:
@@ -212,30 +224,26 @@ def _signs(columns: Sequence[str], reading: Reading) -> dict[str, str]:
     return {name: sign for name, kind, sign in found if kind != BLANK}
 
 
-def _of_part(table: Any, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
+def _of_part(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
     """Return the cells of a site's columns, which other sites may fill where they are empty here."""
     kinds = dict(zip(columns, reading.kinds))
-    empty = {name for name in columns if is_blank(table[name])}
+    empty = {name for name in columns if table[name].empty.all()}
     fixed = {name: kind for name, kind in kinds.items() if kind != BLANK and name not in empty}
     free = [name for name in columns if name not in empty and name not in fixed]
     unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
     read = read_columns(table, free, troubles, reading.categorical, unit)
-    found |= {x.name: x._replace(rows_of=x.counter) for x in read}
+    found |= {x.name: x._replace(numbering=x.numbered()) for x in read}
     found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit, signs=_signs(columns, reading))}
     return list(found.values())
 
 
-def _features(
-    raw: Raw, reading: Reading, owners: np.ndarray | None
-) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
+def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
     """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
-    notes = [note for x in raw.columns for note in x.notes]
-    if not reading.columns:
-        limited = [x.within_bounds for x in raw.columns]
-        raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
+    limited = [x.within_bounds(limit=not reading.columns) for x in raw.columns]
+    raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
     if reading.is_part:
         return raw, tuple(x.name for x in raw.columns), notes
-    counting = [x.name for x in raw.columns if x.name not in reading.only and numbers_rows(x, owners)]
+    counting = [x.name for x in raw.columns if x.name not in reading.only and counts(x, clients)]
     if reading.columns or len(counting) == len(raw.columns):
         counting = []
     raw = Raw([x for x in raw.columns if x.name not in counting], raw.unit)
@@ -248,11 +256,11 @@ def _features(
     return raw, names, notes
 
 
-def check_columns(table: Any, columns: Sequence[str], where: str) -> None:
+def check_columns(table: Table, columns: Sequence[str], where: str) -> None:
     """Raise InvalidArgument unless a table has the columns.
 
     Args:
-      table: of pyarrow.
+      table: of `read_table`.
       columns: names.
       where: the table's name in errors.
     """
@@ -276,18 +284,30 @@ def check_no_table(reading: Reading, where: str) -> None:
             raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
 
 
-def clients_of(array: object, name: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return an array with the names of clients as text, object [N], and sentences on them.
+def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examples:
+    """Return the examples of arrays by name: features, labels and, if they are there, clients and class_names.
 
     Args:
-      array, name, where: as of `names_of`.
+      arrays: in memory or of an archive.
+      client: the name of the array with the client of each example.
+      where: the name of the data in errors.
 
     Raises:
-      InvalidArgument: a name is empty.
+      InvalidArgument: the clients are not one an example, or a name is empty.
     """
-    names_of(array, name, where)
-    owners, notes = client_names(np.asarray(array).tolist(), name)
-    return owners, tuple(notes)
+    features, owners, notes = arrays["features"], arrays.get(client), list[str]()
+    if owners is not None:
+        owners = np.asarray(owners)
+        if owners.shape != (len(features),):
+            raise InvalidArgument(
+                f"The array {client} of {where} has the shape {list(owners.shape)}, but must name the client of each "
+                f"of the {len(features)} examples."
+            )
+        names_of(owners, client, where)
+        owners, notes = client_names(owners.tolist(), client)
+    columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
+    names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
+    return Examples(features, np.asarray(arrays["labels"]), owners, columns, names, tuple(notes))
 
 
 def names_of(array: object, name: str, where: str) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from tfp_bfl.data.checks import exact_features, of_one_form
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.encoding import Raw
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, of_named_arrays
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.tables import as_table, is_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -54,18 +54,7 @@ def examples_in(value: object, where: str, reading: Reading) -> Examples:
         lookup(dict.fromkeys(_PARTS), name, "array", f"in {where}")
     if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
         raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
-    features, owners = exact_features(arrays["features"]), arrays.get("clients")
-    notes: tuple[str, ...] = ()
-    if owners is not None:
-        owners = np.asarray(owners)
-        if owners.shape != (len(features),):
-            raise InvalidArgument(
-                f"The clients of {where} have the shape {list(owners.shape)}, but must name the client of each of the "
-                f"{len(features)} examples."
-            )
-        owners, notes = clients_of(owners, "clients", where)
-    columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
-    return Examples(features, np.asarray(arrays["labels"]), owners, columns, notes=notes)
+    return of_named_arrays({**arrays, "features": exact_features(arrays["features"])}, "clients", where)
 
 
 def in_one_form(train: Examples, test: Examples | None) -> tuple[Examples, Examples | None]:
@@ -103,11 +92,16 @@ def split_clients(clients: Clients) -> tuple[Source, np.ndarray]:
     return clients.source.select(rows[order]), owners[order]
 
 
-def check_alike(train: Source, test: object) -> None:
-    """Raise InvalidArgument unless a test set is a source of the same form and the same classes as the training set."""
+def check_alike(train: Source, given: object) -> Source:
+    """Return a test set, a source or the rows of clients.
+
+    Raises:
+      InvalidArgument: it is neither, or its form or its classes differ from those of the training set.
+    """
+    test = split_clients(given)[0] if isinstance(given, Clients) else given
     if not isinstance(test, Source):
         raise InvalidArgument(
-            f"test_data has the type {type(test).__name__}, but must be a Source, as the training data are."
+            f"test_data has the type {type(test).__name__}, but must be a Source or Clients, as the training data are."
         )
     for name in ("element_shape", "is_image", "class_names", "target", "columns", "encoding"):
         ours, theirs = getattr(train, name), getattr(test, name)
@@ -115,3 +109,4 @@ def check_alike(train: Source, test: object) -> None:
             raise InvalidArgument(
                 f"The {name} of test_data is {shown(theirs)}, but of the training data {shown(ours)}: both must agree."
             )
+    return test

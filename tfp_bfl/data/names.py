@@ -113,32 +113,24 @@ def value(name: str) -> Decimal | None:
     return Decimal(name) if _NUMBER.fullmatch(name) else None
 
 
-def as_text(values: Sequence[Any]) -> np.ndarray:
-    """Return values as names in `canonical` form, object [N].
+def as_text(values: Sequence[Any], form: Callable[[str], str] = canonical) -> np.ndarray:
+    """Return values as names in one form, object [N].
 
     Bytes are UTF-8, whole numbers have no fraction, None and NaN become "".
 
     Args:
       values: N numbers, texts, bytes or other objects.
+      form: of a name.
 
     Raises:
       InvalidArgument: bytes are not UTF-8, or a name contains the character NUL, which NumPy drops from its end.
     """
-    return _replaced(_written(values), canonical)
-
-
-def _replaced(texts: np.ndarray, replace: Callable[[str], str]) -> np.ndarray:
-    replaced = {text: replace(text) for text in dict.fromkeys(texts.tolist())}
-    return np.fromiter(map(replaced.__getitem__, texts.tolist()), object, len(texts))
-
-
-def _written(values: Sequence[Any]) -> np.ndarray:
-    """Return values as text as they are written, object [N]."""
-    texts = np.fromiter(map(_text, values), object, len(values))
-    with_nul = next((text for text in texts if "\0" in text), None)
+    texts = [*map(_text, values)]
+    forms = {text: form(text) for text in dict.fromkeys(texts)}
+    with_nul = next((text for text in forms if "\0" in text), None)
     if with_nul is not None:
         raise InvalidArgument(f"The name {shown(with_nul)} contains the character NUL: remove it.")
-    return texts
+    return np.fromiter((forms[text] for text in texts), object, len(texts))
 
 
 def _text(x: object) -> str:
@@ -152,24 +144,27 @@ def _text(x: object) -> str:
     return str(int(x)) if isinstance(x, float) and x.is_integer() else str(x)
 
 
-def as_category(text: str) -> str:
+def as_category(text: str, rules: Sequence[tuple[str, str]] = (*_NUMBER_RULES, *_TRUTH_RULES)) -> str:
     """Return the category that text names, by `CATEGORY_RULES`.
 
     Readers of files and of tables in memory, and the graphs of exports, use these rules.
+
+    Args:
+      text: of a cell.
+      rules: after those of `canonical`.
 
     Example:
       >>> from tfp_bfl.data.names import as_category
       >>> [as_category(x) for x in (" Male", "0.0", "007", "1.50")]
       ['Male', '0', '007', '1.5']
     """
-    return _by_rules(text, (*_NUMBER_RULES, *_TRUTH_RULES))
-
-
-def _by_rules(text: str, rules: Sequence[tuple[str, str]] = _NUMBER_RULES) -> str:
     text = canonical(text)
     for pattern, replacement in rules:
         text = re.sub(pattern, replacement, text)
     return text
+
+
+_as_client = functools.partial(as_category, rules=_NUMBER_RULES)
 
 
 def as_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -193,10 +188,10 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
     Raises:
       InvalidArgument: as of `as_text`.
     """
-    written = _written(values)
+    written = as_text(values, str)
     spellings: dict[str, list[str]] = {}
     for text in dict.fromkeys(written.tolist()):
-        spellings.setdefault(_by_rules(text), []).append(text)
+        spellings.setdefault(_as_client(text), []).append(text)
     spellings.pop("", None)
     notes = [
         f"{shown(column)} writes the client {shown(name)} in {len(found)} ways, such as "
@@ -211,7 +206,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
         for word in EMPTY
         if word in spellings
     ]
-    return _replaced(written, _by_rules), notes
+    return as_text(written.tolist(), _as_client), notes
 
 
 def natural(name: str) -> tuple[Any, ...]:
@@ -249,7 +244,7 @@ def check_distinct(names: Iterable[str], where: str) -> None:
     """
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
-        first = found.setdefault(_by_rules(name), name)
+        first = found.setdefault(_as_client(name), name)
         if first != name:
             raise InvalidArgument(
                 f"{where} hold {shown(first)} and {shown(name)}, which differ in the way to write a number: write them "

@@ -7,20 +7,15 @@ and 1234 for the text 1,234, it is ambiguous.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.names import EMPTY, canonical_cells
-from tfp_bfl.data.signs import Signs, signs_of
+from tfp_bfl.data.signs import signs_of
 
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
 _MINUS = "\u2212"
 _SIGN = f"[+{_MINUS}-]?"
-# The key of a table's metadata with the columns that have decimal commas, and those with decimal points.
-_NOTATION = b"tfp_bfl.notation"
 
 
 class Notation(NamedTuple):
@@ -64,113 +59,81 @@ _DOUBTS = {",": (_COMMA, _ENGLISH), ".": (_POINT, _GERMAN)}
 
 
 class Matches(NamedTuple):
-    """The numbers in a column of text.
+    """The cells of a column in the notation that most of them have.
 
     Fields:
       column: the text, numbers written as 1234.5.
       good: mask of the cells that are numbers or empty, bool [N].
-      empty: mask of the empty cells, bool [N].
-      signs: of the text.
       ambiguous: the mark, "," or ".", that may be decimal or group thousands; "" for none.
     """
 
     column: Any
     good: np.ndarray
-    empty: np.ndarray
-    signs: Signs
     ambiguous: str = ""
 
 
-def match_numbers(column: object, decimal_commas: bool = False) -> Matches:
-    """Return which cells of a column of text are numbers, in the notation that most of its cells have.
+class Numerals:
+    """The numbers in a column of text.
 
     Args:
-      column: of a pyarrow Table.
-      decimal_commas: of its table, as `decimal_commas` says: commas are then decimal where they could also group
-        thousands, and points are ambiguous where they could.
+      text: `names.canonical` text of a pyarrow Table, null for an empty cell.
+      empty: mask of the empty cells, bool [N].
+
+    Attributes:
+      signs: of the text.
     """
-    import pyarrow.compute as compute
 
-    column, matches, empty, signs = _matching(column)
-    good = {_POINT: matches(_POINT)}
-    if not good[_POINT].all() or decimal_commas:
-        good |= {notation: matches(notation) for notation in _NOTATIONS[1:]}
-    complete = [notation for notation in good if good[notation].all()]
-    mark = "." if decimal_commas else ","
-    if {*_DOUBTS[mark]} <= {*complete} and _has(column, mark):
-        return Matches(column, good[_DOUBTS[mark][0]], empty, signs, mark)
-    found = max(good, key=lambda notation: int(good[notation].sum()))
-    if found.groups:
-        column = compute.replace_substring_regex(column, f"[{found.groups}]", "")
-    column = compute.replace_substring(column, _MINUS, "-")
-    if found.decimal == ",":
-        column = compute.replace_substring(column, ",", ".")
-    return Matches(column, good[found], empty, signs)
+    def __init__(self, text: Any, empty: np.ndarray):
+        self.signs, self._empty = signs_of(text), empty
+        self._masks: dict[Notation, np.ndarray] = {}
 
+    def mask(self, notation: Notation) -> np.ndarray:
+        """Return the mask of the cells that are in a notation or empty, bool [N]."""
+        import pyarrow.compute as compute
 
-def with_notation(table: Any, written: Callable[[list[str]], Any] | None = None) -> Any:
-    """Return a table that says which columns have decimal commas and which decimal points, for `decimal_commas`.
+        if notation not in self._masks:
+            found = compute.match_substring_regex(self.signs.column, notation.pattern)
+            self._masks[notation] = found.fill_null(True).to_numpy()
+        return self._masks[notation]
 
-    If one has commas, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number:
-    that column is returned as text.
+    def match(self, decimal_commas: bool = False) -> Matches:
+        """Return which cells are numbers, in the notation that most of them have.
 
-    Args:
-      table: of pyarrow.
-      written: names -> the table with these columns as text, as they are written; None if numbers are not text.
-    """
-    import pyarrow.types as types
+        Args:
+          decimal_commas: another column of the table has commas that can only be decimal: commas are then decimal where
+            they could also group thousands, and points are ambiguous where they could.
+        """
+        import pyarrow.compute as compute
 
-    named = list(enumerate(table.column_names))
-    commas = [name for i, name in named if _are_surely(",", table.column(i))]
-    metadata = {key: x for key, x in (table.schema.metadata or {}).items() if key != _NOTATION}
-    if not commas:
-        return table.replace_schema_metadata(metadata)
-    points = [name for i, name in named if _are_surely(".", table.column(i))]
-    if written is not None:
-        floats = [(i, name) for i, name in named if types.is_floating(table.schema.field(i).type)]
-        doubtful = [(i, name) for i, name in floats if _are_thousandths(table.column(i))]
-        points += [name for i, name in floats if (i, name) not in doubtful]
-        as_text: Any = written([name for _, name in doubtful]) if doubtful else None
-        for i, name in doubtful:
-            if _matching(as_text.column(i))[1](_GERMAN).all():
-                table = table.set_column(i, name, as_text.column(i))
-            else:
-                points.append(name)
-    found = json.dumps({"commas": commas, "points": points}).encode()
-    return table.replace_schema_metadata({**metadata, _NOTATION: found})
+        column = self.signs.column
+        first = () if self.mask(_POINT).all() and not decimal_commas else _NOTATIONS[1:]
+        good = {notation: self.mask(notation) for notation in (_POINT, *first)}
+        complete = {notation for notation in good if good[notation].all()}
+        mark = "." if decimal_commas else ","
+        if {*_DOUBTS[mark]} <= complete and has(column, mark):
+            return Matches(column, good[_DOUBTS[mark][0]], mark)
+        found = max(good, key=lambda notation: int(good[notation].sum()))
+        if found.groups:
+            column = compute.replace_substring_regex(column, f"[{found.groups}]", "")
+        column = compute.replace_substring(column, _MINUS, "-")
+        if found.decimal == ",":
+            column = compute.replace_substring(column, ",", ".")
+        return Matches(column, good[found])
 
+    def are_surely(self, decimal: str) -> bool:
+        """Return whether all cells are numbers, and one has a mark that can only be decimal."""
+        if self._empty.all():
+            return False
+        number = np.any([self.mask(notation) for notation in _NOTATIONS if notation.decimal == decimal], 0)
+        return bool(number.all() and not self.mask(_ENGLISH if decimal == "," else _GERMAN).all())
 
-def decimal_commas(table: Any, names: Iterable[str]) -> str:
-    """Return a column of a pyarrow Table with commas that can only be decimal; "" if there is none.
-
-    It is "" too if another column has points that can only be decimal: the columns then have notations of their own.
-
-    Args:
-      table: of `with_notation`.
-      names: the columns that are read as numbers.
-    """
-    found = json.loads((table.schema.metadata or {}).get(_NOTATION, b"{}"))
-    names = set(names)
-    if names.intersection(found.get("points", ())):
-        return ""
-    return next((name for name in found.get("commas", ()) if name in names), "")
+    @property
+    def may_group(self) -> bool:
+        """Whether points may group thousands in all cells."""
+        return bool(self.mask(_GERMAN).all())
 
 
-def _are_surely(decimal: str, column: Any) -> bool:
-    """Return whether all cells of a column of text are numbers, and one has a mark that can only be decimal."""
-    import pyarrow.types as types
-
-    if not types.is_string(column.type) or not _has(column, decimal):
-        return False
-    _, matches, empty, _ = _matching(column)
-    if empty.all():
-        return False
-    number = np.any([matches(notation) for notation in _NOTATIONS if notation.decimal == decimal], 0)
-    other = _ENGLISH if decimal == "," else _GERMAN
-    return bool(number.all() and not matches(other).all())
-
-
-def _are_thousandths(column: Any) -> bool:
+def are_thousandths(column: Any) -> bool:
     """Return whether numbers could be thousands with points between groups: below 1000, three decimals at most."""
     values = column.fill_null(0).to_numpy().astype(np.float64)
     thousands = values * 1000
@@ -178,26 +141,8 @@ def _are_thousandths(column: Any) -> bool:
     return bool(np.all(np.isfinite(values)) and np.all(near & ((np.abs(values) < 1000) | (values == np.round(values)))))
 
 
-def _has(column: object, mark: str) -> bool:
+def has(column: object, mark: str) -> bool:
+    """Return whether a cell of a column of text has a mark."""
     import pyarrow.compute as compute
 
     return bool(compute.any(compute.match_substring(column, mark)).as_py())
-
-
-def _matching(column: object) -> tuple[Any, Callable[[Notation], np.ndarray], np.ndarray, Signs]:
-    """Return `canonical` text without signs, the function from a notation to the mask of the cells in it or empty, the
-    mask of the cells that are empty or hold a word that stands for that, and the signs.
-    """
-    import pyarrow
-    import pyarrow.compute as compute
-
-    signs = signs_of(canonical_cells(column))
-    trimmed = signs.column
-    words = pyarrow.array(["", *EMPTY])
-    empty: np.ndarray = compute.or_kleene(compute.is_null(trimmed), compute.is_in(trimmed, words)).to_numpy()
-
-    def matches(notation: Notation) -> np.ndarray:
-        found: np.ndarray = compute.match_substring_regex(trimmed, notation.pattern).fill_null(True).to_numpy()
-        return found | empty
-
-    return trimmed, matches, empty, signs

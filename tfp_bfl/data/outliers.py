@@ -75,14 +75,8 @@ def find_outliers(values: np.ndarray) -> Outliers:
     return Outliers(np.flatnonzero(far), low, high, mean, float(rest.std()), few)
 
 
-def outlier_notes(values: np.ndarray, name: str) -> list[str]:
-    """Return a sentence that names the rows and values that determine a column's standard deviation, if there are any.
-
-    Args:
-      values: numbers [N]; NaN for an empty cell.
-      name: of the column.
-    """
-    found = find_outliers(values)
+def _notes(found: Outliers, values: np.ndarray, name: str) -> list[str]:
+    """Return a sentence that names the rows and values of `find_outliers`, if there are any."""
     if not len(found.rows):
         return []
     rows = [f"row {row + 1} of {shown(name)} holds {values[row]:.10g}" for row in found.rows[:_MOST_SHOWN]]
@@ -99,7 +93,7 @@ def outlier_notes(values: np.ndarray, name: str) -> list[str]:
     return [f"Far from all others: {which}, {away}: {advice}."]
 
 
-def within_bounds(values: np.ndarray, name: str) -> tuple[np.ndarray, list[str]]:
+def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np.ndarray, list[str]]:
     """Return a column without a typing error that would determine its scale, and sentences on outlying rows.
 
     A few outlying numbers are replaced by the nearest value of the other rows. An ordinary column, and one with many
@@ -108,9 +102,11 @@ def within_bounds(values: np.ndarray, name: str) -> tuple[np.ndarray, list[str]]
     Args:
       values: numbers [N]; NaN for an empty cell.
       name: of the column.
+      limit: whether outlying numbers are replaced; else they are named alone.
     """
-    notes, found = outlier_notes(values, name), find_outliers(values)
-    if not found.are_few:
+    found = find_outliers(values)
+    notes = _notes(found, values, name)
+    if not (found.are_few and limit):
         return values, notes
     changed = f"{shown(name)} is limited to {found.low:.10g} to {found.high:.10g}, the range of its other rows."
     return np.clip(values, found.low, found.high), [*notes, changed]

@@ -17,7 +17,7 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_labels, checked_targets
 from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, clients_of, examples_of, names_of, of_arrays
+from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of, of_arrays, of_named_arrays
 from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import ARRAYS, check_alike, examples_in, in_one_form, kind_of, split_clients
 from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
@@ -194,7 +194,7 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
     if kind_of(path) == ARRAYS or (isinstance(path, (str, os.PathLike)) and str(path).lower().endswith(".npz")):
         train = of_arrays(train, reading.regresses)
     if test is not None:
-        given, _ = _read(test, _of_test(reading, train), "test_data")
+        given, _ = _read(test, _of_test(reading, train), is_test=True)
     has_names = bool(train.class_names)
     regresses, labels_are = reading.regresses, f"The labels of {_name_of(path, label)}"
     train, given = in_one_form(train, given)
@@ -234,7 +234,7 @@ def _in_words(source: Source) -> list[str]:
 def _of_test(reading: Reading, train: Examples) -> Reading:
     """Return how the test set is read: the columns of the training set, in the same form."""
     cells = train.features.columns if isinstance(train.features, Raw) else ()
-    reading = reading._replace(client=None, drop=(), only=(), categorical=(), columns=train.columns)
+    reading = reading._replace(drop=(), only=(), categorical=(), columns=train.columns)
     return reading._replace(kinds=tuple(x.kind for x in cells), signs=tuple(x.sign for x in cells))
 
 
@@ -254,10 +254,10 @@ def _of_source(given: Source | Clients, client: str | None, test: Any, task: str
     if (source.target is None) != (task == "classification"):
         labels = "classes" if source.target is None else "numbers"
         raise InvalidArgument(f"task is {task}, but the labels of dataset are {labels}: give the other task.")
-    names = source.client_names if isinstance(given, Source) else tuple(map(str, range(given.num_clients)))
+    names = source.client_names if isinstance(given, Source) else given.client_names
+    names = names or tuple(str(k) for k in range(clients.num_clients if clients else 0))
     if test is not None:
-        check_alike(source, test)
-        return OwnData(source, test, clients, names)
+        return OwnData(source, check_alike(source, test), clients, names)
     train, owners = split_clients(clients) if clients else (source, None)
     held = _held_out(train.labels if train.target is None else np.zeros(train.num_examples), owners)
     rest, test = train.select(~held, "train"), train.select(held, "test")
@@ -266,10 +266,10 @@ def _of_source(given: Source | Clients, client: str | None, test: Any, task: str
     return OwnData(rest, test, Clients(rest, rows_by_client(owners[~held], clients.num_clients)), names)
 
 
-def _read(data: object, reading: Reading, where: str = "dataset") -> tuple[Examples, Examples | None]:
+def _read(data: object, reading: Reading, is_test: bool = False) -> tuple[Examples, Examples | None]:
     """Return the examples of a path or in memory, and the test set that lies beside them, if there is one."""
     if not isinstance(data, (str, os.PathLike)):
-        return examples_in(data, where, reading), None
+        return examples_in(data, "test_data" if is_test else "dataset", reading), None
     path = pathlib.Path(data)
     suffix, where = path.suffix.lower(), files.name(path)
     if suffix in TABLES and not os.path.isdir(path):
@@ -278,9 +278,9 @@ def _read(data: object, reading: Reading, where: str = "dataset") -> tuple[Examp
     check_no_table(reading, where)
     if os.path.isdir(path):
         train, test = read_folder(path)
-        return Examples(*train), None if test is None else Examples(*test._replace(owners=None))
+        return Examples(*train), None if test is None else Examples(*test)
     if suffix == ".npz":
-        return _read_archive(path, reading.client)
+        return _read_archive(path, reading.client, is_test)
     raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
 
 
@@ -314,32 +314,23 @@ def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
         check_spelling({client: [names[i] for i in found] for client, found in labels.items()})
 
 
-def _read_archive(path: pathlib.Path, client: str | None) -> tuple[Examples, Examples | None]:
+def _read_archive(path: pathlib.Path, client: str | None, is_test: bool) -> tuple[Examples, Examples | None]:
     arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
-    for name in ("features", "labels", *([client] if client else [])):
+    for name in ("features", "labels", *([client] if client and not is_test else [])):
         if name not in arrays:
             lookup(arrays, name, "array", f"in {files.name(path)}")
-    owners, notes = arrays.get(client or "clients"), tuple[str, ...]()
-    if owners is not None:
-        if owners.shape != (len(arrays["features"]),):
-            raise InvalidArgument(
-                f"The array {client or 'clients'} of {files.name(path)} has the shape {list(owners.shape)}, but must "
-                f"name the client of each of the {len(arrays['features'])} examples."
-            )
-        owners, notes = clients_of(owners, client or "clients", files.name(path))
-    names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
     for name in ("labels", "test_labels"):
         if name in arrays and arrays[name].dtype.kind in "US":
             arrays[name] = names_of(arrays[name], name, files.name(path))
-    columns = tuple(f"column_{i}" for i in range(arrays["features"].shape[-1])) if arrays["features"].ndim == 2 else ()
-    train = Examples(arrays["features"], arrays["labels"], owners, columns, names, notes)
+    train = of_named_arrays(arrays, client or "clients", files.name(path))
     if ("test_features" in arrays) != ("test_labels" in arrays):
         raise InvalidArgument(
             f"{files.name(path)} has one of test_features and test_labels, but must have both or none."
         )
     if "test_features" not in arrays:
         return train, None
-    return train, Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
+    test = {**arrays, "features": arrays["test_features"], "labels": arrays["test_labels"]}
+    return train, of_named_arrays(test, f"test_{client or 'clients'}", files.name(path))._replace(notes=())
 
 
 def _held_out(labels: np.ndarray, owners: np.ndarray | None) -> np.ndarray:

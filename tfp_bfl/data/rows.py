@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import read_as
-from tfp_bfl.data.columns import Troubles, numbers
+from tfp_bfl.data.cells import numbers, read_as
+from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
-from tfp_bfl.data.names import as_names
+from tfp_bfl.data.names import as_names, canonical, client_names
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import read_table
 
@@ -84,3 +84,18 @@ def read_encoded(
     raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit, signs=signs))
     troubles.check()
     return EncodedRows(encode(raw, features, columns), (*troubles.notes, *unknown_levels(raw, features)))
+
+
+def read_clients(path: Path, column: str, separator: str | None = None) -> np.ndarray | None:
+    """Read the client of each row of a table, object [N], "" for none; None without such a column.
+
+    Args:
+      path: of a .csv, .tsv or .parquet file.
+      column: names the clients.
+      separator: as of `read_own`.
+    """
+    column = canonical(column)
+    table = read_table(pathlib.Path(path), separator, text=[column])
+    if column not in table.column_names:
+        return None
+    return table[column].spread(client_names(table[column].distinct[1], column)[0])

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, BinaryIO
 
 from tfp_bfl import files
-from tfp_bfl.data.columns import decoded
+from tfp_bfl.data.columns import Decoded, Table, with_notation
 from tfp_bfl.data.names import EMPTY, as_names, canonical
-from tfp_bfl.data.numerals import with_notation
 from tfp_bfl.errors import InvalidArgument, lookup, shown, shown_apart
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -32,7 +31,7 @@ def read_table(
     text: Collection[str] = (),
     drop: Collection[str] = (),
     keep: Collection[str] = (),
-) -> Any:
+) -> Table:
     """Read a table, without the columns that are a row index; names of columns are `names.canonical`.
 
     Args:
@@ -42,9 +41,6 @@ def read_table(
       text: columns that are read as text, as they are written.
       drop: columns that are left out.
       keep: columns that are read although they are a row index, as those of `text` are.
-
-    Returns:
-      A `pyarrow.Table`.
 
     Raises:
       InvalidArgument: the file can't be read, is not UTF-8 or UTF-16, has no rows, lacks a column of `drop`, or has
@@ -69,8 +65,8 @@ def _is_of_pandas(value: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "pandas" for kind in type(value).__mro__)
 
 
-def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Any:
-    """Return a table in memory as a pyarrow Table; the index of a DataFrame is left out.
+def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Table:
+    """Return a table in memory; the index of a DataFrame is left out.
 
     Args:
       value: for which `is_table` holds.
@@ -144,36 +140,16 @@ def _in_arrow_types(frame: Any) -> Any:
     return changed
 
 
-def _without_views(table: Any) -> Any:
-    """Return a table of which the columns, and the values of columns of codes, are `decoded`."""
-    import pyarrow
-    import pyarrow.types as types
-
-    def of_codes(part: Any) -> Any:
-        values = decoded(pyarrow.chunked_array([part.dictionary])).combine_chunks()
-        return pyarrow.DictionaryArray.from_arrays(part.indices, values, ordered=part.type.ordered)
-
-    for i, field in enumerate(table.schema):
-        column = table.column(i)
-        if types.is_dictionary(field.type):
-            plain = pyarrow.chunked_array([of_codes(part) for part in column.chunks]) if column.num_chunks else column
-        else:
-            plain = decoded(column)
-        if plain.type != field.type:
-            table = table.set_column(i, field.name, plain)
-    return table
-
-
 def _checked(
     read: Callable[[], Any],
     where: str,
     drop: Collection[str],
     named: Collection[str],
     written: Callable[[list[str]], Any] | None = None,
-) -> Any:
+) -> Table:
     """Return the result of `read` without the columns of `drop` and without row indices that are not in `named`.
 
-    `written` reads columns as text, for `numerals.with_notation`; None for a table whose numbers are not text.
+    `written` reads columns as text, for `with_notation`; None for a table whose numbers are not text.
     """
     import pyarrow
 
@@ -182,22 +158,23 @@ def _checked(
         # Its text too, which nobody has looked at so far.
         table.validate(full=True)
         stored = table.column_names
-        table = table.rename_columns(list(as_names(stored)))
-        table = with_notation(_without_views(table), written)
+        every = with_notation(
+            [*map(Decoded, as_names(stored), table.columns)], written and (lambda x: written(x).columns)
+        )
     except InvalidArgument:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
         reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
         reason = " ".join(reason.split()).rstrip(".")
         raise InvalidArgument(f"The table {where} can't be read: {reason}.") from None
-    table = _without_index(table, named)
+    names = [x for i, x in enumerate(as_names(stored)) if x in named or not _is_index(table, i, x)]
     for name in drop:
-        lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for --drop")
-    table = table.select([i for i, name in enumerate(table.column_names) if name not in drop])
-    _check_names(table.column_names, stored, where)
+        lookup(dict.fromkeys(names), name, "column", f"in {where} for --drop")
+    names = [name for name in names if name not in drop]
+    _check_names(names, stored, where)
     if not table.num_rows:
         raise InvalidArgument(f"The table {where} has no rows.")
-    return table
+    return every.select(names)
 
 
 def _read_parquet(file: BinaryIO) -> Any:
@@ -309,37 +286,32 @@ def _header(head: str, separator: str) -> list[str]:
         return []
 
 
-def _without_index(table: Any, named: Collection[str]) -> Any:
-    """Remove the columns that are a row index by pandas' record or by their name, and unnamed columns
-    without values.
-    """
+def _is_index(table: Any, i: int, name: str) -> bool:
+    """Return whether column i is a row index by pandas' record or by its name, or has neither name nor values."""
     try:
         index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
-        index = {canonical(name) for name in index if isinstance(name, str)}
+        recorded = name in {canonical(x) for x in index if isinstance(x, str)}
     except (ValueError, KeyError, TypeError):
-        index = set()
-
-    def is_index(i: int, name: str) -> bool:
-        unnamed = name == "" and table.column(i).null_count == table.num_rows
-        return name in index or unnamed or (_INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__")))
-
-    names = table.column_names
-    return table.select([i for i, name in enumerate(names) if name in named or not is_index(i, name)])
+        recorded = False
+    unnamed = name == "" and table.column(i).null_count == table.num_rows
+    return recorded or unnamed or (_INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__")))
 
 
-def with_canonical_names(table: Any, where: str) -> Any:
-    """Return a pyarrow Table with `names.canonical` names of its columns.
+def with_canonical_names(table: Any, where: str) -> Table:
+    """Return a pyarrow Table with `names.canonical` names of its columns; a `Table` has them.
 
     Args:
-      table: of pyarrow.
+      table: of pyarrow, or a `Table`.
       where: the table's name in errors.
 
     Raises:
       InvalidArgument: a column has no name, or the names of two are one.
     """
-    names = list(as_names(table.column_names))
+    if isinstance(table, Table):
+        return table
+    names = as_names(table.column_names)
     _check_names(names, table.column_names, where)
-    return table.rename_columns(names)
+    return with_notation([*map(Decoded, names, table.columns)])
 
 
 def _check_names(names: Sequence[str], stored: Sequence[str], where: str) -> None:

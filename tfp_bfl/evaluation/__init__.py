@@ -1,6 +1,4 @@
-"""Predictive sampling, uncertainty and its parts, calibration, retention, out-of-distribution scores, normality."""
-
-from typing import TYPE_CHECKING
+"""Predictive sampling, uncertainty and its parts, calibration, retention, out-of-distribution scores."""
 
 from tfp_bfl.evaluation.baselines import Baseline, better_baseline, class_frequencies, training_mean
 from tfp_bfl.evaluation.calibration import (
@@ -17,7 +15,6 @@ from tfp_bfl.evaluation.classification import (
     auroc,
     class_scores,
     confusion_matrix,
-    different_proportions,
     proportion_interval,
 )
 from tfp_bfl.evaluation.client_scores import client_scores, client_warnings, scores_of_sums
@@ -107,12 +104,6 @@ from tfp_bfl.evaluation.sums import (
     score_sums,
 )
 from tfp_bfl.evaluation.unusual import FeatureSums, Unusual, feature_sums, fit_unusual, merge_feature_sums
-from tfp_bfl.faces import export_later
-
-if TYPE_CHECKING:
-    from tfp_bfl.contrib.normality import Normality, normality, normality_summary
-
-export_later(__name__, dict.fromkeys(("Normality", "normality", "normality_summary"), "tfp_bfl.contrib.normality"))
 
 __all__ = [
     "COVERAGE",
@@ -133,7 +124,6 @@ __all__ = [
     "Histograms",
     "Limit",
     "NoThreshold",
-    "Normality",
     "OutOfDistribution",
     "Promise",
     "Proportion",
@@ -176,7 +166,6 @@ __all__ = [
     "count_between",
     "decompose",
     "decompose_entropy",
-    "different_proportions",
     "draw_outputs",
     "draw_probabilities",
     "drifts",
@@ -203,8 +192,6 @@ __all__ = [
     "mixture_crps",
     "mixture_nll",
     "negative_log_likelihood",
-    "normality",
-    "normality_summary",
     "number_sums",
     "out_of_distribution",
     "over_seeds",

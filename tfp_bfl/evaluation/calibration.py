@@ -1,12 +1,17 @@
-"""Calibration, of the most probable class or of all: is a model that says 80 % right in 80 % of the cases?"""
+"""Calibration, of the most probable class or of all: is a model that says 80 % right in 80 % of the cases?
 
-from typing import Any, NamedTuple
+Probabilities, labels and errors are those of `metrics`. `num_bins` is M, the number of bins; bins of equal width are
+(m/M, (m + 1)/M], and the first one also holds 0. `over` is "top_label", the predicted class, or "classes", all of them.
+Errors lie in [0, 1].
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import check_count, lookup
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, correct
+from tfp_bfl.evaluation.metrics import correct, of_classes
 
 # What calibration is over.
 _OVER = {
@@ -32,7 +37,10 @@ class Reliability(NamedTuple):
     edges: tf.Tensor
 
 
-def reliability(probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label") -> Reliability:
+@of_classes
+def reliability(
+    probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int = 15, over: str = "top_label"
+) -> Reliability:
     """Return the mean confidence and accuracy of the predicted class, binned by confidence.
 
         confidence_m = mean of max_c p_bc         over the b with edges_m < max_c p_bc <= edges_m+1
@@ -44,30 +52,18 @@ def reliability(probabilities: object, labels: object, num_bins: int = 15, over:
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-      num_bins: M, the number of bins, all of width 1 / M.
-      over: "top_label", the predicted class, or "classes", all of them.
-
     Returns:
       A `Reliability`; all but its counts have the dtype of the probabilities.
 
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
-        is no positive integer, or there is no such `over`.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> bins = bfl.evaluation.reliability(probabilities, labels, num_bins=5)
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> bins = bfl.evaluation.reliability(p, y, num_bins=5)
       >>> print(np.array(bins.count), np.round(bins.accuracy, 2))
       [0 0 1 2 1] [nan nan  0.  1.  1.]
     """
     num_bins = check_count(num_bins, "num_bins")
     lookup(_OVER, over, "calibration over")
-    probabilities = check_probabilities(probabilities)
-    return _reliability(probabilities, check_labels(labels, probabilities), num_bins, over)
+    return _reliability(probabilities, labels, num_bins, over)
 
 
 # Traced, since single operations are slow for a client with few examples.
@@ -116,23 +112,9 @@ def expected_calibration_error(
     that it is small too: compare it with others of as many classes. Source: Naeini et al. 2015; Guo et al. 2017
     (arXiv:1706.04599), equation 3; over classes as Jeon et al. 2023 (arXiv:2510.20225), but their ten bins leave out 1.
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-      num_bins: M, the number of bins; bin m is (m/M, (m+1)/M], and the first one also holds 0.
-      over: "top_label", the predicted class, or "classes", all of them.
-
-    Returns:
-      A scalar in [0, 1], of the dtype of the probabilities.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
-        is no positive integer, or there is no such `over`.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(float(bfl.evaluation.expected_calibration_error(probabilities, labels)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(float(bfl.evaluation.expected_calibration_error(p, y)), 3)
       0.3
     """
     bins = reliability(probabilities, labels, num_bins, over)
@@ -151,29 +133,16 @@ def maximum_calibration_error(
     One example in a bin is enough to set it: read it beside the counts. Source: Naeini et al. 2015; Guo et
     al. 2017 (arXiv:1706.04599), equation 5.
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-      num_bins: M, the number of bins; bin m is (m/M, (m+1)/M], and the first one also holds 0.
-      over: "top_label", the predicted class, or "classes", all of them.
-
-    Returns:
-      A scalar in [0, 1], at least the expected calibration error, of the dtype of the probabilities.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
-        is no positive integer, or there is no such `over`.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(float(bfl.evaluation.maximum_calibration_error(probabilities, labels)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(float(bfl.evaluation.maximum_calibration_error(p, y)), 3)
       0.6
     """
     return tf.reduce_max(_gaps(reliability(probabilities, labels, num_bins, over)))
 
 
-def adaptive_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15) -> float:
+@of_classes
+def adaptive_calibration_error(probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int = 15) -> float:
     """Compute the expected calibration error of the predicted class in bins of equally many examples.
 
         ace = sum_m count_m / B * |accuracy_m - confidence_m|
@@ -183,31 +152,23 @@ def adaptive_calibration_error(probabilities: Any, labels: Any, num_bins: int = 
     order of the examples.
 
     Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
       num_bins: M, the number of bins; B of them if there are fewer examples.
-
-    Returns:
-      A number in [0, 1].
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins` is no
-        positive integer.
 
     Source: Nguyen & O'Connor 2015 (arXiv:1508.05154), section 4.1; Nixon et al. 2019 (arXiv:1904.01685).
 
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(bfl.evaluation.adaptive_calibration_error(probabilities, labels, num_bins=2), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(bfl.evaluation.adaptive_calibration_error(p, y, num_bins=2), 3)
       0.15
     """
-    probabilities = check_probabilities(probabilities)
-    right = correct(probabilities, check_labels(labels, probabilities)).numpy()
+    right = correct(probabilities, labels).numpy()
     return _equal_mass_error(probabilities.numpy().max(-1), right, check_count(num_bins, "num_bins"))
 
 
-def classwise_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15, equal_mass: bool = False) -> float:
+@of_classes
+def classwise_calibration_error(
+    probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int = 15, equal_mass: bool = False
+) -> float:
     """Compute the mean over classes of the calibration error of the probability of each class.
 
         cwce = 1/C sum_c sum_m count_cm / B * |frequency_cm - confidence_cm|
@@ -216,27 +177,17 @@ def classwise_calibration_error(probabilities: Any, labels: Any, num_bins: int =
     is zero only if the probability of every class is calibrated, not only that of the most probable one.
 
     Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
       num_bins: M, the number of bins of each class.
       equal_mass: use bins of equally many examples, as `adaptive_calibration_error`, instead of equal width.
-
-    Returns:
-      A number in [0, 1].
-
-    Raises:
-      InvalidArgument: as `adaptive_calibration_error`.
 
     Source: Kull et al. 2019 (arXiv:1910.12656), section 2; Nixon et al. 2019 (arXiv:1904.01685).
 
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(bfl.evaluation.classwise_calibration_error(probabilities, labels, num_bins=5), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(bfl.evaluation.classwise_calibration_error(p, y, num_bins=5), 3)
       0.225
     """
-    probabilities = check_probabilities(probabilities)
-    true, values = check_labels(labels, probabilities).numpy(), probabilities.numpy().astype(np.float64)
+    true, values = labels.numpy(), probabilities.numpy().astype(np.float64)
     error = _equal_mass_error if equal_mass else _equal_width_error
     number = check_count(num_bins, "num_bins")
     return float(np.mean([error(values[:, c], true == c, number) for c in range(values.shape[1])]))

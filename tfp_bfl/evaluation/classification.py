@@ -1,4 +1,4 @@
-"""Scores of each class, the confusion matrix and the area under the ROC curve."""
+"""Scores of each class, the confusion matrix and the area under the ROC curve; arguments as of `metrics`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.evaluation.limits import check_share
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
+from tfp_bfl.evaluation.metrics import of_classes
 
 # Interval of a proportion -> its name in SciPy.
 INTERVALS = {"wilson": "wilson", "clopper_pearson": "exact"}
@@ -52,18 +53,12 @@ class ClassScores(NamedTuple):
     specificity: Proportion | None
 
 
-def confusion_matrix(probabilities: object, labels: object) -> np.ndarray:
+@of_classes
+def confusion_matrix(probabilities: tf.Tensor, labels: tf.Tensor) -> np.ndarray:
     """Count the examples of each label and each predicted class.
-
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
 
     Returns:
       int64 [C, C]: a row for each label, a column for each predicted class.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
 
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
@@ -71,27 +66,21 @@ def confusion_matrix(probabilities: object, labels: object) -> np.ndarray:
       array([[2, 0],
              [1, 1]])
     """
-    tensor = check_probabilities(probabilities)
-    true, classes = check_labels(labels, tensor).numpy(), tensor.shape[1]
-    return np.bincount(true * classes + tensor.numpy().argmax(-1), minlength=classes**2).reshape(classes, classes)
+    true, classes = labels.numpy(), probabilities.shape[1]
+    places = true * classes + probabilities.numpy().argmax(-1)
+    return np.bincount(places, minlength=classes**2).reshape(classes, classes)
 
 
-def auroc(probabilities: object, labels: object) -> float | None:
+@of_classes
+def auroc(probabilities: tf.Tensor, labels: tf.Tensor) -> float | None:
     """Compute the area under the ROC curve: of class 1 for two classes, else the mean over classes against the rest.
 
         auroc_c = P(p_c of an example of class c > p_c of another) + P(equal) / 2,    auroc = mean_c auroc_c
 
     over the classes with examples of them and of others (macro average, one versus rest).
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-
     Returns:
       A number in [0, 1], 1/2 by chance; None if all examples are of one class.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
 
     Source: Hanley & McNeil 1982.
 
@@ -100,8 +89,7 @@ def auroc(probabilities: object, labels: object) -> float | None:
       >>> bfl.evaluation.auroc(probabilities, np.array([0, 1, 1, 0]))
       1.0
     """
-    tensor = check_probabilities(probabilities)
-    true, values = check_labels(labels, tensor).numpy(), tensor.numpy()
+    true, values = labels.numpy(), probabilities.numpy()
     if values.shape[1] == 2:  # Both classes have the same area, but for the rounding of 1 - p.
         values, true = values[:, 1:], 1 - true
     areas = [_area(values[:, c], true == c) for c in range(values.shape[1])]
@@ -150,44 +138,46 @@ def proportion_interval(
     return float(found.low), float(found.high)
 
 
-def different_proportions(
-    counts: Mapping[str, tuple[int, int]], error_rate: float, times: float = 1.0
-) -> dict[str, tuple[int, int, int, int]]:
-    """Find groups with a proportion that differs from that of all other groups together, the most different one first.
+def different_proportions(counts: Mapping[str, tuple[float, float]], error_rate: float = 0.05) -> dict[str, float]:
+    """Compute the p-value of each group for a proportion that differs from that of all others together.
 
-    Fisher's exact test, two-sided, compares each of K groups with the others. The group with the smallest p-value
-    (of equal ones, that with the lower proportion) is found if p <= error_rate / K; the search is repeated without it.
-    If all groups have one probability, a group is found with a probability of at most `error_rate`.
+        p = min(1, 2 K min(P(X <= k), P(X >= k))),    X ~ hypergeometric(all trials, all successes, n)
+
+    (Fisher's exact test, two-sided, and Bonferroni's bound over K groups; two groups are one comparison, K = 1.) While
+    the smallest p is at most `error_rate`, that group (of equal ones the one with the lower proportion) is left out of
+    the further comparisons. If all groups have one probability, any p is at most `error_rate` with a probability of at
+    most `error_rate`.
 
     Args:
-      counts: group -> number of successes, and of trials above 0.
+      counts: group -> number of successes, and of trials.
       error_rate: of the whole search.
-      times: a group is found only if the larger of both proportions is at least this multiple of the smaller.
 
     Returns:
-      Group -> its successes and trials, and those of the groups that it was compared with.
+      Group -> p, of the groups with trials; of the last one without another 1.
 
     Source: Fisher 1935; the bound over groups is Bonferroni's, of which each later step keeps the level.
 
     Example:
-      >>> bfl.evaluation.different_proportions({"north": (6, 36), "south": (8, 36), "west": (30, 36)}, 0.001)
-      {'west': (30, 36, 14, 72)}
+      >>> p_values = bfl.evaluation.different_proportions({"north": (6, 36), "south": (8, 36), "west": (30, 36)})
+      >>> {group: float(f"{p:.1g}") for group, p in p_values.items()}
+      {'west': 9e-10, 'north': 1.0, 'south': 1.0}
     """
-    rest, found = dict(counts), dict[str, tuple[int, int, int, int]]()
+    names = [group for group, (_, number) in counts.items() if number]
+    successes, trials = (np.rint([counts[group][i] for group in names]) for i in (0, 1))
+    comparisons = len(names) if len(names) > 2 else 1
+    rest, found, least = np.arange(len(names)), dict[str, float](), 0.0
     while len(rest) > 1:
-        right, number = (sum(pair[i] for pair in rest.values()) for i in (0, 1))
-        tests = []
-        for group, (k, n) in rest.items():
-            p_value = stats.fisher_exact([[k, n - k], [right - k, number - right - n + k]])[1]
-            low, high = sorted((k / n, (right - k) / (number - n)))
-            if p_value <= error_rate / len(counts) and high >= times * low:
-                tests.append((p_value, k / n, group))
-        if not tests:
-            break
-        group = min(tests)[2]
-        k, n = rest.pop(group)
-        found[group] = k, n, right - k, number - n
-    return found
+        own, number = successes[rest], trials[rest]
+        law = stats.hypergeom(number.sum(), own.sum(), number)
+        p_values = np.minimum(1.0, 2 * comparisons * np.minimum(law.cdf(own), law.sf(own - 1)))
+        # Tails of two groups, or of equal ones, differ by rounding alone.
+        first = np.lexsort((own / number, np.round(np.log(np.maximum(p_values, 1e-300)), 6)))[0]
+        if p_values[first] > error_rate:
+            return found | {names[k]: float(p) for k, p in zip(rest, p_values)}
+        least = max(least, float(p_values[first]))
+        found[names[rest[first]]] = least
+        rest = np.delete(rest, first)
+    return found | {names[k]: 1.0 for k in rest}
 
 
 def class_scores(
@@ -198,12 +188,7 @@ def class_scores(
     For two classes also sensitivity and specificity with confidence intervals.
 
     Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
       confidence, interval: as of `proportion_interval`.
-
-    Raises:
-      InvalidArgument: the arguments don't fit the description above, or B is zero.
 
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)

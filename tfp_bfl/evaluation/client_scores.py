@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +11,20 @@ from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.baselines import nll_of_classes
-from tfp_bfl.evaluation.classification import proportion_interval
+from tfp_bfl.evaluation.classification import different_proportions, proportion_interval
 from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
+from tfp_bfl.evaluation.sums import error_bins
 
-# Of the test of each client, over all clients.
+# Of a warning in a federation of clients that do not differ.
 LEVEL = 0.05
 _CONFIDENCE = 0.95
 # In a warning.
 _MOST_NAMES = 5
+# Of all errors, those that are large.
+_LARGE = 0.25
+# The ratio of a client's score to that of the others from which its data may be at fault.
+_FEW_TIMES = 2.0
+_PAIR = 2
 Row = dict[str, Any]
 
 
@@ -35,10 +42,9 @@ def client_scores(
     Intervals have a confidence of 95 %: Wilson's for proportions; for the RMSE the square roots of the ends of
     Student's t interval of the mean squared error.
 
-    Each client is tested against all others together, one-sided: classes by Fisher's exact test of the numbers of right
-    predictions, numbers by the rank-sum test of the absolute errors (Wilcoxon; normal approximation). `p_value` is
-    adjusted for the number of clients (Holm): where clients do not differ, one of them is at most 0.05 with a
-    probability of at most 0.05, also with few rows.
+    Each client is compared with all others together (`different_proportions`): classes by the right predictions,
+    numbers by the errors above the upper quartile of all. If clients do not differ, a "p_value" of at most 0.05 has a
+    probability of at most 0.05 over all clients, also with few rows.
 
     Args:
       predictions: probabilities [N, C], or predicted numbers [N].
@@ -50,8 +56,8 @@ def client_scores(
 
     Returns:
       A mapping for each client: "client", "n" and, for n > 0, "accuracy" or "rmse", "test_nll", "coverage",
-      "sensitivity" and "specificity" (two classes), each but the NLL with "..._low" and "..._high"; and "p_value" where
-      another client has rows.
+      "sensitivity" and "specificity" (two classes), each but the NLL with "..._low" and "..._high"; of numbers
+      "large_errors", the share above that quartile; and "p_value" where another client has rows.
 
     Raises:
       InvalidArgument: arguments that do not fit each other.
@@ -65,24 +71,27 @@ def client_scores(
     owners = np.asarray(clients, object).astype(str)
     every = {name: k for k, name in enumerate(dict.fromkeys([*map(str, names), *owners.tolist()]))}
     place = np.array([every[name] for name in owners.tolist()], np.int64)
-    columns, errors = _columns(predictions, labels, losses)
+    columns = _columns(predictions, labels, losses)
     columns |= {} if covered is None else {"covered": np.asarray(covered, np.float64)}
     if any(x.shape != place.shape for x in columns.values()):
         raise InvalidArgument(
             f"There are {len(place)} clients for {len(columns['nll'])} rows: name the client of each row."
         )
-    totals = {name: np.bincount(place, x, len(every)) for name, x in {**columns, "count": np.ones(len(place))}.items()}
-    sums = {name: {key: float(x[k]) for key, x in totals.items()} for name, k in every.items()}
-    of_errors = None if errors is None else dict(zip(every, _rank_sum(errors, place, len(every))))
-    return scores_of_sums(sums, of_errors)
+    bins, columns["count"] = columns.pop("errors", None), np.ones(len(place))
+    totals = {name: np.bincount(place, x, len(every)) for name, x in columns.items()}
+    if bins is not None:
+        used, column = np.unique(bins, return_inverse=True)
+        counts = np.bincount(place * len(used) + column, minlength=len(every) * len(used))
+        totals["errors"] = counts.reshape(len(every), len(used))
+    return scores_of_sums({name: {key: x[k] for key, x in totals.items()} for name, k in every.items()})
 
 
-def _columns(predictions: Any, labels: Any, losses: Any | None) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-    """Return the summands of each row, and the absolute errors of numbers."""
+def _columns(predictions: Any, labels: Any, losses: Any | None) -> dict[str, np.ndarray]:
+    """Return the summands of each row."""
     if np.ndim(predictions) == 1:
-        errors = np.abs(np.asarray(predictions, np.float64) - np.asarray(labels, np.float64))
-        nll = np.full(len(errors), np.nan) if losses is None else np.asarray(losses, np.float64)
-        return {"square": errors**2, "fourth": errors**4, "nll": nll}, errors
+        nll = np.full(len(predictions), np.nan) if losses is None else np.asarray(losses, np.float64)
+        errors = np.asarray(predictions, np.float64) - np.asarray(labels, np.float64)
+        return {"square": errors**2, "fourth": errors**4, "errors": error_bins(errors), "nll": nll}
     tensor = check_probabilities(predictions)
     true = check_labels(labels, tensor).numpy()
     right = (tensor.numpy().argmax(-1) == true).astype(np.float64)
@@ -91,27 +100,28 @@ def _columns(predictions: Any, labels: Any, losses: Any | None) -> tuple[dict[st
     if tensor.shape[1] == 2:
         for c in range(2):
             found |= {f"label_{c}": (true == c).astype(np.float64), f"correct_{c}": right * (true == c)}
-    return found, None
+    return found
 
 
-def scores_of_sums(sums: Mapping[str, Mapping[str, Any]], p_values: Mapping[str, float] | None = None) -> list[Row]:
+def scores_of_sums(sums: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """Return the rows of `client_scores` from sums over each client's rows.
 
     Args:
-      sums: client -> "count", "nll" and "correct" or "square"; where known "fourth" (sum of e^4), "covered", and of two
-        classes "label_0", "label_1", "correct_0" and "correct_1", numbers of rows and of right predictions by label.
-      p_values: of each client before the adjustment; None for Fisher's test of "correct", without it for numbers.
+      sums: client -> "count", "nll" and "correct" or the sums of errors, "square", "fourth" and "errors", of
+        `number_sums`; where known "covered", and of two classes "label_0", "label_1", "correct_0" and "correct_1",
+        numbers of rows and of right predictions by label.
     """
     filled = {name: x for name, x in sums.items() if x["count"]}
-    if p_values is None and all("correct" in x for x in filled.values()):
-        p_values = _fisher(filled)
-    rows = [
-        {"client": name, "n": int(x["count"]), **(_scores(x) if name in filled else {})} for name, x in sums.items()
-    ]
-    if p_values and len(filled) > 1:
-        adjusted = _holm({name: p_values[name] for name in filled})
-        for row in rows:
-            row |= {"p_value": adjusted[row["client"]]} if row["client"] in adjusted else {}
+    large = _large(filled) if any("errors" in x for x in filled.values()) else {}
+    p_values = different_proportions(
+        {name: (x["count"] - large[name] if large else x["correct"], x["count"]) for name, x in filled.items()}, LEVEL
+    )
+    rows = [Row({"client": name, "n": int(x["count"])}) for name, x in sums.items()]
+    for row in rows:
+        row |= _scores(sums[name]) if (name := row["client"]) in filled else {}
+        if name in filled and len(filled) > 1:
+            row |= {"large_errors": large[name] / row["n"]} if large else {}
+            row["p_value"] = p_values[name]
     return sorted(rows, key=lambda row: (not row["n"], row.get("accuracy", -row.get("rmse", 0.0))))
 
 
@@ -144,61 +154,59 @@ def _rmse(square: float, fourth: Any | None, count: float) -> Row:
     return {"rmse": mean**0.5, "rmse_low": max(mean - half, 0.0) ** 0.5, "rmse_high": float((mean + half) ** 0.5)}
 
 
-def _fisher(sums: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the probability of at most as many right predictions at each client, given all clients together."""
-    right, number = (np.rint([float(x[key]) for x in sums.values()]) for key in ("correct", "count"))
-    return dict(zip(sums, map(float, stats.hypergeom.cdf(right, number.sum(), right.sum(), number))))
-
-
-def _rank_sum(errors: np.ndarray, place: np.ndarray, clients: int) -> list[float]:
-    """Return the probability of at least so large a sum of ranks at each client; NaN without rows.
-
-    The normal approximation has heavier tails than the sum of few ranks: with few rows the test is conservative.
-    """
-    total, ranks = len(errors), stats.rankdata(errors)
-    number, rank_sum = np.bincount(place, minlength=clients), np.bincount(place, ranks, clients)
-    spread = number * (total - number) / (total - 1) * np.var(ranks) if total > 1 else np.zeros(clients)
-    excess = rank_sum - number * (total + 1) / 2 - 0.5
-    z = np.divide(excess, np.sqrt(spread), out=np.full(clients, -np.inf), where=spread > 0)
-    return [float(p) for p in stats.norm.sf(z)]
-
-
-def _holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    adjusted, largest = dict[str, float](), 0.0
-    for k, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        largest = max(largest, min(1.0, (len(p_values) - k) * p_values[name]))
-        adjusted[name] = largest
-    return adjusted
+def _large(sums: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the number of each client's errors above the upper quartile of all, to the nearest edge of the bins."""
+    every = {name: np.asarray(x["errors"], np.float64) for name, x in sums.items()}
+    total = np.sum([*every.values()], 0)
+    above = total.sum() - np.cumsum(total)
+    edge = int(np.argmin(np.abs(above / total.sum() - _LARGE)))
+    return {name: float(x[edge + 1 :].sum()) for name, x in every.items()}
 
 
 def client_warnings(rows: Sequence[Row]) -> list[str]:
-    """Return a warning in a list if the model is significantly worse for a client than for all others together.
+    """Return warnings of clients for which the model is significantly worse than for all others together.
+
+    A further one names each client with an accuracy below half of that of the others, or above twice it, or with an
+    RMSE so far off, if the difference is significant: its labels or columns may be at fault. Swapped labels that the
+    model has learned give the higher accuracy. If clients do not differ, there is a warning with a probability of at
+    most `LEVEL`.
 
     Args:
       rows: of `client_scores`.
     """
-    below = [row for row in rows if row.get("p_value", 1.0) <= LEVEL]
-    if not below:
-        return []
-    tested = sum("p_value" in row for row in rows)
-    is_number = "rmse" in below[0]
-    test = "rank-sum test of the absolute errors" if is_number else "Fisher's exact test of the right predictions"
-    some = "; ".join(_against_others(row, rows) for row in below[:_MOST_NAMES])
-    more = f"; and {len(below) - _MOST_NAMES} more" if len(below) > _MOST_NAMES else ""
-    return [
-        f"On its own test rows a client is significantly {'above' if is_number else 'below'} all others: {some}{more} "
-        f"(one-sided {test}, Holm's correction for {tested} clients)."
-    ]
+    tested = [row for row in rows if "p_value" in row]
+    others = [row for row in tested if row["p_value"] > LEVEL]
+    compared = [(row, _against(row, others)) for row in tested if row["p_value"] <= LEVEL]
+    below = [sentence for row, (is_worse, _, sentence) in compared if is_worse]
+    warnings = []
+    if below:
+        is_number = "rmse" in tested[0]
+        test = "errors above the upper quartile of all" if is_number else "right predictions"
+        more = f"; and {len(below) - _MOST_NAMES} more" if len(below) > _MOST_NAMES else ""
+        warnings.append(
+            f"On its own test rows a client is significantly {'above' if is_number else 'below'} all others: "
+            f"{'; '.join(below[:_MOST_NAMES])}{more} (two-sided Fisher's exact test of the {test}, Bonferroni's "
+            f"correction for {len(tested)} clients)."
+        )
+    for _, (_, times, sentence) in compared:
+        if times >= _FEW_TIMES:
+            asked = "are the labels of one of both" if len(tested) == _PAIR else "are its labels"
+            warnings.append(f"{sentence}: {asked} swapped, or columns in other units?")
+    return warnings
 
 
-def _against_others(row: Row, rows: Sequence[Row]) -> str:
-    score = "rmse" if "rmse" in row else "accuracy"
-    others = [other for other in rows if other is not row and other["n"]]
-    power = 2 if score == "rmse" else 1
-    mean = (sum(x["n"] * x[score] ** power for x in others) / sum(x["n"] for x in others)) ** (1 / power)
-    label, form = ("RMSE", ".4g") if score == "rmse" else ("accuracy", ".3f")
-    ends = f" [{row[f'{score}_low']:{form}}, {row[f'{score}_high']:{form}}]" if f"{score}_low" in row else ""
-    return (
-        f"{row['client']}, {label} {row[score]:{form}}{ends} of {row['n']:,} rows, others {mean:{form}}, "
+def _against(row: Row, others: Sequence[Row]) -> tuple[bool, float, str]:
+    """Return whether a client's rows are worse than those of others, the ratio of both scores, and both in words."""
+    score, form = ("RMSE", ".4g") if "rmse" in row else ("accuracy", ".3f")
+    name, power = score.lower(), 2 if score == "RMSE" else 1
+    mean = lambda key, power=1: (
+        (sum(x["n"] * x[key] ** power for x in others) / sum(x["n"] for x in others)) ** (1 / power)
+    )
+    is_worse = row["large_errors"] > mean("large_errors") if score == "RMSE" else row[name] < mean(name)
+    low, high = sorted((row[name], mean(name, power)))
+    ends = f" [{row[f'{name}_low']:{form}}, {row[f'{name}_high']:{form}}]" if f"{name}_low" in row else ""
+    sentence = (
+        f"{row['client']}, {score} {row[name]:{form}}{ends} of {row['n']:,} rows, others {mean(name, power):{form}}, "
         f"p = {row['p_value']:.1g}"
     )
+    return is_worse, high / low if low else math.inf, sentence

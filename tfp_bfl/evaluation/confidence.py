@@ -1,11 +1,11 @@
-"""Accuracy on the predictions of which a model is at least so sure: does its confidence mean anything?"""
+"""Accuracy on the predictions of which a model is at least so sure; arguments as of `metrics`."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfp_bfl.errors import check_count
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, correct
+from tfp_bfl.evaluation.metrics import correct, of_classes
 
 
 class ConfidenceCurve(NamedTuple):
@@ -22,7 +22,8 @@ class ConfidenceCurve(NamedTuple):
     kept: tf.Tensor
 
 
-def confidence_curve(probabilities: Any, labels: Any, num_points: int = 20) -> ConfidenceCurve:
+@of_classes
+def confidence_curve(probabilities: tf.Tensor, labels: tf.Tensor, num_points: int = 20) -> ConfidenceCurve:
     """Return accuracy on the examples with a predicted class of at least a given probability.
 
         accuracy_i = mean of [argmax_c p_bc = y_b]   over the b with max_c p_bc >= i / P,    i = 0..P - 1
@@ -32,27 +33,18 @@ def confidence_curve(probabilities: Any, labels: Any, num_points: int = 20) -> C
     Source: Lakshminarayanan et al. 2017 (arXiv:1612.01474), section 3.6.
 
     Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
       num_points: P, the number of thresholds.
 
     Returns:
       A `ConfidenceCurve` of the dtype of the probabilities; its first accuracy is that of all examples.
 
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_points` is no
-        positive integer.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> curve = bfl.evaluation.confidence_curve(probabilities, labels, num_points=3)
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> curve = bfl.evaluation.confidence_curve(p, y, num_points=3)
       >>> print(np.round(curve.accuracy, 2))
       [0.75 0.75 1.  ]
     """
     num_points = check_count(num_points, "num_points")
-    probabilities = check_probabilities(probabilities)
-    labels = check_labels(labels, probabilities)
     dtype = probabilities.dtype
     # Rounded to the dtype of the probabilities, so that a confidence of 0.3 reaches the threshold 3/10.
     threshold = tf.cast(tf.range(num_points, dtype=tf.float64) / num_points, dtype)

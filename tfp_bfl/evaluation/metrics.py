@@ -1,15 +1,21 @@
 """Accuracy and proper scores of predicted class probabilities.
 
-They run in graphs too and keep the dtype of the probabilities, which scikit-learn's do not. Tests compare them with it.
+Scores of classes take `probabilities` [B, C], float32 or float64, each row a distribution, and `labels` [B], class
+numbers in [0, C); B is at least 1. Others raise InvalidArgument (`of_classes`). Scores are scalars of the dtype of the
+probabilities. They run in graphs too and keep this dtype, which scikit-learn's do not. Tests compare them with it.
 """
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
 # A softmax in float16 or a mean over many samples is off by this much at most.
 _SUM_TOLERANCE = 1e-3
 
@@ -117,90 +123,83 @@ def to_tensor(value: object, what: str) -> tf.Tensor:
     return tensor
 
 
+def of_classes(
+    score: Callable[Concatenate[Any, Any, Options], Result],
+) -> Callable[Concatenate[Any, Any, Options], Result]:
+    """Return a score of probabilities [B, C] and labels [B] that checks both and gets them as tensors."""
+
+    @functools.wraps(score)
+    def checked(probabilities: object, labels: object, *args: Options.args, **kwargs: Options.kwargs) -> Result:
+        tensor = check_probabilities(probabilities)
+        return score(tensor, check_labels(labels, tensor), *args, **kwargs)
+
+    return checked
+
+
 def correct(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return [B]: 1 where the most probable class (the first of equal ones) is the label, else 0."""
     return tf.cast(tf.equal(tf.argmax(probabilities, axis=-1), labels), probabilities.dtype)
 
 
-def accuracy(probabilities: object, labels: object) -> tf.Tensor:
+@of_classes
+def accuracy(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return the share of the examples with the label as the most probable class.
 
         accuracy = mean_b [argmax_c p_bc = y_b]
 
     Of classes that are equally probable the first counts as the prediction.
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-
-    Returns:
-      A scalar in [0, 1], of the dtype of the probabilities.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(float(bfl.evaluation.accuracy(probabilities, labels)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(float(bfl.evaluation.accuracy(p, y)), 3)
       0.75
     """
-    probabilities = check_probabilities(probabilities)
-    labels = check_labels(labels, probabilities)
     return tf.reduce_mean(correct(probabilities, labels))
 
 
-def macro_recall(probabilities: object, labels: object) -> tf.Tensor:
+@of_classes
+def macro_recall(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return the mean over the classes of the share of a class's examples that are predicted as it.
 
         macro_recall = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: y_b = c}|
 
     over the classes that have examples: those without have no recall.
 
-    Args, returns, raises: as `accuracy`.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(float(bfl.evaluation.macro_recall(probabilities, labels)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(float(bfl.evaluation.macro_recall(p, y)), 3)
       0.75
     """
-    return _macro(*_confusion(probabilities, labels), axis=1)
+    return _macro(probabilities, labels, axis=1)
 
 
-def macro_precision(probabilities: object, labels: object) -> tf.Tensor:
+@of_classes
+def macro_precision(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return the mean over the classes of the share of right predictions among those of a class.
 
         macro_precision = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: argmax_j p_bj = c}|
 
     over the classes that have examples; one that is never predicted has a precision of 0 (as in scikit-learn).
 
-    Args, returns, raises: as `accuracy`.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(float(bfl.evaluation.macro_precision(probabilities, labels)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(float(bfl.evaluation.macro_precision(p, y)), 3)
       0.833
     """
-    return _macro(*_confusion(probabilities, labels), axis=0)
+    return _macro(probabilities, labels, axis=0)
 
 
-def _confusion(probabilities: Any, labels: Any) -> tuple[tf.Tensor, tf.DType]:
-    """Count [C labels, C predictions]."""
-    probabilities = check_probabilities(probabilities)
-    labels = check_labels(labels, probabilities)
+def _macro(probabilities: tf.Tensor, labels: tf.Tensor, axis: int) -> tf.Tensor:
+    """Return the mean share of right ones of each class: of its labels along axis 1, of its predictions along 0."""
     predicted, num_classes = tf.argmax(probabilities, -1), tf.shape(probabilities)[-1]
-    return tf.math.confusion_matrix(labels, predicted, num_classes, dtype=tf.float64), probabilities.dtype
-
-
-def _macro(counts: tf.Tensor, dtype: tf.DType, axis: int) -> tf.Tensor:
+    counts = tf.math.confusion_matrix(labels, predicted, num_classes, dtype=tf.float64)
     shares = tf.math.divide_no_nan(tf.linalg.diag_part(counts), tf.reduce_sum(counts, axis))
     present = tf.reduce_sum(counts, 1) > 0
-    return tf.cast(tf.reduce_mean(tf.boolean_mask(shares, present)), dtype)
+    return tf.cast(tf.reduce_mean(tf.boolean_mask(shares, present)), probabilities.dtype)
 
 
-def negative_log_likelihood(probabilities: Any, labels: Any) -> tf.Tensor:
+@of_classes
+def negative_log_likelihood(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return the mean negative log-probability of the labels, in nats per example (the log score).
 
         nll = -mean_b log max(p_b[y_b], tiny)
@@ -209,30 +208,18 @@ def negative_log_likelihood(probabilities: Any, labels: Any) -> tf.Tensor:
     float32 and 708.4 nats in float64, instead of infinity. For a Bayesian model, give the probabilities
     averaged over the weight samples.
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-
-    Returns:
-      A scalar, at least zero, of the dtype of the probabilities.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(float(bfl.evaluation.negative_log_likelihood(probabilities, labels)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(float(bfl.evaluation.negative_log_likelihood(p, y)), 3)
       0.4
     """
-    probabilities = check_probabilities(probabilities)
-    labels = check_labels(labels, probabilities)
     likelihood = tf.gather(probabilities, labels, axis=1, batch_dims=1)
     tiny = np.finfo(probabilities.dtype.as_numpy_dtype).tiny
     return -tf.reduce_mean(tf.math.log(tf.clip_by_value(likelihood, tiny, 1.0)))
 
 
-def brier_score(probabilities: Any, labels: Any) -> tf.Tensor:
+@of_classes
+def brier_score(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return the mean squared distance between the probabilities and the one-hot labels.
 
         brier = mean_b sum_c (p_bc - [c = y_b])^2
@@ -240,24 +227,11 @@ def brier_score(probabilities: Any, labels: Any) -> tf.Tensor:
     This is the multi-class form (Brier 1950, equation 2), which lies in [0, 2]; for two classes it is twice
     the score of libraries that look at one class only.
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-
-    Returns:
-      A scalar in [0, 2], of the dtype of the probabilities.
-
-    Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> print(round(float(bfl.evaluation.brier_score(probabilities, labels)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> round(float(bfl.evaluation.brier_score(p, y)), 3)
       0.25
     """
-    probabilities = check_probabilities(probabilities)
-    labels = check_labels(labels, probabilities)
     one_hot = tf.one_hot(labels, tf.shape(probabilities)[-1], dtype=probabilities.dtype)
     return tf.reduce_mean(tf.reduce_sum(tf.math.squared_difference(probabilities, one_hot), axis=-1))
 

@@ -1,4 +1,4 @@
-"""Accuracy on the examples that a model is surest about: does its uncertainty find its mistakes?"""
+"""Accuracy on the examples that a model is surest about; probabilities and labels as of `metrics`."""
 
 from typing import Any, NamedTuple
 
@@ -8,9 +8,8 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.metrics import (
     check_batch,
-    check_labels,
-    check_probabilities,
     correct,
+    of_classes,
     to_tensor,
 )
 
@@ -27,7 +26,10 @@ class RetentionCurve(NamedTuple):
     accuracy: tf.Tensor
 
 
-def retention_curve(probabilities: Any, labels: Any, uncertainty: Any, num_points: int = 20) -> RetentionCurve:
+@of_classes
+def retention_curve(
+    probabilities: tf.Tensor, labels: tf.Tensor, uncertainty: Any, num_points: int = 20
+) -> RetentionCurve:
     """Return accuracy on the share of examples with the least uncertainty, for shares 1/P to 1.
 
         accuracy_i = E[ sum_b keep_ib [argmax_c p_bc = y_b] ] / (i B / P),    i = 1..P
@@ -41,30 +43,21 @@ def retention_curve(probabilities: Any, labels: Any, uncertainty: Any, num_point
     2019 (arXiv:1912.10481).
 
     Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
       uncertainty: [B], in any unit; larger is less sure.
       num_points: P, the number of shares.
 
     Returns:
       A `RetentionCurve` of the dtype of the probabilities; its last accuracy is that of all examples.
 
-    Raises:
-      InvalidArgument: the arguments don't fit the description above, B is zero, the uncertainty isn't finite,
-        or `num_points` is no positive integer.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> uncertainty = 1 - probabilities.max(axis=1)
-      >>> curve = bfl.evaluation.retention_curve(probabilities, labels, uncertainty)
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> uncertainty = 1 - p.max(axis=1)
+      >>> curve = bfl.evaluation.retention_curve(p, y, uncertainty)
       >>> print(np.round(curve.accuracy, 2))
       [1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.
        1.   0.94 0.88 0.83 0.79 0.75]
     """
     num_points = check_count(num_points, "num_points")
-    probabilities = check_probabilities(probabilities)
-    labels = check_labels(labels, probabilities)
     uncertainty = _check_uncertainty(uncertainty, probabilities)
     dtype = probabilities.dtype
 
@@ -116,10 +109,9 @@ def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
       InvalidArgument: the two parts of the curve differ in shape, or are empty or not of rank 1.
 
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> curve = bfl.evaluation.retention_curve(probabilities, labels, 1 - probabilities.max(axis=1))
-      >>> print(round(float(bfl.evaluation.area_under_retention_curve(curve)), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> curve = bfl.evaluation.retention_curve(p, y, 1 - p.max(axis=1))
+      >>> round(float(bfl.evaluation.area_under_retention_curve(curve)), 3)
       0.96
     """
     retained = to_tensor(curve.retained, "curve's shares")

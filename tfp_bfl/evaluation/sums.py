@@ -31,7 +31,10 @@ _OF_NUMBERS = {
     **{"square": "rmse", "absolute": "mae", "nll": "test_nll", "covered": "coverage", "width": "interval_width"},
     **{"aleatoric": "aleatoric", "epistemic": "epistemic"},
 }
-NUMBER_SUMS = {name: tf.TensorSpec([], tf.float64) for name in ("count", *_OF_NUMBERS)}
+# Half octaves of the absolute error, from 2^-64 to 2^64 units of the label.
+ERROR_BINS = 257
+NUMBER_SUMS = {name: tf.TensorSpec([], tf.float64) for name in ("count", "fourth", *_OF_NUMBERS)}
+NUMBER_SUMS["errors"] = tf.TensorSpec([ERROR_BINS], tf.float64)
 Sums = dict[str, np.ndarray]
 
 
@@ -65,14 +68,25 @@ def score_sums(evaluation: Evaluation, labels: object) -> Sums:
     return {name: np.asarray(x, np.float64) for name, x in sums.items()}
 
 
-def number_sums(evaluation: RegressionEvaluation) -> Sums:
-    """Return `score_sums` of a model that predicts numbers: of squared and absolute errors, negative log
-    densities, hits and widths of the central intervals, and both parts of the variance, in the units of the
-    label.
+def error_bins(errors: np.ndarray) -> np.ndarray:
+    """Return the bin of each error's absolute value, of `ERROR_BINS` half octaves."""
+    with np.errstate(divide="ignore"):
+        octaves = np.log2(np.abs(errors))
+    return np.clip(np.ceil(2 * octaves) + ERROR_BINS // 2, 0, ERROR_BINS - 1).astype(np.int64)
+
+
+def number_sums(evaluation: RegressionEvaluation, labels: object) -> Sums:
+    """Return `score_sums` of a model that predicts numbers.
+
+    They are the sums of the errors' absolute values, squares and fourth powers, negative log densities, hits and widths
+    of the central intervals, and both parts of the variance, in the units of the labels; and the numbers of errors in
+    half octaves of their absolute value.
     """
     means = {**evaluation.metrics, "rmse": evaluation.metrics["rmse"] ** 2}
     number = len(evaluation.mean)
-    sums = {"count": number, **{name: number * means[mean] for name, mean in _OF_NUMBERS.items()}}
+    sums: dict[str, Any] = {"count": number, **{name: number * means[x] for name, x in _OF_NUMBERS.items()}}
+    errors: np.ndarray = evaluation.mean - np.asarray(labels, np.float64)
+    sums |= {"fourth": np.sum(errors**4), "errors": np.bincount(error_bins(errors), minlength=ERROR_BINS)}
     return {name: np.asarray(x, np.float64) for name, x in sums.items()}
 
 
@@ -89,8 +103,14 @@ def add_sums(parts: Sequence[Mapping[str, np.ndarray]]) -> Sums:
 def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
     """Raise InvalidArgument for sums that no site of at most so many examples can have."""
     if is_of_numbers(sums):
-        above = all(sums[name] >= 0 for name in NUMBER_SUMS if name != "nll")
-        if not (0 < sums["count"] <= most and above and sums["covered"] <= sums["count"] * (1 + 1e-6)):
+        count, square = sums["count"], sums["square"]
+        if not (
+            0 < count <= most
+            and all(np.all(sums[name] >= 0) for name in NUMBER_SUMS if name != "nll")
+            and sums["covered"] <= count * (1 + 1e-6)
+            and square**2 * (1 - 1e-4) <= count * sums["fourth"] <= count * square**2 * (1 + 1e-4)
+            and abs(sums["errors"].sum() - count) < 1e-3
+        ):
             raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
         return
     count = sums["count"]

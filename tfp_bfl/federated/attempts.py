@@ -94,6 +94,10 @@ class _Spoilt(ComputationError):
     """The server's weights after a round are not such as a run can go on from."""
 
 
+# What an engine accepts -> the method of clients that gives it.
+_GIVES = {"datasets": "shards", "rows": "rows_by_part", "examples": "examples_by_part", "references": "references"}
+
+
 class Attempts:
     """Runs rounds of an engine over clients, again where that can help.
 
@@ -113,21 +117,17 @@ class Attempts:
         seed: int,
         max_restarts: int,
     ):
-        self._by_reference = getattr(engine, "by_reference", False)
-        if self._by_reference and not isinstance(clients, ClientFiles):
+        if engine.accepts == "references" and not isinstance(clients, ClientFiles):
             raise InvalidArgument(
                 "The workers of a cluster read their clients' examples from files, but these clients are in memory: "
                 "give it data.write_clients(clients, folder), a folder that every machine sees."
             )
-        self._by_examples = getattr(engine, "by_examples", False)
-        if self._by_examples:
+        if engine.accepts == "examples":
             if not isinstance(clients, ClientData):
                 raise InvalidArgument(
                     "The engine compiled takes clients with examples in this process: use simulate_parties for sites."
                 )
             engine.expect(clients.sizes)  # type: ignore[attr-defined]
-        # Clients in files are read one after another.
-        self._by_rows = getattr(engine, "by_rows", False) and isinstance(clients, Clients)
         self._process = process
         self._engine = engine
         self._clients = clients
@@ -314,10 +314,8 @@ class Attempts:
         key = tuple(int(k) for k in present)
         if self._shards[0] != key:
             clients: Any = self._clients
-            give = clients.references if self._by_reference else clients.shards
-            if self._by_examples:
-                give = clients.examples_by_part
-            elif self._by_rows:
-                give = clients.rows_by_part
-            self._shards = key, give(key, self._engine.concurrent_calls)
+            accepts = self._engine.accepts
+            if accepts == "rows" and not isinstance(clients, Clients):  # Clients in files are read one after another.
+                accepts = "datasets"
+            self._shards = key, getattr(clients, _GIVES[accepts])(key, self._engine.concurrent_calls)
         return self._shards[1]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import PADDED, Metrics, ServerState
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import ComputationError, InvalidArgument
-from tfp_bfl.federated.local import Output, as_arrays, check_once, client_of, reason, with_variables
+from tfp_bfl.federated.local import Accepts, Output, as_arrays, check_once, client_of, reason, with_variables
 from tfp_bfl.federated.loops import MOST_AHEAD, Groups, check_shapes, rounds_in_a_row, stacked, sum_of_groups
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, check_secret
 from tfp_bfl.federated.threads import start
@@ -46,10 +46,10 @@ class CompiledEngine:
 
     Attributes:
       concurrent_calls: number of cores that share the clients of a round.
-      by_examples: it takes the clients' `ClientExamples` for datasets.
+      accepts: the clients' `ClientExamples`.
     """
 
-    by_examples = True
+    accepts: Accepts = "examples"
 
     def __init__(self, round: Round, shapes: str = ""):
         check_shapes(shapes)

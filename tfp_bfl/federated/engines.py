@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.faces import engine
+from tfp_bfl.federated.local import Accepts
 from tfp_bfl.federated.process import BayesianProcess
 
 
@@ -17,12 +18,13 @@ class Engine(Protocol):
 
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.
-      by_reference: whether it takes a `data.Reference` for each dataset; False where there is no such attribute.
-      by_examples: whether it takes a list of `ClientExamples` for each dataset, and has `expect(sizes)`, which is
-        called with the sizes of all clients before the first round; False likewise.
-      by_rows: whether it takes `data.ClientRows` for datasets of clients in memory; False likewise.
+      accepts: what stands for the data of a part of a round's clients: "datasets"; "rows", which are `data.ClientRows`
+        of clients in memory, and datasets of others; "examples", a list of `ClientExamples`, of an engine with
+        `expect(sizes)`, which is called with the sizes of all clients before the first round; "references", a
+        `data.Reference`.
     """
 
+    accepts: Accepts
     concurrent_calls: int
 
     def initialize(self) -> ServerState:

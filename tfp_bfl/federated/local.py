@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +28,9 @@ from tfp_bfl.federated.round import (
 from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import TensorTree
 
+# What an engine accepts for the data of a part of a round's clients: `engines.Engine`.
+Accepts = Literal["datasets", "rows", "examples", "references"]
+
 
 class Output(NamedTuple):
     """The result of a round, as a `tff.learning.templates.LearningProcessOutput` has it.
@@ -46,10 +49,10 @@ class LocalEngine:
 
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.
-      by_rows: it takes the `ClientRows` of clients for datasets, too.
+      accepts: rows of clients in memory, datasets of others.
     """
 
-    by_rows = True
+    accepts: Accepts = "rows"
 
     def __init__(self, round: Round):
         self._round = round

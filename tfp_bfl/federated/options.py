@@ -105,8 +105,8 @@ class Backend(NamedTuple):
         process with rounds that XLA compiles: faster for small models, with other draws of the same distributions. Each
         engine resumes from the others' checkpoints. Or a function (process, runtime) that returns a context with an
         `engines.Engine`.
-      runtime: Workers of `federated.local_workers`, `remote_workers` or `ray_runtime`; None to start and stop a worker
-        here.
+      runtime: Workers of `engines.tff.local_workers`, `engines.tff.remote_workers` or `engines.ray.ray_runtime`;
+        None to start and stop a worker here.
       max_restarts: Number of local workers that are started again in a round, after they died; the round is then
         repeated.
     """

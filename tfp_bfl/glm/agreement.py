@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, ROWS, is_blank, read_columns, texts
-from tfp_bfl.data.columns import Troubles
+from tfp_bfl.data.agreement import check_levels, check_one_kind
+from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, NUMBERING, RISING, ROWS, read_columns
+from tfp_bfl.data.columns import Table, Troubles
 from tfp_bfl.data.names import as_names, canonical, natural
 from tfp_bfl.data.signs import doubts
 from tfp_bfl.data.tables import with_canonical_names
@@ -24,9 +25,7 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.glm.outcomes import Outcome, categories, find_events, numbers
 
 NUMBER, CATEGORY, EMPTY, DATE = ("number", "category", "empty", "date")
-# Of whole numbers that rise from row to row: all sites together may number the rows of one table.
-RISING = "rising number"
-KINDS = (NUMBER, CATEGORY, EMPTY, DATE, RISING, *COUNTERS)
+KINDS = (NUMBER, CATEGORY, EMPTY, DATE, *NUMBERING)
 MISSING = {
     "drop": "rows with an empty cell are left out",
     "indicate": "an empty cell becomes the mean of the column, and a column of 0 and 1 says where cells were empty",
@@ -90,7 +89,7 @@ def describe(
     Levels are those of the rows with an outcome: others are not in the fit.
 
     Args:
-      table: a pyarrow Table.
+      table: of `data.tables.read_table` or of pyarrow.
       outcome: its columns.
       where: the name of the table, for errors.
       only, drop, categorical, date_unit: as of `design.read_design`.
@@ -106,25 +105,23 @@ def describe(
     event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     used = np.ones(table.num_rows, bool)
     for name in reserved:
-        used &= texts(table[name]) != "" if name == event else np.isfinite(numbers(table, name, where))
+        used &= table[name].categories != "" if name == event else np.isfinite(numbers(table, name, where))
     there = [name for name in only or table.column_names if name in table.column_names]
     columns = [
         _describe(table, name, used, name in categorical, name in only, where, date_unit)
         for name in there
         if name not in {*reserved, *drop}
     ]
-    events = sorted(set(texts(table[event]).tolist()) - {""}, key=natural) if event else []
+    events = sorted(set(table[event].categories.tolist()) - {""}, key=natural) if event else []
     if len(events) > MOST_LEVELS:
         raise InvalidArgument(f"The column {shown(event)} of {where} holds {len(events)} values: name another event.")
     return {"columns": [[column.name, column.kind, list(column.levels)] for column in columns], "events": events}
 
 
 def _describe(
-    table: Any, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
+    table: Table, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
 ) -> Column:
-    import pyarrow
-
-    if is_blank(table[name].filter(pyarrow.array(used))):
+    if table[name].empty[used].all():
         return Column(name, EMPTY)
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, [name], troubles, [name] if is_category else [], date_unit, client=name)
@@ -134,8 +131,8 @@ def _describe(
         return Column(name, DATE)
     values = categories(cells)
     if values is None:
-        kind = SIGNED + cells.sign if cells.sign else RISING if _rises(cells) else NUMBER
-        return Column(name, kind.replace(RISING, NUMBER) if is_chosen else cells.counter or kind)
+        found = None if is_chosen else cells.numbered()
+        return Column(name, found.kind if found else SIGNED + cells.sign if cells.sign else NUMBER)
     levels = sorted(set(values[used].tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS and not is_category:
         raise InvalidArgument(
@@ -143,10 +140,6 @@ def _describe(
             "out with --drop."
         )
     return Column(name, CATEGORY, tuple(levels))
-
-
-def _rises(cells: Any) -> bool:
-    return bool(cells.is_whole and len(cells.values) > 1 and np.all(np.diff(cells.values) > 0))
 
 
 def agree(
@@ -187,15 +180,9 @@ def agree(
                 f"The column {shown(name)} counts the rows of each client anew and is used: --drop it if it numbers "
                 "them, and is no time or dose."
             )
-        kinds = {NUMBER if kind in (*COUNTERS, RISING) else kind: site for site, kind in filled.items()}
+        kinds = [NUMBER if kind in NUMBERING else kind for kind in filled.values()]
+        check_one_kind(name, zip(filled, (_IN_WORDS.get(x, x.replace(NUMBER, "numbers")) for x in kinds)))
         absent = [site for site in there if site not in filled]
-        if len(kinds) > 1:
-            in_order = [*(x for x in _IN_WORDS if x in kinds), *sorted({*kinds} - {*_IN_WORDS})]
-            first, second = [f"{_IN_WORDS.get(x, x.replace(NUMBER, 'numbers'))} at {kinds[x]}" for x in in_order][:2]
-            raise InvalidArgument(
-                f"The column {shown(name)} holds {first} and {second}: correct the cells that are no numbers, name it "
-                "with --categorical, or leave it out with --drop."
-            )
         few = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
         if not kinds or (missing == "drop" and 2 * len(absent) >= len(there)):
             other = ", or give --missing indicate" if kinds else ""
@@ -203,15 +190,11 @@ def agree(
         if absent and missing == "drop":
             notes.append(f"The column {shown(name)} is empty at {few}: --drop it, or none of these rows is used.")
         levels = sorted({level for column in found.values() for level in column.levels}, key=natural)
-        if len(levels) > MOST_LEVELS and name not in as_names(categorical):
-            raise InvalidArgument(
-                f"The column {shown(name)} holds {len(levels)} texts at all sites: leave it out with --drop, or give "
-                "--categorical for categories."
-            )
+        check_levels(name, levels, as_names(categorical))
         if len(levels) == 1:
             raise InvalidArgument(f"The column {shown(name)} is {shown(levels[0])} in all rows: --drop it.")
-        rises = RISING in filled.values() and {*filled.values()} <= {*COUNTERS, RISING}
-        columns.append(Column(name, RISING if rises else next(iter(kinds)), tuple(levels)))
+        rises = RISING in filled.values() and {*filled.values()} <= {*NUMBERING}
+        columns.append(Column(name, RISING if rises else kinds[0], tuple(levels)))
         if name not in as_names(categorical):
             notes += doubts(np.array(levels, object), name)
     if not columns:

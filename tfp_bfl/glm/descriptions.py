@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.data.names import as_names
@@ -11,6 +14,39 @@ from tfp_bfl.glm.agreement import CATEGORY, KINDS, SIGNED
 
 # Of the description of a table: columns, with one for each level of text, and characters of a name or level.
 MOST_COLUMNS, _MOST_CHARACTERS = 2000, 10_000
+
+
+def _is_utf8(x: str) -> str:
+    return x.encode().decode()  # UnicodeEncodeError is a ValueError.
+
+
+def _differ(texts: list[str]) -> list[str]:
+    if len({*as_names(texts)}) < len(texts):
+        raise ValueError(texts)
+    return texts
+
+
+def _fits(column: tuple[str, str, list[str]]) -> tuple[str, str, list[str]]:
+    _, kind, levels = column
+    sign = kind.partition(SIGNED)[2]
+    is_signed = kind == SIGNED + sign and len(sign) == 1 and sign.isprintable()
+    if not (kind in KINDS or is_signed) or bool(levels) != (kind == CATEGORY):
+        raise ValueError(column)
+    return column
+
+
+_Text = Annotated[str, Field(max_length=_MOST_CHARACTERS), AfterValidator(_is_utf8)]
+_Texts = Annotated[list[_Text], Field(max_length=MOST_COLUMNS), AfterValidator(_differ)]
+_Column = Annotated[tuple[_Text, str, _Texts], Field(strict=False), AfterValidator(_fits)]
+
+
+class Description(BaseModel):
+    """Description of a site's table, as JSON (`agreement.describe`)."""
+
+    model_config = ConfigDict(strict=True)
+
+    columns: list[_Column]
+    events: Annotated[_Texts, Field(max_length=MOST_LEVELS)]
 
 
 def check_description(site: str, summary: object, left_out: Collection[str] = (), only: Collection[str] = ()) -> None:
@@ -26,15 +62,10 @@ def check_description(site: str, summary: object, left_out: Collection[str] = ()
       InvalidArgument: it is not of the form that `describe` gives, or too large.
     """
     wrong = InvalidArgument(f"The description of {site}'s table does not have the required form.")
-    if not isinstance(summary, Mapping) or not isinstance(summary.get("columns"), list):
-        raise wrong
-    columns = summary["columns"]
-    if (
-        not _are_texts(summary.get("events"))
-        or len(summary["events"]) > MOST_LEVELS
-        or not all(map(_is_column, columns))
-    ):
-        raise wrong
+    try:
+        columns = Description.model_validate(summary).columns
+    except ValidationError:
+        raise wrong from None
     names = [name for name, _, _ in columns]
     if len({*names}) < len(names) or not {*left_out}.isdisjoint(names) or (only and not {*names} <= {*only}):
         raise wrong
@@ -44,18 +75,3 @@ def check_description(site: str, summary: object, left_out: Collection[str] = ()
             f"{site}'s table has {size:,} columns, with one for each level of text, but at most {MOST_COLUMNS:,} are "
             "possible: leave columns out with --drop."
         )
-
-
-def _are_texts(x: object) -> bool:
-    """Return whether this is a list of different texts, as a table can hold."""
-    is_text = lambda y: isinstance(y, str) and len(y) <= _MOST_CHARACTERS and y == y.encode(errors="ignore").decode()
-    return isinstance(x, list) and len(x) <= MOST_COLUMNS and all(map(is_text, x)) and len({*as_names(x)}) == len(x)
-
-
-def _is_column(x: object) -> bool:
-    if not isinstance(x, list) or len(x) != 3 or not isinstance(x[1], str):
-        return False
-    sign = x[1].partition(SIGNED)[2]
-    if x[1] not in KINDS and not (x[1] == SIGNED + sign and len(sign) == 1 and sign.isprintable()):
-        return False
-    return _are_texts(x[:1]) and _are_texts(x[2]) and bool(x[2]) == (x[1] == CATEGORY)

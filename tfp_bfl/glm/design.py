@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data.cells import read_columns
-from tfp_bfl.data.columns import Troubles, decoded
+from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.names import as_names, canonical, client_names, natural
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup
@@ -90,7 +90,8 @@ def read_design(
     check_outcome(values, outcome, where)
     owners, of_clients = np.full(table.num_rows, "all rows", object), list[str]()
     if client_column:
-        owners, of_clients = client_names(decoded(table[client_column]).to_pylist(), client_column)
+        owners, of_clients = client_names(table[client_column].distinct[1], client_column)
+        owners = table[client_column].spread(owners)
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
     count = int(np.sum(~are_filled(values, exposure) | (owners == "")))
     notes = [*note_event(table, outcome, where), *of_clients]
@@ -100,7 +101,7 @@ def read_design(
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
     troubles.check()
-    notes += [*troubles.notes, *(note for cells in read for note in cells.notes)]
+    notes += [*troubles.notes, *(note for cells in read for note in cells.within_bounds(limit=False)[1])]
     columns = [*dict.fromkeys(name for name in (outcome.column, outcome.event, outcome.exposure, *chosen) if name)]
     tables = {name: table.select(columns).filter(owners == name) for name in sorted({*owners} - {""}, key=natural)}
     how = only, (), categorical, date_unit

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import texts
+from tfp_bfl.data.agreement import is_numbering
+from tfp_bfl.data.cells import RISING
+from tfp_bfl.data.columns import Table
 from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, RISING, SIGNED, Column, Plan
+from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, SIGNED, Column, Plan
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.outcomes import Outcome, are_filled, numbers, read_outcome
 from tfp_bfl.glm.rows import Rows, read
@@ -60,7 +62,7 @@ class Cells:
     """The rows of a site, before empty cells are filled.
 
     Args:
-      table: a pyarrow Table.
+      table: of `data.tables.read_table` or of pyarrow.
       outcome: its columns.
       plan: of all sites.
       missing: one of `MISSING`.
@@ -134,13 +136,13 @@ class Cells:
         return OwnRows(features[self._left], self._values[self._left], exposure)
 
 
-def encode(table: Any, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
+def encode(table: Table, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
     """Return the columns of the design of a table without an outcome [N, p]; NaN in rows that can't be encoded.
 
     A level that no row of the fit has counts as an empty cell.
 
     Args:
-      table: a pyarrow Table.
+      table: of `data.tables.read_table`.
       plan, encoding: of the fit.
       where: the name of the table, for errors.
 
@@ -170,14 +172,14 @@ def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Enco
     return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
 
 
-def _block(table: Any, column: Column, where: str, date_unit: str | None) -> np.ndarray:
+def _block(table: Table, column: Column, where: str, date_unit: str | None) -> np.ndarray:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)
     if column.kind != CATEGORY:
         kind, sign = (DATE, "") if column.kind == DATE else (NUMBER, column.kind.partition(SIGNED)[2])
         return numbers(table, column.name, where, kind, date_unit, sign)[:, np.newaxis]
-    cells = texts(table[column.name])
+    cells = table[column.name].categories
     block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
     block[~np.isin(cells, column.levels)] = np.nan
     return block
@@ -214,11 +216,10 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
                     f"{shown(column.name)} is empty in the same rows as {shown(plan.columns[same[0]].name)}: one "
                     "indicator serves both."
                 )
-    last = used * (used + 1) / 2
     numbering = [
         column.name
         for column, total, count in zip(plan.columns, _first_of(plan, sums), _first_of(plan, counts))
-        if column.kind == RISING and count == used and total in (last, last - used)
+        if column.kind == RISING and count == used and is_numbering(float(used), total)
     ]
     notes += [f"The column {shown(name)} numbers the rows and is left out." for name in numbering]
     filled = there + (np.array([both[j, j] for j, c in enumerate(plan.columns) for _ in c.names]) if means else 0)

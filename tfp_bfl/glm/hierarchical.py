@@ -14,7 +14,7 @@ from tfp_bfl.glm.effects import Effect, Layout, client_sums
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES, Family
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
-from tfp_bfl.glm.fit import fit_federation, prior_precision
+from tfp_bfl.glm.fitting import fit_federation, prior_precision
 from tfp_bfl.glm.newton import inverse, maximise
 from tfp_bfl.glm.posterior import Posterior, Satterthwaite, mean_outcome
 from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, is_flat

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as, texts
-from tfp_bfl.data.columns import Troubles
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as
+from tfp_bfl.data.columns import Table, Troubles
 from tfp_bfl.data.names import as_category, canonical, natural, value
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -39,11 +39,11 @@ class Outcome(NamedTuple):
         return self._replace(column=canonical(self.column), event=form(self.event), exposure=form(self.exposure))
 
 
-def read_outcome(table: Any, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
+def read_outcome(table: Table, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
     """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
 
     Args:
-      table: a pyarrow Table.
+      table: of `data.tables.read_table`.
       outcome: its columns.
       where: the name of the table, for errors.
       events: the values that are an event, of all tables; None for those of this one (`find_events`).
@@ -53,7 +53,7 @@ def read_outcome(table: Any, outcome: Outcome, where: str, events: Sequence[str]
     """
 
     def binary(name: str) -> np.ndarray:
-        cells = texts(table[name])
+        cells = table[name].categories
         found = find_events(cells, name, outcome.event_values, where) if events is None else events
         return np.where(cells == "", np.nan, np.isin(cells, list(found)))
 
@@ -130,24 +130,24 @@ def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str)
     return yes
 
 
-def note_event(table: Any, outcome: Outcome, where: str) -> list[str]:
+def note_event(table: Table, outcome: Outcome, where: str) -> list[str]:
     """Return which values count as an event, where that is not obvious."""
     name = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     if name is None:
         return []
-    cells = texts(table[name])
+    cells = table[name].categories
     events = find_events(cells, name, outcome.event_values, where)
     count = int(np.sum(np.isin(cells, list(events))))
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
 def numbers(
-    table: Any, name: str, where: str, kind: str = "number", date_unit: str | None = None, sign: str = ""
+    table: Table, name: str, where: str, kind: str = "number", date_unit: str | None = None, sign: str = ""
 ) -> np.ndarray:
     """Read a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
 
     Args:
-      table: a pyarrow Table.
+      table: of `data.tables.read_table`.
       name, kind: of the column.
       where: the name of the table, for errors.
       date_unit: of dates.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.columns import decoded
+from tfp_bfl.data.columns import Table
 from tfp_bfl.data.names import canonical
 from tfp_bfl.data.names import client_names as names_of_clients
 from tfp_bfl.data.tables import read_table
@@ -63,9 +63,9 @@ def read_rows(
     return Rows(owners, encode(table, plan, encoding, where))
 
 
-def _owners(table: Any, column: str) -> np.ndarray:
+def _owners(table: Table, column: str) -> np.ndarray:
     """Return the client of each row, by the names of the fit [N]."""
-    return names_of_clients(decoded(table[column]).to_pylist(), column)[0]
+    return table[column].spread(names_of_clients(table[column].distinct[1], column)[0])
 
 
 def write_predictions(

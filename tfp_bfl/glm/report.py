@@ -14,7 +14,7 @@ from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.glm.checks import check_determined, misfit
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.fit import fit
+from tfp_bfl.glm.fitting import fit
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.posterior import Posterior, quantile

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from tfp_bfl import keras
 from tfp_bfl.errors import check_count
-from tfp_bfl.layers.flipout import FAN_IN
-from tfp_bfl.models.kinds import Blocks, check_image_shape
+from tfp_bfl.models.kinds import Blocks, KindOptions, check_image_shape
 
 
 def conv_net(
     kind: str = "variational_dropout",
     input_shape: Sequence[int] = (32, 32, 3),
     num_classes: int = 10,
-    prior_stddev: float | str = FAN_IN,
-    dropout_rate: float = 0.2,
     normalization: str = "none",
     width: int = 64,
-    variational_layers: str | Sequence[str] = ("dense_1",),
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras.Model:
     """Build three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C
     units.
@@ -43,8 +39,8 @@ def conv_net(
     """
     shape = check_image_shape("conv_net", input_shape, num_classes, smallest=8)
     check_count(width, "width")
-    options["variational_layers"] = variational_layers
-    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
+    options.setdefault("variational_layers", ("dense_1",))
+    blocks = Blocks(kind, normalization=normalization, **options)
     images = blocks.keras.Input(shape)
     with blocks.precision():
         x = images

@@ -9,11 +9,12 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from tfp_bfl import keras as keras_2
 from tfp_bfl import layers
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.layers.flipout import FAN_IN
 
 KINDS = {
     "deterministic": "point weights",
@@ -40,11 +41,33 @@ INITIALIZERS: dict[str, Callable[[Any, int], Any]] = {
 NORMALIZATIONS = {"batch": "batch statistics", "group": "groups of channels", "none": "no normalization"}
 
 
+class KindOptions(TypedDict, total=False):
+    """Options that every builder of models takes: those of `Blocks`, with its defaults."""
+
+    prior_stddev: float | str
+    dropout_rate: float
+    variational_bias: bool
+    initial_stddev: float | None
+    min_stddev: float
+    variational_layers: str | Sequence[str]
+    variational_initializer: str
+    parametrization: str
+    logit_range: tuple[float, float] | None
+    kl_weight: float
+    output_dropout: bool
+    precision: str
+    seed: int
+    keras: int
+
+
 class Blocks:
     """Functions from Keras tensor to Keras tensor, of one kind, with seeded initial weights.
 
     Args:
-      kind, prior_stddev, dropout_rate, normalization: as the builders take them.
+      kind, normalization: as the builders take them.
+      prior_stddev: of the prior N(0, prior_stddev^2) on every weight of kind "flipout"; "fan_in" for sqrt(2 / inputs
+        of a unit), as the initial means have it.
+      dropout_rate: for kind "mc_dropout".
       variational_bias: the biases of Flipout layers are Gaussian too.
       initial_stddev: of every variational weight before training; None for 0.003, and for the middle of the range of
         variational dropout, 0.0143. Means start as He et al. 2015.
@@ -67,9 +90,9 @@ class Blocks:
         self,
         kind: str,
         *,
-        prior_stddev: float | str,
-        dropout_rate: float,
         normalization: str,
+        prior_stddev: float | str = FAN_IN,
+        dropout_rate: float = 0.2,
         variational_bias: bool = False,
         initial_stddev: float | None = None,
         min_stddev: float = 1e-5,

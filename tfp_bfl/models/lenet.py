@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from tfp_bfl import keras
-from tfp_bfl.layers.flipout import FAN_IN
-from tfp_bfl.models.kinds import Blocks, check_image_shape
+from tfp_bfl.models.kinds import Blocks, KindOptions, check_image_shape
 
 
 def lenet(
     kind: str = "flipout",
     input_shape: Sequence[int] = (28, 28, 1),
     num_classes: int = 10,
-    prior_stddev: float | str = FAN_IN,
-    dropout_rate: float = 0.2,
     normalization: str = "none",
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras.Model:
     """Build LeNet-5: two 5 x 5 convolutions with 6 and 16 filters, each pooled, and dense layers of 120, 84 and C.
 
@@ -28,13 +25,11 @@ def lenet(
       kind: "deterministic", "mc_dropout", "flipout" or "variational_dropout".
       input_shape: [height, width, channels], at least 8 x 8.
       num_classes: C.
-      prior_stddev: of the prior N(0, prior_stddev^2) on every weight of kind "flipout"; "fan_in" for sqrt(2 / inputs
-        of a unit), as the initial means have it.
-      dropout_rate: for kind "mc_dropout".
       normalization: "none", "batch" or "group", after each convolution.
-      **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, variational_layers,
-        variational_initializer, parametrization, logit_range, kl_weight, precision, seed; keras=3 for a
-        `keras.Model` of Keras 3.
+      **options: of `tfp_bfl.models.kinds.Blocks`: prior_stddev ("fan_in", or the standard deviation of the prior on
+        every weight of kind "flipout"), dropout_rate (0.2, of kind "mc_dropout"), variational_bias, initial_stddev,
+        min_stddev, variational_layers, variational_initializer, parametrization, logit_range, kl_weight, precision,
+        seed; keras=3 for a `keras.Model` of Keras 3.
 
     Returns:
       A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].
@@ -48,7 +43,7 @@ def lenet(
       ((None, 10), 42536)
     """
     shape = check_image_shape("lenet", input_shape, num_classes, smallest=8)
-    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
+    blocks = Blocks(kind, normalization=normalization, **options)
     images = blocks.keras.Input(shape)
     with blocks.precision():
         x = blocks.convolution(images, 6, 5)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.layers.flipout import FAN_IN
-from tfp_bfl.models.kinds import NORMALIZATIONS, Blocks, check_classes
+from tfp_bfl.models.kinds import NORMALIZATIONS, Blocks, KindOptions, check_classes
 
 
 def mlp(
     kind: str = "flipout",
     input_shape: Sequence[int] = (30,),
     num_classes: int = 2,
-    prior_stddev: float | str = FAN_IN,
-    dropout_rate: float = 0.2,
     normalization: str = "none",
     hidden: Sequence[int] = (64, 32),
     activation: str = "relu",
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras.Model:
     """Build dense layers on the flattened input; no hidden layer is logistic regression.
 
@@ -47,7 +44,7 @@ def mlp(
         raise InvalidArgument(
             f"normalization is {normalization!r}, but mlp has no convolution to normalize: leave it out."
         )
-    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
+    blocks = Blocks(kind, normalization=normalization, **options)
     inputs = blocks.keras.Input(tuple(input_shape))
     with blocks.precision():
         x = blocks.keras.layers.Flatten()(inputs)

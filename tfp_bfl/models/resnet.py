@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl import keras as keras_2
-from tfp_bfl.layers.flipout import FAN_IN
-from tfp_bfl.models.kinds import Blocks, check_image_shape
+from tfp_bfl.models.kinds import Blocks, KindOptions, check_image_shape
 
 
 def resnet20(
     kind: str = "flipout",
     input_shape: Sequence[int] = (32, 32, 3),
     num_classes: int = 10,
-    prior_stddev: float | str = FAN_IN,
-    dropout_rate: float = 0.2,
     normalization: str = "batch",
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras_2.Model:
     """Build ResNet-20: a 3 x 3 convolution, nine blocks of two (three each with 16, 32, 64 filters), pooling, dense.
 
@@ -37,7 +34,7 @@ def resnet20(
       ((None, 10), 271098)
     """
     shape = check_image_shape("resnet20", input_shape, num_classes, smallest=8)
-    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
+    blocks = Blocks(kind, normalization=normalization, **options)
     images = blocks.keras.Input(shape)
     with blocks.precision():
         x = blocks.convolution(images, 16, 3)

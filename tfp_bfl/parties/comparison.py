@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tfp_bfl.data.cells import TEXT_KINDS
@@ -18,10 +18,6 @@ _OUTSTANDING = 10
 # A standard deviation is an outlier above this multiple of the others' largest, or below this fraction of their least.
 _MANY_TIMES = 100.0
 _MOST_NAMES = 3
-# The probability of a false warning about the scores of a federation with examples of the same distribution.
-_FALSE_ALARM = 1e-3
-# An accuracy is far from another one if it is below half of it.
-_FEW_TIMES = 2.0
 _PAIR = 2
 # A site is warned of classes with fewer training examples.
 _FEW = 10
@@ -123,42 +119,20 @@ def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> 
     return bool(own and theirs) and own.isdisjoint(theirs)
 
 
-def score_doubts(sums: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
-    """Return a warning for each site with an accuracy far from the accuracy at the other sites, below or above.
-
-    A site whose labels are swapped has the lower accuracy, or the higher one if the model has learned its labels. Each
-    site is compared with all others together by Fisher's exact test, two-sided (`evaluation.different_proportions`).
-    The site with the smallest p-value is named, and the comparison repeated without it. A warning also requires that
-    one of both accuracies is below half of the other. If the sites do not differ, a warning about any of them has a
-    probability of at most `_FALSE_ALARM`.
+def unseen(sites: Sequence[str], seen: Collection[str]) -> list[str]:
+    """Return a warning in a list if sites share no scores, by which `evaluation.client_warnings` finds faults.
 
     Args:
-      sums: site -> the result of `evaluation.score_sums`, None for a site that shares no scores. For regression there
-        are no warnings.
+      sites: all of them.
+      seen: those that share scores.
     """
-    from tfp_bfl.evaluation import different_proportions  # Not before a refusal: it imports TensorFlow.
-
-    if any(x is not None and "correct" not in x for x in sums.values()):
+    without = [site for site in sites if site not in seen]
+    if not without or len(sites) < _PAIR:
         return []
-    counts = {site: (round(float(x["correct"])), round(float(x["count"]))) for site, x in sums.items() if x is not None}
-    counts = {site: pair for site, pair in counts.items() if pair[1]}
-    unseen = [site for site in sums if site not in counts]
-    named = different_proportions(counts, _FALSE_ALARM, _FEW_TIMES)
-    warnings = list[str]()
-    for site, (right, number, other_right, other_number) in named.items():
-        is_one_of_two = len(counts) - len(warnings) == _PAIR
-        asked = "are the labels of one of both" if is_one_of_two else "are its labels"
-        warnings.append(
-            f"{site}'s labels agree with the model's predictions in {right} of {number} test examples, the other "
-            f"sites' in {other_right / other_number:.0%}: {asked} swapped, or columns in other units?"
-        )
-    if unseen and len(sums) > 1:
-        where = "any site" if len(counts) < _PAIR else _some(unseen)
-        warnings.append(
-            f"Without scores of {_some(unseen)}, swapped labels or columns in other units at {where} cannot be "
-            "detected."
-        )
-    return warnings
+    where = "any site" if len(seen) < _PAIR else _some(without)
+    return [
+        f"Without scores of {_some(without)}, swapped labels or columns in other units at {where} cannot be detected."
+    ]
 
 
 def rare_classes(source: Source | Part) -> str:

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import Memory, Metrics, ServerState
 from tfp_bfl.data import ClientExamples, Parties, Source
 from tfp_bfl.errors import Error, InvalidArgument, check_count
-from tfp_bfl.federated.local import Output, as_arrays
+from tfp_bfl.federated.local import Accepts, Output, as_arrays
 from tfp_bfl.federated.memory import find_row, no_rows
 from tfp_bfl.federated.options import PASSED_ON, settings_of
 from tfp_bfl.federated.process import BayesianProcess
@@ -92,7 +92,7 @@ class Party:
       rounds: number of rounds that the site answers; None for any number.
       job: digest of the job, 32 bytes, the same at all sites. The noise of differential privacy is a function of it
         and of the message, so that no two answers have the same noise.
-      steps: bounds on the weights of messages; None for no bounds.
+      steps: bounds on the content of messages; None for no bounds.
     """
 
     def __init__(
@@ -146,16 +146,20 @@ class Party:
     def _result(self, message: Arrays, received: Any) -> Any:
         """Return the result of the site's work and store its memory."""
         done = int(received.round)
+        key = self._key(done, message)
+
+        def work(told: object) -> Any:
+            given = received._replace(memory=self._memory(received), told=told)
+            return self._work(tf.nest.map_structure(tf.constant, given), self._examples, key)
+
         if self._steps is not None:
-            self._steps.check(done, message)
+            self._steps.check(done, message, work)
         if self._charge is not None:
             self._charge(message)
-        row = self._memory(received)
-        given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
-        result = self._work(given, self._examples, self._key(done, message))
+        result = work(received.told)
         result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
         if self._steps is not None:
-            self._steps.moved(done, message, result.weights)
+            self._steps.moved(done, message, result)
         if self._first is not None:
             self._versions[done + 1] = to_arrays(result.memory)
         return result._replace(memory=())
@@ -196,6 +200,7 @@ class PartyEngine:
       quorum: smallest number of valid answers in a round.
     """
 
+    accepts: Accepts = "datasets"
     concurrent_calls = 1
 
     def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions, agree_columns
 from tfp_bfl.data.encoding import Feature
-from tfp_bfl.data.names import canonical, check_distinct, check_spelling, natural
+from tfp_bfl.data.messages import MOST_CATEGORIES, ColumnMessage, Name, Number, Size
+from tfp_bfl.data.names import check_distinct, check_spelling, natural
 from tfp_bfl.data.parts import Part
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.parties.tables import (
-    MOST_CATEGORIES,
-    NO_OPTIONS,
-    TableOptions,
-    agree_columns,
-    check_table,
-    describe_table,
-)
+from tfp_bfl.parties.tables import describe_table
 
-_LARGEST = 2**31 - 1
-# Bounds for one federation: classes, numbers of an example, and characters of a name.
-MOST_CLASSES, MOST_NUMBERS, MOST_CHARACTERS = 10_000, 2**26, 1000
-# Bound on means and standard deviations: features are float32, and squares must be finite.
-MOST_MAGNITUDE = 1e30
+# Bounds for one federation: classes, numbers of an example, columns of a table, and their categories together.
+MOST_CLASSES, MOST_NUMBERS, _MOST_COLUMNS, _MOST_TOGETHER = 10_000, 2**26, 10_000, 100_000
 # Key of the description of a table's columns.
 TABLE = "table"
+_Moments = Annotated[tuple[Name, Number, Annotated[Number, Field(ge=0)]], Field(strict=False)]
+
+
+class Description(BaseModel):
+    """A site's description of its data, as JSON (`describe`)."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    num_examples: Size
+    num_test: Size = 1
+    element_shape: list[Size]
+    is_image: bool
+    class_names: list[Name]
+    columns: list[_Moments]
+    target: _Moments | None = None
+    table: Annotated[list[ColumnMessage], Field(min_length=1, max_length=_MOST_COLUMNS)] | None = None
+
+    def fits(self, bounded: bool) -> bool:
+        """Return whether the parts fit each other; `bounded` as of `read_description`."""
+        if math.prod(self.element_shape) > MOST_NUMBERS or self.table is None:
+            return math.prod(self.element_shape) <= MOST_NUMBERS
+        rows, names = {x.rows for x in self.table}, {x.name for x in self.table}
+        one_count = len(rows) == 1 and (rows == {self.num_examples} or (bounded and min(rows) >= self.num_examples))
+        return one_count and len(names) == len(self.table) and sum(len(x.levels) for x in self.table) <= _MOST_TOGETHER
 
 
 def describe(
@@ -82,43 +99,40 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
     Raises:
       InvalidArgument: a description is not valid, or data differ in shape, columns or kind.
     """
-    for site, summary in summaries.items():
-        check_description(site, summary, bounded=True)
-    (first, one), *others = summaries.items()
-    for site, summary in others:
+    read = {site: read_description(site, summary, bounded=True) for site, summary in summaries.items()}
+    (first, one), *others = read.items()
+    for site, own in others:
         for key in ("element_shape", "is_image"):
-            if summary[key] != one[key]:
+            if (there := getattr(own, key)) != (here := getattr(one, key)):
                 raise InvalidArgument(
-                    f"The data of {site} and {first} differ: {key} is {summary[key]} and {one[key]}. All sites must "
-                    "have the same."
+                    f"The data of {site} and {first} differ: {key} is {there} and {here}. All sites must have the same."
                 )
-        if (TABLE in summary) != (TABLE in one):
+        if (own.table is None) != (one.table is None):
             raise InvalidArgument(f"One of {site} and {first} has a table, the other has not: use data of one form.")
-        if [c[0] for c in summary["columns"]] != [c[0] for c in one["columns"]]:
+        if [c[0] for c in own.columns] != [c[0] for c in one.columns]:
             raise InvalidArgument(
                 f"The tables of {site} and {first} have different columns: use the same names in the same order."
             )
-        if (summary["target"] is None) != (one["target"] is None):
+        if (own.target is None) != (one.target is None):
             raise InvalidArgument(f"{site} and {first} differ in their task: one has classes, the other numbers.")
-    sizes = [summary["num_examples"] for summary in summaries.values()]
-    rows = dict(zip(summaries, sizes))
+    rows = {site: own.num_examples for site, own in read.items()}
     encoding: tuple[Feature, ...] = ()
-    if TABLE in one:
-        encoding, pooled = agree_columns({site: x[TABLE] for site, x in summaries.items()}, rows, options)
+    if one.table is not None:
+        encoding, pooled = agree_columns({site: own.table or [] for site, own in read.items()}, rows, options)
     else:
-        columns = zip(*(summary["columns"] for summary in summaries.values()))
-        pooled = tuple(_pooled(sizes, column) for column in columns)
-    target = None if one["target"] is None else _pooled(sizes, [summary["target"] for summary in summaries.values()])
-    check_distinct([c for summary in summaries.values() for c in summary["class_names"]], "The labels of all sites")
-    check_spelling({site: summary["class_names"] for site, summary in summaries.items()})
+        pooled = tuple(_pooled([*rows.values()], column) for column in zip(*(own.columns for own in read.values())))
+    targets = [own.target for own in read.values() if own.target is not None]
+    target = _pooled([*rows.values()], targets) if targets else None
+    check_distinct([c for own in read.values() for c in own.class_names], "The labels of all sites")
+    check_spelling({site: own.class_names for site, own in read.items()})
     if target is not None and not target.stddev:
         raise InvalidArgument(f"The labels of all sites are {target.mean:g}: there is nothing to predict.")
-    classes = sorted({c for summary in summaries.values() for c in summary["class_names"]}, key=natural)
+    classes = sorted({c for own in read.values() for c in own.class_names}, key=natural)
     if target is None and len(classes) < 2:
         raise InvalidArgument(f"All sites together have {len(classes)} class, but a model requires two or more.")
     _check_classes("All sites together have", len(classes))
-    shape = (len(pooled),) if TABLE in one else tuple(one["element_shape"])
-    return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target, encoding)
+    shape = tuple(one.element_shape) if one.table is None else (len(pooled),)
+    return Schema(name, shape, one.is_image, () if target else tuple(classes), pooled, target, encoding)
 
 
 def fitted(source: Source | Part, schema: Schema) -> Source:
@@ -154,8 +168,13 @@ def _labelled(source: Source | Part, features: np.ndarray, encoding: Sequence[Fe
     return Source(source.name, source.split, features, labels, *of_schema)
 
 
-def check_description(site: str, summary: Any, bounded: bool = False) -> None:
-    """Check the description of a site's data.
+def check_description(site: str, summary: object) -> None:
+    """Check the description of a site's data (`read_description`)."""
+    read_description(site, summary)
+
+
+def read_description(site: str, summary: object, bounded: bool = False) -> Description:
+    """Return the description of a site's data.
 
     Args:
       site: its name.
@@ -165,33 +184,14 @@ def check_description(site: str, summary: Any, bounded: bool = False) -> None:
     Raises:
       InvalidArgument: the description does not have the form of a result of `describe`.
     """
-    whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
-    text = lambda x: isinstance(x, str) and x.isprintable() and len(x) <= MOST_CHARACTERS and x == canonical(x)
-    fine = lambda c: (
-        isinstance(c, (list, tuple))
-        and len(c) == 3
-        and text(c[0])
-        and all(isinstance(x, (int, float)) and abs(x) <= MOST_MAGNITUDE for x in c[1:])
-        and c[2] >= 0
-    )
-    well = (
-        isinstance(summary, Mapping)
-        and whole(summary.get("num_examples"))
-        and whole(summary.get("num_test", 1))
-        and isinstance(summary.get("element_shape"), list)
-        and all(map(whole, summary["element_shape"]))
-        and math.prod(summary["element_shape"]) <= MOST_NUMBERS
-        and isinstance(summary.get("is_image"), bool)
-        and isinstance(summary.get("class_names"), list)
-        and all(map(text, summary["class_names"]))
-        and isinstance(summary.get("columns"), list)
-        and all(map(fine, summary["columns"]))
-        and (summary.get("target") is None or fine(summary["target"]))
-        and (TABLE not in summary or check_table(summary[TABLE], summary["num_examples"], MOST_MAGNITUDE, bounded))
-    )
-    if not well:
-        raise InvalidArgument(f"The description of {site}'s data does not have the form that data.describe gives.")
-    _check_classes(f"{site} reports", len(summary["class_names"]))
+    try:
+        description = Description.model_validate(summary)
+    except ValidationError:
+        description = None
+    if description is None or not description.fits(bounded):
+        raise InvalidArgument(f"The description of {site}'s data does not have the form that parties.describe gives.")
+    _check_classes(f"{site} reports", len(description.class_names))
+    return description
 
 
 def _check_classes(who: str, number: int) -> None:

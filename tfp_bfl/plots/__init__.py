@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
-    from tfp_bfl.contrib.normality import normality_histograms
     from tfp_bfl.plots.calibration import reliability_diagram
     from tfp_bfl.plots.chains import chain_traces
     from tfp_bfl.plots.clients import client_labels, client_sizes
@@ -31,7 +30,6 @@ export_later(
         "accuracy_confidence": "tfp_bfl.plots.confidence",
         "chain_traces": "tfp_bfl.plots.chains",
         "kernel_density": "tfp_bfl.plots.density",
-        "normality_histograms": "tfp_bfl.contrib.normality",
         "reliability_diagram": "tfp_bfl.plots.calibration",
         "uncertain_examples": "tfp_bfl.plots.examples",
         "uncertainty_density": "tfp_bfl.plots.out_of_distribution",
@@ -53,7 +51,6 @@ __all__ = [
     "kernel_density",
     "learning_comparison",
     "learning_curve",
-    "normality_histograms",
     "reliability_diagram",
     "retention_comparison",
     "retention_curves",

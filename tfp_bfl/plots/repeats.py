@@ -95,6 +95,15 @@ def compare(group: Repeated, other: Repeated, key: str) -> Difference | None:
     return paired_difference(group.values(key, seeds), other.values(key, seeds)) if len(seeds) > 1 else None
 
 
+def digits(group: Repeated, reference: Repeated | None, key: str) -> list[str]:
+    """Return mean, standard deviation, difference to a reference and its interval with all digits; "" for none."""
+    values = group.values(key)
+    found = over_seeds(values) if values else None
+    pair = None if reference is None or group is reference else compare(group, reference, key)
+    mean = ["", ""] if found is None else [repr(found.mean), "" if found.number < 2 else repr(found.stddev)]
+    return [*mean, *(["", "", ""] if pair is None else map(repr, (pair.mean, pair.low, pair.high)))]
+
+
 def keys_of(groups: Sequence[Repeated]) -> list[str]:
     """Return the scores that say how good a model is, as far as there are any."""
     return [key for key in tables.BETTER if any(group.seeds(key) for group in groups)]

@@ -303,8 +303,8 @@ def _client_scores(runs: Sequence[RunResults]) -> Iterator[Section]:
         return
     how = (
         "Each client on its own test rows, worst first. Brackets: 95 % intervals (Wilson for proportions, Student's t "
-        "for the RMSE). p: one-sided test of the client against all others, Fisher's of the right predictions or the "
-        "rank-sum test of the absolute errors, adjusted for the number of clients (Holm)."
+        "for the RMSE). p: Fisher's exact test of the client against all others, two-sided, of the right predictions "
+        "or of the errors above the upper quartile, adjusted for the number of clients (Bonferroni)."
     )
     if len(runs) > 1:
         yield Section("Clients", how + _cut(scored), tables=[tables.clients_beside(scored)], is_wide=True)

@@ -16,30 +16,18 @@ from tfp_bfl.posterior.mean_field import (
     spread,
     stack,
 )
-from tfp_bfl.posterior.online import (
-    Product,
-    add_client,
-    pooled,
-    product_from_arrays,
-    product_of,
-    product_to_arrays,
-    remove_client,
-    replace_client,
-)
 from tfp_bfl.posterior.products import gaussian_product
 from tfp_bfl.posterior.samples import Samples
-from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, times, unflatten
+from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, unflatten
 
 __all__ = [
     "Head",
     "Laplace",
     "LowRank",
     "MeanField",
-    "Product",
     "Samples",
     "Site",
     "Spread",
-    "add_client",
     "as_low_rank",
     "between_clients_variance",
     "check_damping",
@@ -57,19 +45,12 @@ __all__ = [
     "marginals",
     "mixtures",
     "natural",
-    "pooled",
     "positive_leaves",
     "potential_scale_reduction",
-    "product_from_arrays",
-    "product_of",
-    "product_to_arrays",
-    "remove_client",
-    "replace_client",
     "sample",
     "spread",
     "stack",
     "swag_moments",
-    "times",
     "to_tfp",
     "unflatten",
     "with_random_effects",

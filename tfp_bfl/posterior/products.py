@@ -33,6 +33,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior.between import with_random_effects
 from tfp_bfl.posterior.blocks import blocks, join, width
 from tfp_bfl.posterior.families import marginals
 from tfp_bfl.posterior.low_rank import (
@@ -47,7 +48,10 @@ from tfp_bfl.posterior.mean_field import MeanField
 
 
 def gaussian_product(
-    posteriors: Sequence[LowRank | MeanField], prior: MeanField | None = None, diagonal_only: bool = False
+    posteriors: Sequence[LowRank | MeanField],
+    prior: MeanField | None = None,
+    diagonal_only: bool = False,
+    between_clients: bool = False,
 ) -> LowRank:
     """Return the normalised product of b Gaussian posteriors over the same weights, q(w) ~ prod_i q_i(w) / prior(w)^(b
     - 1).
@@ -68,6 +72,7 @@ def gaussian_product(
       posteriors: `LowRank`s and `MeanField`s of one structure and type; R may differ.
       prior: the prior that each of them holds. Where posteriors are wider than it there may be no product.
       diagonal_only: of every posterior only the variances count, not the correlations: `marginals` of each.
+      between_clients: each is as much wider as the clients lie apart (`with_random_effects`).
 
     Returns:
       A `LowRank` of R = sum_i R_i.
@@ -91,6 +96,8 @@ def gaussian_product(
     checked = [as_low_rank(q, f"posteriors[{i}]") for i, q in enumerate(posteriors)]
     for i, q in enumerate(checked):
         check_same_weights(q, checked[0], f"posteriors[{i}]")
+    if between_clients:
+        checked = list(with_random_effects(checked))
     return pool(checked, None if prior is None else check_prior(prior, checked[0]))
 
 

@@ -48,23 +48,6 @@ def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
     return tf.nest.pack_sequence_as(like, shaped)
 
 
-def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:
-    """Return q t^power: the posterior with a client's factor, or with -1 without it; of the same structure.
-
-    precision = 1 / s^2 + power precision_t,   mean = (mean / s^2 + power shift_t) / precision
-
-    Raises:
-      InvalidArgument: nothing is left of the precision of a weight: the site is no factor of this posterior.
-    """
-    before = 1 / tf.cast(flatten(posterior.variance), tf.float64)
-    precision = before + power * tf.cast(site.precision, tf.float64)
-    if bool(tf.reduce_any(precision <= 0)):
-        raise InvalidArgument("The site is no factor of the posterior: its precision is not below the posterior's.")
-    shift = before * tf.cast(flatten(posterior.mean), tf.float64) + power * tf.cast(site.shift, tf.float64)
-    shaped = lambda flat: unflatten(tf.cast(flat, tf.float32), posterior.mean)
-    return MeanField(shaped(shift / precision), shaped(1 / precision))
-
-
 def check_damping(damping: float | None) -> None:
     """Raise InvalidArgument for a damping that is neither None nor above 0 and at most 1."""
     if damping is not None and check_number(damping, "damping") > 1:

@@ -6,18 +6,15 @@ A rule is three pure functions. `summarise(local, anchor, weight)` runs on a cli
 broadcast, so that float32 keeps its digits where clients lie close together.
 
 What a rule is over is its type: a `Rule` is over a posterior, a `ModelRule` over all that clients send, as a round
-takes it; a `GatherRule` and a `ModelGatherRule`, such as `kernel_posterior`, see the stack of all clients at once.
-`whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed`, `median` and `centered_clip` make a rule
-withstand adversarial clients, `quantised` and `private` make one of sums that hide the clients.
+takes it; a `GatherRule` and a `ModelGatherRule`, such as `contrib.kernel.kernel_posterior`, see the stack of all
+clients at once. `whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed`, `median` and `centered_clip`
+make a rule withstand adversarial clients, `quantised` and `private` make one of sums that hide the clients.
 
 A new rule is one function in a file of this folder and one entry in `RULES`: the function, or, if it has a parameter,
 `WithArgument(function, "parameter")`, which text names "function:NUMBER".
 """
 
-from typing import TYPE_CHECKING
-
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
-from tfp_bfl.faces import export_later
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked
@@ -37,16 +34,6 @@ from tfp_bfl.rules.sums import private, quantised
 from tfp_bfl.rules.total import total
 from tfp_bfl.rules.whole_model import whole_model
 
-if TYPE_CHECKING:
-    from tfp_bfl.contrib.kernel import KernelModes, KernelOptions, kernel_mode, kernel_modes, kernel_posterior
-
-export_later(
-    __name__,
-    dict.fromkeys(
-        ("KernelModes", "KernelOptions", "kernel_mode", "kernel_modes", "kernel_posterior"), "tfp_bfl.contrib.kernel"
-    ),
-)
-
 RULES.update(
     naive_weighted_average=naive_weighted_average,
     weighted_sum=weighted_sum,
@@ -62,8 +49,6 @@ __all__ = [
     "ROBUST",
     "RULES",
     "GatherRule",
-    "KernelModes",
-    "KernelOptions",
     "ModelGatherRule",
     "ModelRule",
     "Pooled",
@@ -76,9 +61,6 @@ __all__ = [
     "clipped",
     "gathered",
     "geometric_median",
-    "kernel_mode",
-    "kernel_modes",
-    "kernel_posterior",
     "median",
     "parse_robust",
     "parse_rule",

@@ -1,37 +1,32 @@
-"""The sums of clients for Laplace's approximation: each client's apart, and all of them in a file.
-
-state = curvatures.load("my_run/curvatures.npz")
-state = curvatures.remove(state, "3")                      # as if client 3 had never been in the Laplace round
-state = curvatures.join(state, curvatures.load("other/curvatures.npz"))
-model = bfl.models.predictive_model(model_fn(), curvatures.pool(state))
-"""
+"""A posterior from sums of the clients at one point: Laplace's approximation, or an exact last layer."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.files import Path, name
-from tfp_bfl.files.arrays import read_arrays, write_arrays
-from tfp_bfl.posterior import Laplace, MeanField, laplace
+from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.posterior import Laplace, laplace
 from tfp_bfl.posterior.linear_head import Expansion, Head, linear_head, moved
-from tfp_bfl.servers.names import check_joining, check_leaving
 from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ClientCurvature, ModelWeights
 
-MOST_BYTES = 2**34
+if TYPE_CHECKING:
+    from tfp_bfl.servers.held import Held
+
 NUM_HEAD_WEIGHTS = 2  # kernel and bias
-_SUMS, _WEIGHTS = ("curvature", "gradient"), ("point", "moving_mean", "moving_variance")
+Rows = Mapping[str, ClientCurvature]
 
 
-class Settings(NamedTuple):
-    """Settings of Laplace's approximation.
+class Curvatures(NamedTuple):
+    """The posterior is Laplace's approximation at the server's weights, from the sums of all clients.
+
+    The weights stay as the clients have trained them together where one leaves; of an exact last layer they are those
+    that the other clients' sums give.
 
     Fields:
       prior_stddev: None for the maximum of the marginal likelihood.
@@ -46,100 +41,111 @@ class Settings(NamedTuple):
     groups: tuple[int, ...] = ()
     head: Head | None = None
 
+    @classmethod
+    def of_head(cls, head: Head) -> Curvatures:
+        """Return the settings of an exact last layer."""
+        return cls(head.prior_stddev, head.temperature, head=head)
 
-class Curvatures(NamedTuple):
-    """The sums of a server's clients at its weights.
+    def at(self, temperature: float) -> Curvatures:
+        """Return the settings with another posterior temperature."""
+        head = None if self.head is None else self.head._replace(temperature=temperature)
+        return self._replace(temperature=temperature, head=head)
 
-    Fields:
-      clients: the sums of each client by its name; `client` is not used.
-      weights: the server's, of which the last point weights are the posterior's mean.
-      settings: of the approximation.
-    """
+    def approximate(self, rows: Rows, weights: ModelWeights) -> Laplace:
+        """Compute Laplace's approximation (`posterior.laplace`), or the posterior of a last layer, from the sums of all
+        clients, added in float64.
 
-    clients: dict[str, ClientCurvature]
-    weights: ModelWeights
-    settings: Settings = Settings()
-
-
-def from_stack(stack: ClientCurvature, weights: ModelWeights, settings: Settings) -> Curvatures:
-    """Return the state of clients in a stack, leaves [K, ...], named by their numbers."""
-    stack, weights = tf.nest.map_structure(np.asarray, (stack, weights))
-    rows = [tf.nest.map_structure(lambda x, k=k: x[k], stack) for k in range(len(stack.client))]
-    return Curvatures({str(int(row.client)): row for row in rows}, weights, settings)
-
-
-def approximate(state: Curvatures) -> Laplace:
-    """Compute Laplace's approximation (`posterior.laplace`), or the posterior of a last layer, from the sums of all
-    clients, added in float64.
-
-    Raises:
-      InvalidArgument: there are no clients.
-    """
-    if not state.clients:
-        raise InvalidArgument(
-            "A posterior is made of clients' sums, and there are no clients: one at least must be left."
+        Raises:
+          InvalidArgument: there are no clients.
+        """
+        if not rows:
+            raise InvalidArgument("A posterior is made of clients' sums: one client at least must be left.")
+        parts = list(rows.values())
+        total = lambda field: tf.nest.map_structure(
+            lambda *x: np.sum(np.stack(x).astype(np.float64), 0), *(getattr(part, field) for part in parts)
         )
-    parts = list(state.clients.values())
-    total = lambda field: tf.nest.map_structure(
-        lambda *x: np.sum(np.stack(x).astype(np.float64), 0), *(getattr(part, field) for part in parts)
-    )
-    settings, mode = state.settings, _mode(state)
-    if settings.head is not None:
-        number = sum(int(part.num_examples) for part in parts)
-        sums = total("curvature"), _flat(total("gradient")), total("nll"), _flat(mode), np.float64(number)
-        return linear_head(Expansion(*sums), mode, settings.head)
-    return laplace(
-        mode,
-        total("curvature"),
-        total("gradient"),
-        float(total("nll")),
-        prior_stddev=settings.prior_stddev,
-        groups=settings.groups or None,
-        temperature=settings.temperature,
-    )
-
-
-def pool(state: Curvatures) -> ModelWeights:
-    """Return the server's weights with the posterior of `approximate`.
-
-    Raises:
-      InvalidArgument: as `approximate`.
-    """
-    below = len(state.weights.point) - len(_mode(state))
-    return state.weights._replace(posterior=approximate(state).posterior, point=tuple(state.weights.point[:below]))
-
-
-def join(
-    state: Curvatures, others: Curvatures, names: Sequence[str] | None = None, replace: bool = False
-) -> Curvatures:
-    """Return the state with clients of another one; both states must be at the same weights.
-
-    Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `state`, which
-    is exact for Gaussian labels.
-
-    Args:
-      state: to which the clients are added.
-      others: from which they are taken: those of the `names`, or all for None.
-      replace: for a client of both states the new sums replace the former ones; otherwise it is refused.
-
-    Raises:
-      InvalidArgument: the sums are of another structure or at other weights; there is no such client there, or one of
-        the name here already.
-    """
-    if state.settings.head is not None and others.settings.head is not None and _shapes(state) == _shapes(others):
-        others = _at_the_head_of(state, others)
-    own, their = tf.nest.flatten(state.weights), tf.nest.flatten(others.weights)
-    same = len(own) == len(their) and all(np.array_equal(x, y) for x, y in zip(own, their))
-    if not same or _shapes(state) != _shapes(others):
-        raise InvalidArgument(
-            "The other clients' sums are of another structure or at other weights than these: let the clients compute "
-            "them at the weights of this model."
+        mode = _mode(rows, weights)
+        if self.head is not None:
+            number = sum(int(part.num_examples) for part in parts)
+            sums = total("curvature"), _flat(total("gradient")), total("nll"), _flat(mode), np.float64(number)
+            return linear_head(Expansion(*sums), mode, self.head)
+        return laplace(
+            mode,
+            total("curvature"),
+            total("gradient"),
+            float(total("nll")),
+            prior_stddev=self.prior_stddev,
+            groups=self.groups or None,
+            temperature=self.temperature,
         )
-    clients = dict(state.clients)
-    for client in others.clients if names is None else names:
-        check_joining(client, others.clients, clients, replace)
-        clients[client] = others.clients[client]
-    return state._replace(clients=clients)
+
+    def pool(self, rows: Rows, weights: ModelWeights) -> ModelWeights:
+        """Return the server's weights with the posterior of `approximate`.
+
+        Raises:
+          InvalidArgument: as `approximate`.
+        """
+        below = len(weights.point) - len(_mode(rows, weights)) if rows else 0
+        q = self.approximate(rows, weights).posterior
+        return weights._replace(posterior=q, point=tuple(weights.point[:below]))
+
+    def check(self, rows: Rows, weights: ModelWeights) -> None:
+        """Raise InvalidArgument or ValueError for sums that make no posterior, or do not fit the weights."""
+        if not rows:
+            self.approximate(rows, weights)
+        mode = [np.shape(x) for x in _mode(rows, weights)]
+        size = sum(math.prod(shape) for shape in mode)
+        full, dtypes = _is_full(rows), {np.asarray(x).dtype for row in rows.values() for x in tf.nest.flatten(row[2:])}
+        fits = dtypes == {np.dtype(np.float32 if self.head is None else np.float64)}
+        for row in rows.values():
+            fits = fits and mode == [np.shape(x) for x in row.gradient] and np.shape(row.nll) == ()
+            fits = fits and (np.shape(row.curvature) == (size, size) if full else _is_diagonal(row.curvature, mode))
+        mean, variance = weights.moments
+        fits = fits and [np.shape(x) for x in mean] == [np.shape(x) for x in variance]
+        fits = fits and all(bool(np.all(np.asarray(x) >= 0)) for x in variance)
+        fits = fits and set(self.groups) == set(range(len(set(self.groups))))
+        fits = fits and len(self.groups) in (0, len(mode)) and not (full and self.groups)
+        numbers = [self.temperature] + [x for x in (self.prior_stddev, *(self.head or ())[1:]) if x is not None]
+        fits = fits and (self.head is None or (full and len(mode) == NUM_HEAD_WEIGHTS))
+        if not fits or any(check_number(x, "a setting") <= 0 for x in numbers):
+            raise ValueError
+
+    def align(self, own: Held[ClientCurvature], others: Held[ClientCurvature]) -> Rows:
+        """Return the rows of other clients, which must be at the same weights.
+
+        Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `own`,
+        which is exact for Gaussian labels.
+
+        Raises:
+          InvalidArgument: the sums are of another structure or at other weights.
+        """
+        rows: Rows = others.rows
+        weights = others.weights
+        alike = _form(own.rows) == _form(rows) and (self.head is None) == (others.settings.head is None)
+        if alike and self.head is not None:
+            mode = _mode(own.rows, own.weights)
+            rows = _expanded(rows, _flat(_mode(rows, weights)), _flat(mode))
+            weights = weights._replace(point=(*weights.point[: -len(mode)], *mode))
+        here, there = tf.nest.flatten(own.weights), tf.nest.flatten(weights)
+        if not alike or len(here) != len(there) or not all(np.array_equal(x, y) for x, y in zip(here, there)):
+            raise InvalidArgument(
+                "The other clients' sums are of another structure or at other weights than these: let the clients "
+                "compute them at the weights of this model."
+            )
+        return rows
+
+    def measured(self, rows: Rows) -> tuple[str, Sequence[float]]:
+        """Return the name of a number that says how much each client contributes, and this number of each."""
+        traces = [_trace(row.curvature) for row in rows.values()]
+        return "share of the curvature", [x / sum(traces) for x in traces]
+
+    def found(self, rows: Rows, weights: ModelWeights) -> dict[str, Any]:
+        """Return what a record states of the posterior besides its scores, the noise as the labels are scaled."""
+        found, structure = self.approximate(rows, weights), "last_layer" if _is_full(rows) else "diagonal"
+        noise = {} if found.noise_stddev is None else {"noise_stddev": found.noise_stddev}
+        numbers = {x: getattr(found, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")}
+        of_all = {"structure": structure, "temperature": self.temperature}
+        return {"prior_stddev": found.prior_stddev.tolist(), **numbers, **noise, **of_all}
 
 
 def expanded_at(rows: ClientCurvature, at: Array, to: Array) -> ClientCurvature:
@@ -157,141 +163,35 @@ def expanded_at(rows: ClientCurvature, at: Array, to: Array) -> ClientCurvature:
     return rows._replace(gradient=tuple(tf.reshape(x, [-1, *shape]) for x, shape in parts), nll=new.nll)
 
 
-def _at_the_head_of(state: Curvatures, others: Curvatures) -> Curvatures:
-    stack = tf.nest.map_structure(lambda *x: np.stack(x), *others.clients.values())
-    rows = tf.nest.map_structure(np.asarray, expanded_at(stack, _flat(_mode(others)), _flat(_mode(state))))
-    clients = {name: tf.nest.map_structure(lambda x, k=k: x[k], rows) for k, name in enumerate(others.clients)}
-    mode = _mode(state)
-    below = others.weights.point[: len(others.weights.point) - len(mode)]
-    return others._replace(clients=clients, weights=others.weights._replace(point=(*below, *mode)))
+def _expanded(rows: Rows, at: Array, to: Array) -> Rows:
+    stack = tf.nest.map_structure(lambda *x: np.stack(x), *rows.values())
+    moved_to = tf.nest.map_structure(np.asarray, expanded_at(stack, at, to))
+    return {client: tf.nest.map_structure(lambda x, k=k: x[k], moved_to) for k, client in enumerate(rows)}
 
 
-def remove(state: Curvatures, *names: str) -> Curvatures:
-    """Return the state without these clients' sums.
-
-    The weights stay as the clients have trained them together; of an exact last layer they are those that the other
-    clients' sums give.
-
-    Raises:
-      InvalidArgument: there is no such client, or none would be left.
-    """
-    clients = dict(state.clients)
-    for client in names:
-        check_leaving(client, clients)
-        del clients[client]
-    if not clients:
-        raise InvalidArgument("A posterior is made of clients' sums: one client at least must be left.")
-    return state._replace(clients=clients)
-
-
-def load(path: Path) -> Curvatures:
-    """Read a file of `save`.
-
-    Raises:
-      InvalidArgument: the file can't be read, or is none of these.
-    """
-    arrays = read_arrays(path, "file of curvatures", MOST_BYTES)
-    state = None
-    with contextlib.suppress(KeyError, ValueError, TypeError, IndexError):
-        state = _state(arrays)
-    if state is None or not _fits(state, arrays):
-        raise InvalidArgument(f"{name(path)} is not a file of curvatures: its arrays are not those of one.")
-    return state
-
-
-def save(state: Curvatures, path: Path) -> None:
-    """Write the state to a file, whole or not at all."""
-    write_arrays(path, _arrays(state))
-
-
-def _mode(state: Curvatures) -> tuple[Any, ...]:
+def _mode(rows: Rows, weights: ModelWeights) -> tuple[Any, ...]:
     """Return the weights that the posterior is over: as many of the last as a client's gradient has."""
-    number = len(next(iter(state.clients.values())).gradient)
-    return tuple(state.weights.point[len(state.weights.point) - number :])
+    number = len(next(iter(rows.values())).gradient)
+    return tuple(weights.point[len(weights.point) - number :])
 
 
 def _flat(leaves: Sequence[Array]) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in leaves])
 
 
-def _shapes(state: Curvatures) -> Any:
-    first = next(iter(state.clients.values()))
-    return [np.shape(x) for x in tf.nest.flatten((first.curvature, first.gradient))], isinstance(first.curvature, tuple)
+def _is_full(rows: Rows) -> bool:
+    return not isinstance(next(iter(rows.values())).curvature, tuple)
 
 
-def _arrays(state: Curvatures) -> dict[str, Any]:
-    parts, settings = list(state.clients.values()), state.settings
-    stacked = tf.nest.map_structure(lambda *x: np.stack(x), *parts)
-    arrays = {
-        "names": np.array(list(state.clients), np.str_),
-        "num_examples": np.array([int(part.num_examples) for part in parts], np.int64),
-        "nll": np.asarray(stacked.nll, np.float64 if settings.head else np.float32),
-        "prior_stddev": np.array([] if settings.prior_stddev is None else [settings.prior_stddev], np.float64),
-        "temperature": np.array(settings.temperature, np.float64),
-        "groups": np.array(settings.groups, np.int64),
-        "full": np.array(int(not isinstance(stacked.curvature, tuple)), np.int64),
-    }
-    moments = state.weights.moments
-    if settings.head is not None:
-        noise = settings.head.noise_stddev
-        arrays["gaussian"] = np.array(int(settings.head.gaussian), np.int64)
-        arrays["noise_stddev"] = np.array([] if noise is None else [noise], np.float64)
-    groups = zip((*_SUMS, *_WEIGHTS), (stacked.curvature, stacked.gradient, state.weights.point, *moments))
-    return {**arrays, **{f"{part}/{i}": np.asarray(x) for part, g in groups for i, x in enumerate(tf.nest.flatten(g))}}
+def _form(rows: Rows) -> Any:
+    first = next(iter(rows.values()))
+    return [np.shape(x) for x in tf.nest.flatten((first.curvature, first.gradient))], _is_full(rows)
 
 
-def _state(arrays: Mapping[str, np.ndarray]) -> Curvatures:
-    ordered = lambda part: tuple(arrays[f"{part}/{i}"] for i in range(sum(k.startswith(f"{part}/") for k in arrays)))
-    curvature, gradient = (ordered(part) for part in _SUMS)
-    point, *moments = (ordered(part) for part in _WEIGHTS)
-    full, given = bool(arrays["full"]), arrays["prior_stddev"].tolist()
-    pick = lambda leaves, k: tuple(x[k] for x in leaves)
-    clients = {
-        client: ClientCurvature(
-            np.int32(k),
-            np.int32(arrays["num_examples"][k]),
-            curvature[0][k] if full else pick(curvature, k),
-            pick(gradient, k),
-            arrays["nll"][k],
-        )
-        for k, client in enumerate(arrays["names"].tolist())
-    }
-    prior, heat, groups = given[0] if given else None, float(arrays["temperature"]), tuple(arrays["groups"].tolist())
-    head = None
-    if "gaussian" in arrays:
-        noise = arrays["noise_stddev"].tolist()
-        head = Head(bool(arrays["gaussian"]), prior, noise[0] if noise else None, heat)
-    settings = Settings(prior, heat, groups, head)
-    return Curvatures(clients, ModelWeights(MeanField((), ()), point, MeanField(*moments)), settings)
-
-
-def _fits(state: Curvatures, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Return whether the state is one, and all that the file holds."""
-    names, moments, settings = arrays["names"], state.weights.moments, state.settings
-    if names.dtype.kind != "U" or names.ndim != 1 or not len(names) == len(state.clients) > 0:
-        return False
-    fits = all(map(str.isprintable, state.clients)) and bool(np.all(arrays["num_examples"] > 0))
-    numbers = {key: x for key, x in arrays.items() if key != "names"}
-    fits = fits and all(x.dtype in (np.float32, np.float64, np.int64) for x in numbers.values())
-    fits = fits and all(bool(np.all(np.isfinite(x))) for x in numbers.values())
-    mode = [np.shape(x) for x in _mode(state)]
-    size = sum(int(np.prod(shape)) for shape in mode)
-    full = bool(arrays["full"])
-    for part in state.clients.values():
-        fits = fits and mode == [np.shape(x) for x in part.gradient]
-        fits = fits and ([np.shape(part.curvature)] == [(size, size)] if full else _diagonal(part.curvature, mode))
-    fits = fits and all(x.shape == y.shape and bool(np.all(y >= 0)) for x, y in zip(*moments))
-    fits = fits and len(moments.mean) == len(moments.variance) and settings.temperature > 0
-    fits = fits and (settings.prior_stddev is None or settings.prior_stddev > 0) and len(arrays["prior_stddev"]) < 2
-    fits = fits and len(settings.groups) in (0, len(mode)) and not (full and settings.groups)
-    if settings.head is not None:
-        noise = settings.head.noise_stddev
-        fits = fits and full and len(mode) == NUM_HEAD_WEIGHTS and (noise is None or noise > 0)
-        fits = fits and len(arrays["noise_stddev"]) < 2
-    groups = set(settings.groups)
-    fits = fits and groups == set(range(len(groups)))
-    return fits and {k: x.shape for k, x in arrays.items()} == {k: x.shape for k, x in _arrays(state).items()}
-
-
-def _diagonal(curvature: Sequence[np.ndarray], mode: list[tuple[int, ...]]) -> bool:
+def _is_diagonal(curvature: Sequence[np.ndarray], mode: list[tuple[int, ...]]) -> bool:
     return mode == [np.shape(x) for x in curvature] and all(bool(np.all(x >= 0)) for x in curvature)
+
+
+def _trace(curvature: Any) -> float:
+    """Return the trace of a matrix, or of its diagonal in leaves."""
+    return float(sum(np.sum(x) for x in curvature) if isinstance(curvature, tuple) else np.trace(curvature))

@@ -1,167 +1,106 @@
-"""A posterior and its clients' factors, after a run of partitioned inference: clients leave, and others join.
-
-state = factors.load("my_run/sites.npz")
-state = factors.remove(state, "3")                         # its site is divided out
-state = factors.join(state, factors.load("other/sites.npz"))
-model = bfl.models.predictive_model(model_fn(), factors.pool(state))
-"""
+"""A posterior as the product of its clients' factors, of which each can be left out: after partitioned inference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.files import Path, name
-from tfp_bfl.files.arrays import read_arrays, write_arrays
-from tfp_bfl.posterior import MeanField, Site, times
-from tfp_bfl.servers.names import check_joining, check_leaving
+from tfp_bfl.posterior import MeanField, Site, flatten, unflatten
 from tfp_bfl.weights import ModelWeights
 
-MOST_BYTES = 2**34
-PARTS = ("mean", "variance", "point", "moving_mean", "moving_variance")
+if TYPE_CHECKING:
+    from tfp_bfl.servers.held import Held
+
+
+class ClientSite(NamedTuple):
+    """A client's factor of the posterior.
+
+    Fields:
+      num_examples: that it was trained on, scalar int32.
+      site: the factor.
+    """
+
+    num_examples: Any
+    site: Site
+
+
+Rows = Mapping[str, ClientSite]
 
 
 class Factors(NamedTuple):
-    """The federation's approximate likelihood factors, one for each client.
+    """The posterior is the prior times the clients' sites.
+
+    What a client taught the others, and the point weights, stay where it leaves.
 
     Fields:
-      names: of the clients.
-      num_examples: of each.
-      sites: of each.
-      weights: the server's; their posterior is the prior times all sites.
+      precision, shift: natural parameters of the prior: leaves like the posterior's mean, float64.
     """
 
-    names: tuple[str, ...]
-    num_examples: tuple[int, ...]
-    sites: tuple[Site, ...]
-    weights: ModelWeights
+    precision: tuple[Any, ...]
+    shift: tuple[Any, ...]
+
+    @classmethod
+    def without(cls, rows: Rows, posterior: MeanField) -> Factors:
+        """Return the prior of a posterior: what is left of it without its clients' sites."""
+        precision = 1 / _vector(posterior.variance)
+        total = Site(precision, precision * _vector(posterior.mean))
+        left = (x - sum(_vector(row.site[i]) for row in rows.values()) for i, x in enumerate(total))
+        return cls(*(tuple(x.numpy() for x in unflatten(part, posterior.mean)) for part in left))
+
+    def pool(self, rows: Rows, weights: ModelWeights) -> ModelWeights:
+        """Return the server's weights with the prior times the sites as the posterior.
+
+        Raises:
+          InvalidArgument: nothing is left of the precision of a weight.
+        """
+        precision, shift = self._natural(rows)
+        if np.any(precision <= 0):
+            raise InvalidArgument("A site is no factor of the posterior: its precision is not below the posterior's.")
+        shaped = lambda flat: unflatten(tf.cast(flat, tf.float32), self.precision)
+        return weights._replace(posterior=MeanField(shaped(shift / precision), shaped(1 / precision)))
+
+    def check(self, rows: Rows, weights: ModelWeights) -> None:
+        """Raise InvalidArgument or ValueError for rows that make no posterior."""
+        size = sum(np.size(x) for x in self.precision)
+        fits = size > 0 and [np.shape(x) for x in self.precision] == [np.shape(x) for x in self.shift]
+        fits = fits and all(np.shape(x) == (size,) for row in rows.values() for x in row.site)
+        mean, variance = weights.moments
+        fits = fits and [np.shape(x) for x in mean] == [np.shape(x) for x in variance]
+        if not fits or any(np.any(row.site.precision < 0) for row in rows.values()):
+            raise ValueError
+        self.pool(rows, weights)
+
+    def align(self, own: Held[ClientSite], others: Held[ClientSite]) -> Rows:
+        """Return the rows of other clients.
+
+        Raises:
+          InvalidArgument: they are over other weights.
+        """
+        shapes = lambda held: [np.shape(x) for x in tf.nest.flatten((held.weights, held.settings))]
+        if shapes(own) != shapes(others):
+            raise InvalidArgument(
+                "The other clients' model has other shapes: their sites are over other weights than these."
+            )
+        return others.rows
+
+    def measured(self, rows: Rows) -> tuple[str, Sequence[float]]:
+        """Return the name of a number that says how much each client contributes, and this number of each."""
+        total = float(tf.reduce_sum(self._natural(rows).precision))
+        return "share of the precision", [float(np.sum(np.float64(x.site.precision))) / total for x in rows.values()]
+
+    def found(self, rows: Rows, weights: ModelWeights) -> dict[str, Any]:
+        """Return what a record states of the posterior besides its scores: nothing."""
+        del rows, weights
+        return {}
+
+    def _natural(self, rows: Rows) -> Site:
+        parts = (self.precision, self.shift)
+        return Site(*(_vector(x) + sum(_vector(row.site[i]) for row in rows.values()) for i, x in enumerate(parts)))
 
 
-def from_state(state: ServerState, num_examples: Sequence[int] | np.ndarray) -> Factors:
-    """Return the factors of a run's last state, a `Site` of each client; the names are their numbers."""
-    clients = np.asarray(state.memory.client).tolist()
-    rows = [Site(*(np.asarray(x)[k] for x in state.memory.rows)) for k in range(len(clients))]
-    sizes = tuple(int(num_examples[k]) for k in clients)
-    return Factors(tuple(map(str, clients)), sizes, tuple(rows), tf.nest.map_structure(np.asarray, state.weights))
-
-
-def pool(state: Factors) -> ModelWeights:
-    """Return the server's weights."""
-    return tf.nest.map_structure(tf.convert_to_tensor, state.weights)
-
-
-def remove(state: Factors, *names: str) -> Factors:
-    """Return the state without these clients: their sites are divided out of the posterior.
-
-    What they taught the others, and the point weights, stays.
-
-    Raises:
-      InvalidArgument: there is no such client.
-    """
-    for client in names:
-        check_leaving(client, state.names)
-        k = state.names.index(client)
-        posterior = times(MeanField(*state.weights.posterior), state.sites[k], -1)
-        state = Factors(
-            state.names[:k] + state.names[k + 1 :],
-            state.num_examples[:k] + state.num_examples[k + 1 :],
-            state.sites[:k] + state.sites[k + 1 :],
-            state.weights._replace(posterior=posterior),
-        )
-    return state
-
-
-def join(state: Factors, others: Factors, names: Sequence[str] | None = None, replace: bool = False) -> Factors:
-    """Return the state with the clients of another state; their factors multiply the posterior.
-
-    Args:
-      names: of the clients to take; None for all.
-      replace: a client that is there already gets the new site in the place of its old one, and is not refused.
-
-    Raises:
-      InvalidArgument: there is no such client there, or one of the name here already; or the models' shapes differ.
-    """
-    if _shapes(state) != _shapes(others):
-        raise InvalidArgument(
-            "The other clients' model has other shapes: their sites are over other weights than these."
-        )
-    for client in others.names if names is None else names:
-        check_joining(client, others.names, state.names, replace)
-        state = remove(state, client) if client in state.names else state
-        k = others.names.index(client)
-        posterior = times(MeanField(*state.weights.posterior), others.sites[k])
-        state = Factors(
-            (*state.names, client),
-            (*state.num_examples, others.num_examples[k]),
-            (*state.sites, others.sites[k]),
-            state.weights._replace(posterior=posterior),
-        )
-    return state
-
-
-def save(state: Factors, path: Path) -> None:
-    """Write the state to a file, whole or not at all."""
-    write_arrays(path, _arrays(state))
-
-
-def load(path: Path) -> Factors:
-    """Read what `save` wrote.
-
-    Raises:
-      InvalidArgument: the file can't be read, or is none of these.
-    """
-    arrays = read_arrays(path, "file of sites", MOST_BYTES)
-    try:
-        groups = [_ordered(arrays, part) for part in PARTS]
-        weights = ModelWeights(MeanField(*groups[:2]), groups[2], MeanField(*groups[3:]))
-        names, sizes = arrays["names"], arrays["num_examples"]
-        sites = tuple(Site(p, s) for p, s in zip(arrays["precision"], arrays["shift"]))
-        state = Factors(tuple(names.tolist()), tuple(sizes.tolist()), sites, weights)
-        _check(state, arrays)
-    except (KeyError, ValueError, TypeError):
-        raise InvalidArgument(f"{name(path)} is not a file of sites: its arrays are not those of one.") from None
-    return state
-
-
-def _arrays(state: Factors) -> dict[str, Any]:
-    weights = state.weights
-    groups = zip(PARTS, (*weights.posterior, weights.point, *weights.moments))
-    size = sum(int(np.size(x)) for x in weights.posterior.mean)
-    rows = lambda field: np.array([getattr(t, field) for t in state.sites], np.float32).reshape(-1, size)
-    return {
-        "names": np.array(state.names, np.str_),
-        "num_examples": np.array(state.num_examples, np.int64),
-        "precision": rows("precision"),
-        "shift": rows("shift"),
-        **{f"{part}/{i}": np.asarray(x) for part, group in groups for i, x in enumerate(group)},
-    }
-
-
-def _ordered(arrays: Mapping[str, np.ndarray], part: str) -> tuple[np.ndarray, ...]:
-    number = sum(key.startswith(f"{part}/") for key in arrays)
-    return tuple(arrays[f"{part}/{i}"] for i in range(number))
-
-
-def _shapes(state: Factors) -> Any:
-    return [np.shape(x) for x in tf.nest.flatten(state.weights)]
-
-
-def _check(state: Factors, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError for what is no file of sites."""
-    names, q, moments = arrays["names"], state.weights.posterior, state.weights.moments
-    numbers = [x for key, x in arrays.items() if key != "names"]
-    fits = names.dtype.kind == "U" and names.ndim == 1 and len(set(state.names)) == len(state.names)
-    fits = fits and all(map(str.isprintable, state.names)) and all(n > 0 for n in state.num_examples)
-    fits = fits and all(x.dtype in (np.float32, np.int64) and np.all(np.isfinite(x)) for x in numbers)
-    pairs = [*zip(q.mean, q.variance), *zip(moments.mean, moments.variance)]
-    fits = fits and all(x.shape == y.shape for x, y in pairs) and all(np.all(x > 0) for x in q.variance)
-    fits = fits and len(q.mean) == len(q.variance) > 0 and bool(np.all(arrays["precision"] >= 0))
-    same = {len(names), len(state.num_examples), len(arrays["precision"]), len(arrays["shift"])}
-    whole = {key: x.shape for key, x in arrays.items()} == {key: x.shape for key, x in _arrays(state).items()}
-    if not fits or len(same) != 1 or not whole:
-        raise ValueError
+def _vector(leaves: Any) -> tf.Tensor:
+    return flatten(tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), leaves))

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
 from tfp_bfl.errors import check_number
-from tfp_bfl.servers import curvatures
 from tfp_bfl.servers.checks import check_point_weights
-from tfp_bfl.servers.rows import growing, keep_newest
+from tfp_bfl.servers.curvatures import Curvatures
+from tfp_bfl.servers.rows import by_client, growing, keep_newest
 from tfp_bfl.weights import ClientCurvature, ModelWeights
 
 # In posterior standard deviations, root mean square over the weights.
@@ -45,7 +45,7 @@ def laplace(
     check_number(temperature, "temperature")
     if prior_stddev is not None:
         check_number(prior_stddev, "prior_stddev")
-    settings = curvatures.Settings(prior_stddev, temperature, tuple(groups))
+    settings = Curvatures(prior_stddev, temperature, tuple(groups))
 
     def initialize(weights: ModelWeights) -> ClientCurvature:
         check_point_weights(weights, "Laplace's approximation")
@@ -56,12 +56,12 @@ def laplace(
         return ClientCurvature(growing([], tf.int32), growing([], tf.int32), matrix, rows, growing([], tf.float32))
 
     def predictive(state: ClientCurvature, weights: ModelWeights) -> ModelWeights:
-        return curvatures.pool(curvatures.from_stack(state, weights, settings)) if len(state.client) else weights
+        return settings.pool(by_client(state), weights) if len(state.client) else weights
 
     def notice(state: ClientCurvature, weights: ModelWeights) -> str | None:
         if not len(state.client):
             return None
-        distance = curvatures.approximate(curvatures.from_stack(state, weights, settings)).distance
+        distance = settings.approximate(by_client(state), weights).distance
         return None if distance <= LARGEST_DISTANCE else mode_warning(distance)
 
     takes = stack_of(CURVATURE)

@@ -11,8 +11,9 @@ from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.posterior.linear_head import Expansion, Head, active, solve, whole
-from tfp_bfl.servers import curvatures
 from tfp_bfl.servers.checks import check_point_weights
+from tfp_bfl.servers.curvatures import NUM_HEAD_WEIGHTS, Curvatures, expanded_at
+from tfp_bfl.servers.held import Held
 from tfp_bfl.servers.rows import growing, keep_newest
 from tfp_bfl.weights import ClientCurvature, ModelWeights
 
@@ -75,7 +76,7 @@ def last_layer(
 
     def initialize(weights: ModelWeights) -> LastLayer:
         check_point_weights(weights, "The posterior of a last layer")
-        layer = weights.point[-curvatures.NUM_HEAD_WEIGHTS :]
+        layer = weights.point[-NUM_HEAD_WEIGHTS:]
         at = tf.cast(flatten(layer), tf.float64)
         size = at.shape.num_elements()
         number = lambda shape: growing(shape, tf.float64)
@@ -87,9 +88,9 @@ def last_layer(
     def advance(
         state: LastLayer, weights: ModelWeights, new: Stack[ClientCurvature], seed: tf.Tensor
     ) -> tuple[LastLayer, ModelWeights]:
-        layer = tuple(weights.point[-curvatures.NUM_HEAD_WEIGHTS :])
+        layer = tuple(weights.point[-NUM_HEAD_WEIGHTS:])
         at = tf.cast(flatten(layer), tf.float64)
-        rows, _ = keep_newest(curvatures.expanded_at(state.rows, state.at, at), weights, new, seed)
+        rows, _ = keep_newest(expanded_at(state.rows, state.at, at), weights, new, seed)
         total = _total(rows, at)
         square = tf.reduce_sum(tf.square(at))
         value = total.nll + 0.5 * state.prior_precision * square
@@ -104,28 +105,28 @@ def last_layer(
             rows, at, pick(at, state.previous), pick(value, state.value), pick(prior, state.prior_precision)
         )
         moved_to = unflatten(tf.cast(pick(mean, (at + state.previous) / 2), tf.float32), layer)
-        return kept, weights._replace(point=(*weights.point[: -curvatures.NUM_HEAD_WEIGHTS], *moved_to))
+        return kept, weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *moved_to))
 
     def predictive(state: LastLayer, weights: ModelWeights) -> ModelWeights:
-        return curvatures.pool(held_sums(state, weights, head)) if len(state.rows.client) else weights
+        return held_sums(state, weights, head).pool() if len(state.rows.client) else weights
 
     def notice(state: LastLayer, weights: ModelWeights) -> str | None:
         if not len(state.rows.client):
             return None
-        step = curvatures.approximate(held_sums(state, weights, head)).distance
+        held = held_sums(state, weights, head)
+        step = held.settings.approximate(held.rows, held.weights).distance
         return None if step <= LARGEST_STEP else step_warning(step)
 
     takes = stack_of(CURVATURE)
     return ServerStep(initialize, advance, predictive, takes=takes, name="last_layer", notice=notice)
 
 
-def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> curvatures.Curvatures:
+def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> Held[ClientCurvature]:
     """Return the sums of each client by its name, with the weights at which they are expanded."""
-    layer = tuple(np.asarray(x) for x in weights.point[-curvatures.NUM_HEAD_WEIGHTS :])
+    layer = tuple(np.asarray(x) for x in weights.point[-NUM_HEAD_WEIGHTS:])
     at = tuple(np.float32(x) for x in unflatten(tf.convert_to_tensor(state.at), layer))
-    weights = weights._replace(point=(*weights.point[: -curvatures.NUM_HEAD_WEIGHTS], *at))
-    settings = curvatures.Settings(head.prior_stddev, head.temperature, head=head)
-    return curvatures.from_stack(state.rows, weights, settings)
+    weights = weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *at))
+    return Held.of_stack(state.rows, weights, Curvatures.of_head(head))
 
 
 def _total(rows: ClientCurvature, at: tf.Tensor) -> Expansion:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import Stack, rows_of
@@ -16,6 +17,13 @@ Clients = TypeVar("Clients", ClientCurvature, ClientPosterior)
 def growing(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
     """Return a tensor without rows, of a type in which there may be any number: [0, *shape]."""
     return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])
+
+
+def by_client(stack: Any) -> dict[str, Any]:
+    """Return the row of each client of a stack, leaves [K, ...], by its number in words."""
+    stack = tf.nest.map_structure(np.asarray, stack)
+    pick = lambda k: tf.nest.map_structure(lambda x: x[k], stack)
+    return {str(number): pick(k) for k, number in enumerate(stack.client.tolist())}
 
 
 def keep_newest(

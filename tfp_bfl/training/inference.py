@@ -43,6 +43,14 @@ class Settings(NamedTuple):
     kl: str
 
 
+def default_temperature(likelihood: str | Likelihood) -> float:
+    """Return the default posterior temperature of a likelihood: that of `TEMPERATURES`, and 1 for others.
+
+    A regression has its noise in the model.
+    """
+    return TEMPERATURES.get(likelihood.partition(":")[0], 1.0) if isinstance(likelihood, str) else 1.0
+
+
 def settings_for(
     inference: str | None = None,
     temperature: float | None = None,
@@ -57,8 +65,7 @@ def settings_for(
 
     Args:
       inference, temperature, kl: what the user gave; None for the default.
-      likelihood: of the labels. The default temperature is that of `TEMPERATURES`, and 1 for others: a regression has
-        its noise in the model.
+      likelihood: of the labels, for `default_temperature`.
       update_prior: the prior is the last pooled posterior: backprop at temperature 1 and KL / N_k, as published
         (Fischer et al. 2024).
       example_privacy: gradients are clipped and noised, which only "backprop" allows.
@@ -67,8 +74,7 @@ def settings_for(
     if inference is None:
         inference = "backprop" if update_prior or example_privacy else DEFAULT_INFERENCE
     if temperature is None:
-        by_likelihood = TEMPERATURES.get(likelihood.partition(":")[0], 1.0) if isinstance(likelihood, str) else 1.0
-        temperature = 1.0 if update_prior else by_likelihood
+        temperature = 1.0 if update_prior else default_temperature(likelihood)
     if kl is None:
         kl = "product" if one_shot else "client" if update_prior else "total"
     return Settings(inference, temperature, kl)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfp_bfl.app.bench import cell, one_method, program
+from tfp_bfl.app.bench import cell, program, tuning
+from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.errors import Error
 
 
@@ -13,17 +14,17 @@ def stand_in(monkeypatch):
 
     def trial(task):
         tasks.append(("trial", task))
-        return {"nll": abs((task.config.learning_rate or 0.5) - 0.04), "seconds": 2.0}
+        return Finished({}, {}, {"test_nll": abs((task.config.learning_rate or 0.5) - 0.04)}, {"seconds": 2.0})
 
     def final(task):
         tasks.append(("final", task))
         if task.config.rounds == 3 and task.config.algorithm == "variational":
             raise Error("The training diverged.")
-        scores = {"accuracy": 0.5, "nll": task.config.learning_rate or 1.0}
-        return {"about": {"dataset": "digits"}, "scores": scores, "cost": {"seconds": 1.0}, "trajectory": []}
+        scores = {"accuracy": 0.5, "test_nll": task.config.learning_rate or 1.0}
+        return Finished({}, {"dataset": "digits"}, scores, {"seconds": 1.0})
 
     # To collect the garbage of all tests before would take most of the time.
-    for module in (program, one_method):
+    for module in (program, tuning):
         monkeypatch.setattr(module, "forget_models", lambda: None)
     monkeypatch.setattr(cell, "run_trial", trial)
     monkeypatch.setattr(cell, "run_final", final)

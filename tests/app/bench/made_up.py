@@ -17,19 +17,30 @@ def record(setting, method, seed, generator, better=0.0, **changes):
     about |= {"task": "regression"} if is_number else {"task": "classification", "heterogeneity": CLASSES[setting]}
     nll = 0.5 - better + noise()
     if is_number:
-        scores = {"rmse": 50 - 10 * better + noise(), "nll": 5 + nll, "crps": 28 - better + noise(), "coverage": 0.9}
+        scores = {
+            "rmse": 50 - 10 * better + noise(),
+            "test_nll": 5 + nll,
+            "crps": 28 - better + noise(),
+            "coverage": 0.9,
+        }
     else:
-        scores = {"accuracy": 0.8 + better + noise(), "nll": nll, "ece": 0.06 - better / 10 + noise() / 10}
+        scores = {"accuracy": 0.8 + better + noise(), "test_nll": nll, "ece": 0.06 - better / 10 + noise() / 10}
         scores |= {"brier": 0.3 - better + noise(), "coverage": 0.9, "set_size": 1.3}
-    cost = {"train_seconds": 12.0 + seed, "seconds": 20.0, "trial_seconds": 90.0 + METHODS.index(method)}
+    cost = {"cpu_seconds": 12.0 + seed, "seconds": 20.0, "trial_seconds": 90.0 + METHODS.index(method)}
     cost |= {"upload_mb": 1.2, "download_mb": 1.2, "peak_mb": 900.0}
     name = "rmse" if is_number else "accuracy"
-    trajectory = [
-        {"round": n, "seconds": 1.0 * n + seed, "mb": 0.2 * n, "nll": scores["nll"] + 1 / n, name: scores[name]}
+    rounds = [
+        {
+            "round": n,
+            "seconds": 1.0 * n + seed,
+            "mb": 0.2 * n,
+            "test_nll": scores["test_nll"] + 1 / n,
+            name: scores[name],
+        }
         for n in (2, 4, 6, 8, 10)
     ]
     content = {"setting": setting, "method": method, "seed": seed, "about": about, "trials": 8, "scores": scores}
-    content |= {"chosen": {"learning_rate": 0.03}, "cost": cost, "trajectory": trajectory}
+    content |= {"chosen": {"learning_rate": 0.03}, "cost": cost, "rounds": rounds}
     return {**content, **changes}
 
 

@@ -27,7 +27,7 @@ def test_every_cell_is_run_once(tmp_path, stand_in, capsys):
     for seed in (0, 1):  # Both seeds have the values of the same trials.
         chosen = found["a", "tuned", seed]["chosen"]["learning_rate"]
         assert chosen == found["a", "tuned", 0]["chosen"]["learning_rate"]
-        assert found["a", "tuned", seed]["scores"]["nll"] == chosen and 0.01 <= chosen <= 0.1
+        assert found["a", "tuned", seed]["scores"]["test_nll"] == chosen and 0.01 <= chosen <= 0.1
         assert found["a", "tuned", seed]["cost"]["trial_seconds"] == 6.0
         assert found["b", "plain", seed]["failed"] == "The training diverged."
     assert "failed: The training diverged." in capsys.readouterr().out
@@ -253,9 +253,9 @@ def test_tune_writes_the_best_configuration(tmp_path, monkeypatch, stand_in, cap
     assert run_command_line(command) == 0
     best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
     rows = lines_of(tmp_path / "t" / "trials.jsonl")
-    least = min(rows, key=lambda row: row["nll"])
+    least = min(rows, key=lambda row: row["scores"]["test_nll"])
     assert best["learning_rate"] == least["values"]["learning_rate"] and best["rounds"] == 2
-    assert f"has nll {least['nll']:.4f} on held-out" in capsys.readouterr().out
+    assert f"has nll {least['scores']['test_nll']:.4f} on held-out" in capsys.readouterr().out
     stand_in.clear()
     assert run_command_line(command) == 0 and not stand_in
 
@@ -333,8 +333,8 @@ REAL = {
     "methods": {
         "fed_avg": {"algorithm": "fed_opt", "kind": "deterministic", "tuned": {"learning_rate": "0.01..0.1 log"}},
         "variational": {},
-        "head": {"algorithm": "fed_opt", "kind": "deterministic", "then": "last_layer"},
-        "laplace": {"algorithm": "fed_opt", "kind": "deterministic", "then": "laplace"},
+        "head": {"algorithm": "last_layer", "start": {"algorithm": "fed_opt", "kind": "deterministic"}},
+        "laplace": {"algorithm": "laplace", "start": {"algorithm": "fed_opt", "kind": "deterministic"}},
         "reptile": {"algorithm": "meta_learning", "learner": "plain"},
     },
 }
@@ -351,13 +351,15 @@ def test_a_reduced_benchmark(tmp_path):
     assert len(sound) == len(found) == 9 and ("diabetes", "reptile") not in found  # Personal models are of classes.
     for (setting, method), record in sound.items():
         scores, cost = record["scores"], record["cost"]
-        shared = {"nll", "coverage"} | ({"accuracy", "fitted_nll"} if setting == "heart" else {"rmse", "crps"})
+        shared = {"test_nll", "coverage"} | (
+            {"accuracy", "fitted_test_nll"} if setting == "heart" else {"rmse", "crps"}
+        )
         assert shared <= set(scores), (setting, method)
-        assert 0.5 < scores.get("accuracy", 0.6) < 1 and scores["nll"] < (0.75 if setting == "heart" else 7)
-        assert cost["upload_mb"] > 0 and cost["train_seconds"] > 0
-        assert len(record["trajectory"]) == (2 if method in ("fed_avg", "variational") else 1)
-        assert record["trajectory"][-1]["nll"] == scores["nll"]
-        assert record["trajectory"][-1]["mb"] == pytest.approx(cost["upload_mb"] + cost["download_mb"])
+        assert 0.5 < scores.get("accuracy", 0.6) < 1 and scores["test_nll"] < (0.75 if setting == "heart" else 7)
+        assert cost["upload_mb"] > 0 and cost["cpu_seconds"] > 0
+        assert len(record["rounds"]) == (2 if method in ("fed_avg", "variational") else 1)
+        assert record["rounds"][-1]["test_nll"] == scores["test_nll"]
+        assert record["rounds"][-1]["mb"] == pytest.approx(cost["upload_mb"] + cost["download_mb"])
     heart = {method: sound["heart", method]["cost"] for method in ("fed_avg", "variational", "head", "laplace")}
     # A variational weight is two numbers; the sums of a last layer are further messages.
     ratio = heart["variational"]["upload_mb"] / heart["fed_avg"]["upload_mb"]
@@ -365,6 +367,9 @@ def test_a_reduced_benchmark(tmp_path):
     # Four clients send matrix and gradient of 66 weights, and three numbers: in float64 ten times, in float32 once.
     more = lambda method: (heart[method]["upload_mb"] - heart["fed_avg"]["upload_mb"]) * 2**20
     assert more("head") == pytest.approx(10 * 4 * ((66**2 + 66) * 8 + 16))
+    for method in ("head", "laplace"):  # The default temperature: 0.01 for classes, 1 for regression.
+        assert sound["heart", method]["about"]["posterior_temperature"] == 0.01
+        assert sound["diabetes", method]["about"]["posterior_temperature"] == 1
     assert more("laplace") == pytest.approx(4 * ((66**2 + 66) * 4 + 12))
-    assert "permuted_nll" in sound["heart", "variational"]["scores"]
+    assert "permuted_test_nll" in sound["heart", "variational"]["scores"]
     assert (tmp_path / "out" / "results.md").is_file() and (tmp_path / "out" / "index.html").is_file()

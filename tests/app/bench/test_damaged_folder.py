@@ -116,7 +116,7 @@ def test_two_processes_write_the_records_one_after_the_other(tmp_path, stand_in,
 
 
 def test_lines_that_are_no_trials_are_run_again(tmp_path):
-    rows = [{"values": {}, "nll": 1.0}, 5]
+    rows = [{"values": {}, "scores": {"test_nll": 1.0}}, 5]
     (tmp_path / tuning.TRIALS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert tuning.read_trials(tmp_path) == rows[:1]
 

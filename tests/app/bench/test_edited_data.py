@@ -41,7 +41,7 @@ def recording(stand_in, monkeypatch):
 
     def recorded(task):
         found = final(task)
-        return {**found, "about": {**found["about"], "data": bfl.data.digest(datasets.load(task.config))}}
+        return found._replace(about={**found.about, "data": bfl.data.digest(datasets.load(task.config))})
 
     monkeypatch.setattr(cell, "run_final", recorded)
     return stand_in
@@ -79,9 +79,8 @@ def test_a_file_that_is_edited_during_a_benchmark_is_reported(tmp_path, table, p
 
 def test_trials_without_a_finished_cell_count(tmp_path, table, recording, monkeypatch):
     trial = cell.run_trial
-    monkeypatch.setattr(
-        cell, "run_trial", lambda task: {**trial(task), "data": bfl.data.digest(datasets.load(task.config))}
-    )
+    digest = lambda task: {"data": bfl.data.digest(datasets.load(task.config))}
+    monkeypatch.setattr(cell, "run_trial", lambda task: trial(task)._replace(about=digest(task)))
     settings = {"a": {"dataset": str(table), **DATA, "rounds": 2}}
     plan = plan_of(tmp_path, settings=settings, seeds="0", methods={"tuned": PLAN["methods"]["tuned"]})
     monkeypatch.setattr(cell, "run_final", interrupted)

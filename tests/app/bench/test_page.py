@@ -72,7 +72,7 @@ def test_the_table_has_all_values_without_a_script(tmp_path):
     for row in rows:
         (setting,) = [s for s in bench.settings if row[1] == s]
         (method,) = [m for m in bench.methods if row[0] == page.shorten(m) + setting]
-        assert row[place] == summary.mean_text(bench.scores(setting, method).values("nll"))
+        assert row[place] == summary.mean_text(bench.scores(setting, method).values("test_nll"))
     assert rows[3][head.index("Seeds")] == "2, 1 failed"
 
 

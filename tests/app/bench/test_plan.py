@@ -5,8 +5,6 @@ import datetime
 import pytest
 import yaml
 
-import tfp_bfl as bfl
-from tfp_bfl.app.bench import plan as plans
 from tfp_bfl.app.bench.plan import read_plan
 from tfp_bfl.app.bench.spaces import Space, parse_space
 from tfp_bfl.errors import InvalidArgument
@@ -20,18 +18,18 @@ SMALL = {
         "fed_avg": {"algorithm": "fed_opt", "tuned": {"learning_rate": "0.01..0.1 log"}},
         "chain": {"algorithm": "qlsd", "without": "local_epochs", "rounds": 100},
         "laplace": {
-            "algorithm": "fed_opt",
-            "kind": "deterministic",
-            "then": "laplace",
+            "algorithm": "laplace",
+            "start": {"algorithm": "fed_opt", "kind": "deterministic"},
             "tuned": {"laplace.temperature": [0.1, 1.0]},
         },
     },
 }
 
 
-def point_weights(**options):
-    """A change of the methods: one that trains point weights."""
-    return {"methods": {"m": {"algorithm": "fed_opt", "kind": "deterministic", **options}}}
+def after(algorithm, start=(), **options):
+    """A change of the methods: a posterior after a training of point weights."""
+    start = {"algorithm": "fed_opt", "kind": "deterministic", **dict(start)}
+    return {"methods": {"m": {"algorithm": algorithm, "start": start, **options}}}
 
 
 def write(tmp_path, **changes):
@@ -90,28 +88,17 @@ def test_a_share_may_be_a_text_of_a_number(tmp_path, given, share):
     assert read_plan(write(tmp_path, hold_out=given)).hold_out == share
 
 
-def test_structures_are_those_of_the_library():
-    assert {*plans.STRUCTURES} == {*bfl.clients.STRUCTURES}
-
-
 def test_options_of_a_step_after_the_training(tmp_path):
-    methods = {"x": {"algorithm": "fed_opt", "kind": "deterministic", "then": {"laplace": {"structure": "diagonal"}}}}
-    plan = read_plan(write(tmp_path, methods=methods))
-    assert plan.methods["x"].then == "laplace" and plan.then_options("heart", "x") == {"structure": "diagonal"}
+    plan = read_plan(write(tmp_path, **after("laplace", structure="diagonal")))
+    assert plan.methods["m"].then == "laplace" and plan.then_options("heart", "m") == {"structure": "diagonal"}
 
 
 @pytest.mark.parametrize(
     ("changes", "temperature"),
     [
-        (point_weights(then="last_layer", **{"last_layer.temperature": 0.2}), 0.2),
-        ({"options": {"last_layer.temperature": 0.3}, **point_weights(then="last_layer")}, 0.3),
-        (
-            {
-                "options": {"last_layer.temperature": 0.3},
-                **point_weights(then="last_layer", **{"last_layer.temperature": 0.2}),
-            },
-            0.2,
-        ),
+        (after("last_layer", temperature=0.2), 0.2),
+        ({"options": {"last_layer.temperature": 0.3}, **after("last_layer")}, 0.3),
+        ({"options": {"last_layer.temperature": 0.3}, **after("last_layer", temperature=0.2)}, 0.2),
     ],
 )
 def test_an_option_of_a_step_may_be_fixed(tmp_path, changes, temperature):
@@ -147,10 +134,11 @@ def test_an_option_of_a_step_may_be_fixed(tmp_path, changes, temperature):
             {"methods": {"m": {"tuned": {"learning_rte": "1..2"}}}},
             "There is no option 'learning_rte' in the method 'm'",
         ),
-        ({"methods": {"m": {"tuned": {"laplace.temperature": "1..2"}}}}, "requires 'then: laplace'"),
-        ({"methods": {"m": {"then": "lapace"}}}, "There is no choice 'lapace': did you mean 'laplace'"),
-        ({"methods": {"m": {"then": {"laplace": {"temp": 1}}}}}, "There is no option of laplace 'temp'"),
-        ({"methods": {"m": {"then": {"laplace": {}, "last_layer": {}}}}}, "must name one step"),
+        ({"methods": {"m": {"tuned": {"laplace.temperature": "1..2"}}}}, "tuned with 'algorithm: laplace'"),
+        (after("laplace", temp=1), "There is no option of laplace 'temp'"),
+        (after("laplace", tuned={"last_layer.temperature": [0.1, 1]}), "tuned with 'algorithm: last_layer'"),
+        ({"methods": {"m": {"algorithm": "laplace"}}}, "laplace of the method 'm' follows a training: give its"),
+        ({"methods": {"m": {"algorithm": "laplace", "start": "run"}}}, "start of the method 'm' is 'run', but must be"),
         ({"methods": {"m": ["variational"]}}, "The method 'm' is ['variational'], but must be a mapping"),
         # An end of a search space that no run can have.
         (
@@ -163,15 +151,18 @@ def test_an_option_of_a_step_may_be_fixed(tmp_path, changes, temperature):
         ({"methods": {"m": {"tuned": {"algorithm": ["fed_opt", "scaffold"]}}}}, "algorithm of the method 'm' is the"),
         # Each value of a list, not only the first and the last.
         ({"methods": {"m": {"tuned": {"optimizer": ["adam", "banana", "sgd"]}}}}, "with optimizer banana: There is no"),
-        ({"methods": {"m": {"then": "laplace"}}}, "laplace follows a training of point weights, and the kind is"),
-        (point_weights(then={"laplace": {"structure": "banana"}}), "There is no choice 'banana'"),
-        (point_weights(then={"laplace": {"temperature": -1}}), "temperature of laplace is -1, but must be a number"),
-        (point_weights(then={"laplace": {"temperature": datetime.date(2020, 1, 1)}}), "but must be a number above 0"),
-        (point_weights(then="last_layer", tuned={"last_layer.temperature": [0.1, "x"]}), "of last_layer is 'x'"),
-        (point_weights(then="laplace", class_weight="balanced"), "likelihood without class weights"),
+        (
+            after("laplace", {"algorithm": "variational", "kind": "flipout"}),
+            "laplace follows a training of point weights, and the kind is",
+        ),
+        (after("laplace", structure="banana"), "There is no structure 'banana'"),
+        (after("laplace", temperature=-1), "temperature of laplace is -1, but must be above 0"),
+        (after("laplace", temperature=datetime.date(2020, 1, 1)), "but must be a number"),
+        (after("last_layer", tuned={"last_layer.temperature": [0.1, "x"]}), "of last_layer is 'x'"),
+        (after("laplace", {"class_weight": "balanced"}), "likelihood without class weights"),
         # What predicts would be the ensemble, the draws or the personal models, and not what follows the training.
-        (point_weights(then="laplace", ensemble=2), "An ensemble ends with more than one network, and laplace is at"),
-        (point_weights(then="last_layer", tuned={"ensemble": [2, 3]}), "with ensemble 2: An ensemble ends with more"),
+        (after("laplace", {"ensemble": 2}), "An ensemble ends with more than one network, and laplace is at"),
+        (after("last_layer", tuned={"ensemble": [2, 3]}), "with ensemble 2: An ensemble ends with more"),
         (
             {"methods": {"m": {"algorithm": "qlsd"}}},
             "in the setting 'heart': local_epochs of the settings is no option of qlsd: add 'without: local_epochs'",
@@ -181,22 +172,22 @@ def test_an_option_of_a_step_may_be_fixed(tmp_path, changes, temperature):
         ({"options": {"ood": "mnist"}}, "ood of options belongs to settings with images: name it in each of these."),
         ({"methods": {"m": {"ood": "mnist"}}}, "ood of the method 'm' belongs to settings with images"),
         ({"options": {"last_layer.temperature": 0.1}}, "last_layer.temperature of options reaches no method"),
-        (point_weights(then={"laplace": {"temperature": 1}}, **{"laplace.temperature": 2}), "has two values"),
+        (after("laplace", temperature=1, tuned={"laplace.temperature": [1, 2]}), "has two values"),
         (
-            {"methods": {"m": {"algorithm": "qlsd", "without": "local_epochs", "then": "laplace"}}},
+            {"methods": {"m": {"algorithm": "laplace", "start": {"algorithm": "qlsd"}, "without": "local_epochs"}}},
             "qlsd ends with more than one network",
         ),
         ({"methods": {"m": {"algorithm": "qlsd", "without": "server_momentum"}}}, "without names server_momentum"),
+        (after("laplace", tuned={"laplace.temp": [1, 2]}), "There is no option of laplace 'temp'"),
         (
-            {"methods": {"m": {"algorithm": "fed_opt", "then": "laplace", "laplace.temp": 1}}},
-            "There is no option of laplace 'temp'",
+            {"methods": {"m": {"algorithm": "last_layer", "start": {"algorithm": "fed_sgld"}}}},
+            "fed_sgld ends with more than one",
         ),
-        ({"methods": {"m": {"algorithm": "fed_sgld", "then": "last_layer"}}}, "fed_sgld ends with more than one"),
         (
-            {"methods": {"m": {"algorithm": "meta_learning", "then": "laplace"}}},
+            {"methods": {"m": {"algorithm": "laplace", "start": {"algorithm": "meta_learning"}}}},
             "meta_learning predicts with each client",
         ),
-        (point_weights(then="laplace", privacy_clip_norm=1.0, cohort_size=2), "which epsilon does not cover"),
+        (after("laplace", {"privacy_clip_norm": 1.0, "cohort_size": 2}), "which epsilon does not cover"),
     ],
 )
 def test_refusals(tmp_path, changes, message):

@@ -125,15 +125,15 @@ def test_a_ranking_is_by_means_over_seeds_in_the_settings_with_the_score(tmp_pat
     assert found.settings == list(made_up.CLASSES) and found.methods[0] == "fl_swag"
     assert found.average[0] == 1.0 and list(found.average) == sorted(found.average)
     assert not found.absent and not found.left_out
-    assert len(ranks.ranking(bench(tmp_path, made_up.records()), "nll").settings) == 4
+    assert len(ranks.ranking(bench(tmp_path, made_up.records()), "test_nll").settings) == 4
 
 
 def test_the_order_of_seeds_does_not_break_ties(tmp_path):
     records = made_up.records(seeds=3, settings=("heart", "digits"), methods=("fed_avg", "fed_pa"))
     for record in records:
         place = {"fed_avg": (0, 1, 2), "fed_pa": (2, 0, 1)}[record["method"]][record["seed"]]
-        record["scores"] = {"nll": (0.1, 0.2, 0.3)[place]}
-    assert list(ranks.ranking(bench(tmp_path, records), "nll").average) == [1.5, 1.5]
+        record["scores"] = {"test_nll": (0.1, 0.2, 0.3)[place]}
+    assert list(ranks.ranking(bench(tmp_path, records), "test_nll").average) == [1.5, 1.5]
 
 
 def test_a_failed_seed_gives_the_worst_rank_and_is_stated(tmp_path):
@@ -141,7 +141,7 @@ def test_a_failed_seed_gives_the_worst_rank_and_is_stated(tmp_path):
     records = made_up.records()
     records = [r for r in records if (r["setting"], r["method"], r["seed"]) != ("heart", "fl_swag", 2)]
     records.append(made_up.failed("heart", "fl_swag", 2, "Diverged."))
-    found = ranks.ranking(bench(tmp_path, records), "nll")
+    found = ranks.ranking(bench(tmp_path, records), "test_nll")
     assert found.absent == [("heart", "fl_swag")]
     assert found.ranks[found.settings.index("heart"), found.methods.index("fl_swag")] == 4
 
@@ -160,14 +160,14 @@ def test_a_method_that_failed_everywhere_is_last(tmp_path):
     records = [
         made_up.failed(r["setting"], r["method"], r["seed"], "No.") if r["method"] == "fed_pa" else r for r in records
     ]
-    found = ranks.ranking(bench(tmp_path, records), "nll")
+    found = ranks.ranking(bench(tmp_path, records), "test_nll")
     assert found.methods[-1] == "fed_pa" and found.average[-1] == 4 and len(found.absent) == 4
 
 
 @pytest.mark.parametrize(
     ("settings", "key", "reason"),
     [
-        (("heart",), "nll", "two settings or more, and 1 has the score"),
+        (("heart",), "test_nll", "two settings or more, and 1 has the score"),
         (("heart", "diabetes"), "rmse", "two settings or more, and 1 has the score"),
         (("heart", "digits"), "coverage", "neither high nor low values are better"),
     ],
@@ -181,7 +181,7 @@ def test_the_figure_has_a_row_a_method_and_a_bar_a_group(tmp_path):
     records = made_up.records()
     for record in records:
         record["method"] = record["method"].replace("laplace", "<b>&")
-    found = ranks.ranking(bench(tmp_path, records), "nll")
+    found = ranks.ranking(bench(tmp_path, records), "test_nll")
     compared = ranks.compare(found)
     svg = ranks.figure(found, compared, "NLL")
     assert svg.count('class="dot"') == 4 and svg.count('class="group"') == len(compared.groups) > 0

@@ -5,7 +5,10 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl.app.bench import scores
-from tfp_bfl.app.bench.predictions import Parts, Predicted, set_aside
+from tfp_bfl.app.bench.scores import set_aside
+from tfp_bfl.app.one_run import client_scores
+from tfp_bfl.app.one_run.client_scores import Parts
+from tfp_bfl.app.one_run.pipeline import Predicted
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -26,7 +29,7 @@ def test_scores_of_classes_against_loops():
     found = scores.of_classes(test, held)
     p, y = test.arrays["probabilities"].astype(np.float64), test.labels
     assert found["accuracy"] == np.mean([p[i].argmax() == y[i] for i in range(400)])
-    np.testing.assert_allclose(found["nll"], -np.mean([np.log(p[i, y[i]]) for i in range(400)]), rtol=1e-5)
+    np.testing.assert_allclose(found["test_nll"], -np.mean([np.log(p[i, y[i]]) for i in range(400)]), rtol=1e-5)
     brier = np.mean([sum((p[i, c] - (y[i] == c)) ** 2 for c in range(3)) for i in range(400)])
     np.testing.assert_allclose(found["brier"], brier, rtol=1e-5)
     of_clients = [np.mean(p[test.owners == k].argmax(-1) == y[test.owners == k]) for k in range(4)]
@@ -49,9 +52,9 @@ def test_the_fitted_temperature_is_of_the_held_out_rows():
     hot = (hot / hot.sum(-1, keepdims=True)).astype(np.float32)
     flat = scores.of_classes(test, held._replace(arrays={**held.arrays, "probabilities": hot}))
     plain = scores.of_classes(test, held)
-    assert flat["fitted_nll"] > plain["fitted_nll"] + 0.05 and flat["nll"] == plain["nll"]
+    assert flat["fitted_test_nll"] > plain["fitted_test_nll"] + 0.05 and flat["test_nll"] == plain["test_nll"]
     other = test._replace(labels=np.roll(test.labels, 1))
-    assert scores.of_classes(other, held)["fitted_nll"] > plain["fitted_nll"] + 0.3
+    assert scores.of_classes(other, held)["fitted_test_nll"] > plain["fitted_test_nll"] + 0.3
 
 
 def test_a_client_with_few_rows_has_no_score():
@@ -68,7 +71,7 @@ def test_a_client_with_few_rows_has_no_score():
 
 def test_too_few_held_out_rows_for_sets():
     found = scores.of_classes(predicted(100, 1), predicted(5, 2))
-    assert "coverage" not in found and "set_size" not in found and found["nll"] > 0
+    assert "coverage" not in found and "set_size" not in found and found["test_nll"] > 0
 
 
 def test_scores_of_numbers():
@@ -76,7 +79,7 @@ def test_scores_of_numbers():
     below = np.array([1, 1, 1, -0.5])
     arrays = {"mean": labels + np.array([1, -1, 1, -1]), "low": labels - below, "high": labels + 1}
     test = Predicted(labels, np.zeros(4, int), arrays, {"test_nll": 1.5, "crps": 0.2})
-    assert scores.of_numbers(test) == {"rmse": 1.0, "nll": 1.5, "crps": 0.2, "coverage": 0.75}
+    assert scores.of_numbers(test) == {"rmse": 1.0, "test_nll": 1.5, "crps": 0.2, "coverage": 0.75}
 
 
 @pytest.mark.parametrize(
@@ -125,8 +128,8 @@ def test_clients_that_the_data_name_have_rows_of_their_own():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(2), 50).astype(np.float32)
     labels = source.labels[:50]
-    test = Predicted(labels, parts.owners, {"probabilities": p}, {})
-    rows = scores.of_clients(parts, test, Predicted(labels, parts.owners, {"probabilities": p}, {}))
+    held = {"probabilities": p, "labels": labels}
+    rows = client_scores.of_predictions(parts, {"probabilities": p}, labels, held)
     assert {row["client"]: row["n"] for row in rows} == {"north": 20, "south": 30}
     right = p.argmax(-1) == labels
     assert {row["client"]: row["accuracy"] for row in rows} == {"north": right[:20].mean(), "south": right[20:].mean()}
@@ -137,9 +140,7 @@ def test_clients_that_the_data_name_have_rows_of_their_own():
         "south": inside[20:].mean(),
     }
     numbers = {"mean": np.arange(50.0), "low": np.arange(50.0), "high": np.arange(50) + 0.5, "nll": np.ones(50)}
-    rows = scores.of_clients(
-        parts, Predicted(np.arange(50) + np.repeat([0, 1], [20, 30]), parts.owners, numbers, {}), None
-    )
+    rows = client_scores.of_predictions(parts, numbers, np.arange(50) + np.repeat([0, 1], [20, 30]), None)
     assert [(row["client"], row["rmse"], row["coverage"], row["test_nll"]) for row in rows] == [
         ("south", 1.0, 0.0, 1.0),
         ("north", 0.0, 1.0, 1.0),

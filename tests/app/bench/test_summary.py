@@ -29,12 +29,12 @@ def test_records_are_read_as_written(tmp_path):
     found = summary.read(made_up.write(tmp_path, records))
     assert len(found) == len(records) and found[-1].failed == "Diverged." and found[-1].scores == {}
     assert [dict(r.scores) for r in found[:-1]] == [r["scores"] for r in records[:-1]]
-    assert found[0].trajectory == records[0]["trajectory"] and found[0].chosen == {"learning_rate": 0.03}
+    assert found[0].rounds == records[0]["rounds"] and found[0].chosen == {"learning_rate": 0.03}
 
 
 def test_values_that_are_not_finite_are_absent(tmp_path):
     records = made_up.records(seeds=1)
-    records[0]["scores"] |= {"nll": math.nan, "ece": None, "brier": math.inf, "accuracy": 10**400}
+    records[0]["scores"] |= {"test_nll": math.nan, "ece": None, "brier": math.inf, "accuracy": 10**400}
     assert set(summary.read(made_up.write(tmp_path, records))[0].scores) == {"coverage", "set_size"}
 
 
@@ -55,13 +55,13 @@ GOOD = made_up.records(seeds=1)[0]
         ({"trials": -1}, 'has -1 as "trials"'),
         ({"scores": {}}, 'neither "scores" nor "failed"'),
         ({"scores": [1]}, 'as "scores", but must have a JSON object'),
-        ({"scores": {"nll": "low"}}, "has 'low' as 'nll' of \"scores\", but must have a number"),
+        ({"scores": {"test_nll": "low"}}, "has 'low' as 'test_nll' of \"scores\", but must have a number"),
         ({"cost": {"seconds": -1}}, "must have a number of at least 0"),
         ({"failed": 1}, 'has 1 as "failed"'),
-        ({"trajectory": {}}, 'as "trajectory", but must have a list'),
-        ({"trajectory": [{"nll": 1}]}, "without increasing rounds"),
-        ({"trajectory": [{"round": 2}, {"round": 2}]}, "without increasing rounds"),
-        ({"trajectory": [{"round": 1, "mb": 2}, {"round": 2, "mb": 1}]}, "mb decrease"),
+        ({"rounds": {}}, 'as "rounds", but must have a list'),
+        ({"rounds": [{"test_nll": 1}]}, "that do not increase"),
+        ({"rounds": [{"round": 2}, {"round": 2}]}, "that do not increase"),
+        ({"rounds": [{"round": 1, "mb": 2}, {"round": 2, "mb": 1}]}, "mb decrease"),
         ({"seed": 0}, "repeats setting, method and seed of line 1"),
     ],
 )
@@ -121,7 +121,7 @@ def test_differences_are_paired_by_seed(tmp_path):
     records = made_up.records()
     table = summary.differences(bench(tmp_path, records), "heart")
     assert [name for name, _ in table.rows] == ["fed_pa", "fl_swag", "laplace"]
-    of = lambda method: [r["scores"]["nll"] for r in records if (r["setting"], r["method"]) == ("heart", method)]
+    of = lambda method: [r["scores"]["test_nll"] for r in records if (r["setting"], r["method"]) == ("heart", method)]
     wanted = paired_difference(of("fl_swag"), of("fed_avg"))
     cell = cells(table, "NLL")["fl_swag"]
     assert cell.is_best and cell.text == f"{wanted.mean:+.3f} [{wanted.low:+.3f}, {wanted.high:+.3f}]"
@@ -131,10 +131,10 @@ def test_one_score_stands_beside_itself_in_all_settings(tmp_path):
     records = [r for r in made_up.records() if (r["setting"], r["method"]) != ("digits", "fl_swag")]
     records += [made_up.failed("heart", "broken", seed, "Diverged.") for seed in range(3)]
     found = bench(tmp_path, records, reference="fed_avg")
-    table = summary.across(found, "nll")
+    table = summary.across(found, "test_nll")
     assert table.head == ["Method", *found.settings] and "fed_avg" not in dict(table.rows)
     for setting in found.settings:
-        own = cells(summary.differences(found, setting), summary.score_of("nll").label)
+        own = cells(summary.differences(found, setting), summary.score_of("test_nll").label)
         for method, cell in cells(table, setting).items():
             assert cell == own.get(method, summary.Cell(DASH))
     assert cells(table, "digits")["fl_swag"].text == cells(table, "heart")["broken"].text == DASH
@@ -183,10 +183,10 @@ def test_the_default_budget_is_all_rounds_of_the_reference(tmp_path):
     limit = summary.budget(found, "heart", "seconds")
     assert limit.amount == 12.0 and limit.source == "all rounds of fed_avg"  # 10 s, and 1 s a seed.
     assert cells(summary.at_budget(found, "heart", limit), "Round")["fed_avg"].text == "10"
-    without = [{**r, "trajectory": []} if r["method"] == "fed_avg" else r for r in records]
+    without = [{**r, "rounds": []} if r["method"] == "fed_avg" else r for r in records]
     limit = summary.budget(bench(tmp_path, without), "heart", "mb")
     assert limit.amount == 2.0 and limit.source.startswith("fed_avg has no trajectory")
-    nothing = [{**r, "trajectory": []} for r in records]
+    nothing = [{**r, "rounds": []} for r in records]
     assert summary.budget(bench(tmp_path, nothing), "heart", "mb") is None
     with pytest.raises(InvalidArgument, match="budget is -1"):
         summary.budget(found, "heart", "mb", -1.0)
@@ -196,10 +196,10 @@ def test_scores_at_a_budget_are_those_of_the_last_point_within(tmp_path):
     records = made_up.records()
     for record in records:
         if record["method"] == "fed_pa":
-            for point in record["trajectory"]:
+            for point in record["rounds"]:
                 point["mb"] *= 2
         if record["method"] == "laplace":
-            for point in record["trajectory"]:
+            for point in record["rounds"]:
                 point["mb"] += 3
     records.append(made_up.failed("heart", "fl_swag", 3, "Diverged."))
     found = bench(tmp_path, records)
@@ -208,7 +208,7 @@ def test_scores_at_a_budget_are_those_of_the_last_point_within(tmp_path):
         **{"fed_avg": "6", "fed_pa": "2", "fl_swag": "6", "laplace": DASH}
     }
     wanted = over_seeds(
-        [r["trajectory"][0]["nll"] for r in records if r["setting"] == "heart" and r["method"] == "fed_pa"]
+        [r["rounds"][0]["test_nll"] for r in records if r["setting"] == "heart" and r["method"] == "fed_pa"]
     )
     assert cells(table, "NLL")["fed_pa"].text.startswith(f"{wanted.mean:.3f} ±")
     notes = {method: cell.text for method, cell in cells(table, "Note").items()}
@@ -241,9 +241,11 @@ def test_tables_are_written_with_all_digits_and_reasons(tmp_path):
     text, rows = paths[0].read_text(), list(csv.DictReader(paths[1].read_text().splitlines()))
     assert "new\\|&lt;b>\\*x\\*" in text and "Out of memory.\ufffdTwice." in text
     assert "RMSE has no ranks" in text and "Friedman chi2" in text and "| fl_swag | 1.000 |" in text
-    of = lambda m: [r["scores"]["nll"] for r in records if (r["setting"], r["method"]) == ("heart", m)]
+    of = lambda m: [r["scores"]["test_nll"] for r in records if (r["setting"], r["method"]) == ("heart", m)]
     (row,) = (
-        r for r in rows if (r["setting"], r["method"], r["kind"], r["quantity"]) == ("heart", "fed_pa", "score", "nll")
+        r
+        for r in rows
+        if (r["setting"], r["method"], r["kind"], r["quantity"]) == ("heart", "fed_pa", "score", "test_nll")
     )
     wanted, mean = paired_difference(of("fed_pa"), of("fed_avg")), over_seeds(of("fed_pa"))
     assert [float(row[x]) for x in ("mean", "sd", "difference", "low", "high")] == [
@@ -275,10 +277,10 @@ def test_the_main_table_states_rounds_bytes_time_and_runs_that_are_not_finished(
     for record in records:
         record["about"]["rounds"] = 1 if record["method"] == "fl_swag" else 1000
         if record["method"] == "laplace":
-            record["trajectory"] = []
+            record["rounds"] = []
         if record["method"] == "fed_pa" and record["seed"] == 0:
-            record["trajectory"][-1]["nll"] = 9.0
-    old = {**records[0], "seed": 9, "about": {}, "options": {"rounds": "30"}}
+            record["rounds"][-1]["test_nll"] = 9.0
+    old = {**records[0], "seed": 9, "about": {"rounds": 30}}
     table = summary.scores(bench(tmp_path, [*records, old]), records[0]["setting"])
     text = lambda name: {method: cell.text for method, cell in cells(table, name).items()}
     assert text("Rounds") == {"fed_avg": "30, 1,000", "fed_pa": "1,000", "fl_swag": "1", "laplace": "1,000"}

@@ -7,16 +7,29 @@ import pytest
 from tests.kit import lines_of
 from tfp_bfl.app.bench import tuning
 from tfp_bfl.app.bench.spaces import Space
+from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.errors import Error, InvalidArgument
 
 SPACE = {"rate": Space(1e-3, 1.0, True), "kind": Space(values=("a", "b"))}
 
 
-def bowl(values):
+@pytest.fixture(autouse=True)
+def kept_garbage(monkeypatch):
+    """To collect that of all tests before would take most of the time."""
+    monkeypatch.setattr(tuning, "forget_models", lambda: None)
+
+
+def trial(**scores):
+    return Finished({}, {}, scores, {"seconds": 1.0})
+
+
+def loss(values):
     """Least at rate .1 and kind b; without values, the defaults, 3."""
-    if not values:
-        return {"nll": 3.0, "seconds": 1.0}
-    return {"nll": math.log10(values["rate"] / 0.1) ** 2 + (values["kind"] == "a"), "seconds": 1.0}
+    return math.log10(values["rate"] / 0.1) ** 2 + (values["kind"] == "a") if values else 3.0
+
+
+def bowl(values):
+    return trial(test_nll=loss(values))
 
 
 def tune(folder, attempt=bowl, trials=12, seed=3, score="nll", space=SPACE):
@@ -27,17 +40,17 @@ def test_the_best_trial_is_chosen(tmp_path):
     tried = []
     found = tune(tmp_path / "t", lambda values: tried.append(dict(values)) or bowl(values))
     assert tried[0] == {} and len(tried) == 12 == found.trials and found.seconds == 12
-    assert found.values == min(tried[1:], key=lambda x: bowl(x)["nll"]) and found.score == bowl(found.values)["nll"]
+    assert found.values == min(tried[1:], key=loss) and found.score == loss(found.values)
     assert all(1e-3 <= each["rate"] <= 1 and each["kind"] in "ab" for each in tried[1:])
 
 
 def test_accuracy_is_maximised(tmp_path):
-    found = tune(tmp_path / "t", lambda values: {"accuracy": -bowl(values)["nll"]}, score="accuracy")
+    found = tune(tmp_path / "t", lambda values: trial(accuracy=-loss(values)), score="accuracy")
     assert found.values == tune(tmp_path / "u").values
 
 
 def test_defaults_can_be_the_best(tmp_path):
-    found = tune(tmp_path / "t", lambda values: {"nll": 1.0 if values else 0.0})
+    found = tune(tmp_path / "t", lambda values: trial(test_nll=1.0 if values else 0.0))
     assert found.values == {} and found.score == 0
 
 
@@ -74,7 +87,7 @@ def test_failed_trials_are_never_chosen(tmp_path):
         if not values:
             raise Error("The training diverged.")
         if values["kind"] == "b":
-            return {"nll": math.nan}
+            return trial(test_nll=math.nan)
         return bowl(values)
 
     found = tune(tmp_path / "t", attempt)
@@ -103,6 +116,6 @@ def test_another_space_is_refused(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         tune(tmp_path / "t", broken)
-    (tmp_path / "t" / tuning.TRIALS).write_text('{"values": {}, "nll": 1}\n{"values": {"x": 1}, "nll": 1}\n')
+    (tmp_path / "t" / tuning.TRIALS).write_text('{"values": {}}\n{"values": {"x": 1}}\n')
     with pytest.raises(InvalidArgument, match="holds trials of another search space"):
         tune(tmp_path / "t")

@@ -7,19 +7,13 @@ from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench.plan import Plan
-from tfp_bfl.app.bench.predictions import set_aside
+from tfp_bfl.app.bench.scores import set_aside
 from tfp_bfl.app.bench.spaces import DEFAULTS
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.build import check_models
-from tfp_bfl.app.options.algorithms import algorithm_options, serves
+from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
-
-# Options that decide how many examples each client has, and which cohorts there can be.
-_OF_CLIENTS = (
-    *("partition", "clients", "unseen_clients", "cohort_size", "examples_per_client"),
-    *("pretrain_share", "hold_out", "seed"),
-)
 
 
 def why_not(config: RunConfig) -> str | None:
@@ -114,36 +108,10 @@ def check_cells(plan: Plan, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_clients(configs: Iterable[tuple[str, RunConfig]], share: float) -> dict[tuple[Any, ...], str]:
-    """Read the data of configurations, each dataset once, and check that their clients can give examples to hold out.
-
-    The clients of datasets that do not name any are not checked, since sets of images are large.
+    """Check the data of configurations as `datasets.check`, and that their clients can give examples to hold out.
 
     Args:
       configs: (what an error begins with, configuration).
       share: of each client's examples that is held out.
-
-    Returns:
-      `datasets.key` -> digest of data that may name clients.
-
-    Raises:
-      InvalidArgument: the data cannot be read, the options name other clients or larger cohorts than the data have, or
-        nothing is held out.
     """
-    digests = {}
-    for group, data in datasets.each(configs):
-        if data is None:
-            continue
-        digests[datasets.key(group[0][1])] = bfl.data.digest(data)
-        checked = set()
-        for where, config in group:
-            server = config.unlabelled_share if serves("unlabelled_share", config.algorithm) else None
-            of_clients = (*(getattr(config, name) for name in _OF_CLIENTS), server)
-            if of_clients in checked:
-                continue
-            checked.add(of_clients)
-            try:
-                settled = datasets.with_clients(config, data)
-                set_aside(datasets.shares(settled, data.train, data.clients).clients, share, config.seed)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{where}{error}") from None
-    return digests
+    return datasets.check(configs, lambda clients, seed: set_aside(clients, share, seed))

@@ -1,4 +1,4 @@
-"""One run of a benchmark: training, what follows it, scores on held-out or test rows, cost and trajectory."""
+"""One training of a benchmark: what follows it, scores on held-out or test rows, cost and evaluated rounds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.bench import scores
-from tfp_bfl.app.bench.predictions import Parts, Predicted, predict, predict_personal, set_aside, test_parts
-from tfp_bfl.app.one_run import build, datasets
-from tfp_bfl.app.one_run.baselines import HIERARCHICAL, LINEAR, baselines
+from tfp_bfl.app.bench.scores import set_aside, test_parts
+from tfp_bfl.app.one_run import client_scores, datasets, pipeline
+from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
+from tfp_bfl.app.one_run.baselines import baselines
+from tfp_bfl.app.one_run.client_scores import Parts
 from tfp_bfl.app.one_run.job import Job, prepare
-from tfp_bfl.app.one_run.laplace import FinishedRun, approximated, check_exact, check_one_network
-from tfp_bfl.app.one_run.last_layer import ROUNDS, fitted_head
-from tfp_bfl.app.options.algorithms import algorithm_options
+from tfp_bfl.app.one_run.pipeline import MB, Finished, Predicted
+from tfp_bfl.app.options.afterwards import after_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument
@@ -26,7 +27,6 @@ from tfp_bfl.logs import quiet
 if TYPE_CHECKING:
     from tfp_bfl import keras
 
-_MB = 2**20
 # Of evaluations between rounds, and of out-of-distribution examples.
 _MOST_EXAMPLES = 1000
 
@@ -56,19 +56,26 @@ class _Trained(NamedTuple):
     held: Parts
     test: Parts | None
     result: bfl.federated.SimulationResult
-    model: keras.Model
-    is_personal: bool
-    upload: float
-    download: float
+    after: tuple[bfl.federated.SimulationResult, Any] | None
     seconds: list[float]
+    about: dict[str, Any]
     warnings: list[str]
-    digest: str | None
+
+    @property
+    def model(self) -> keras.Model:
+        """The model that predicts for all clients."""
+        return self.after[0].model if self.after else self.result.model
+
+    @property
+    def is_of_rounds(self) -> bool:
+        """Whether the model of the rounds is the one that predicts."""
+        result = self.result
+        is_other = self.job.is_personal or result.ensemble is not None or result.draws is not None
+        return self.after is None and not is_other
 
     def predict(self, parts: Parts) -> Predicted:
         """Return the predictions of the method for rows."""
-        if self.is_personal:
-            return predict_personal(self.job, self.result, parts)
-        return predict(self.job, self.model, parts)
+        return pipeline.predict(self.job, self.result, self.model, parts)
 
 
 class _Clock:
@@ -103,10 +110,8 @@ class _Clock:
         return [*ends[:-1], ends[-1] + self._rest]
 
 
-def run_trial(task: Task) -> dict[str, Any]:
-    """Train, and return the scores of the held-out training rows (`scores.selection`), and the seconds.
-
-    With data that may name clients, "data" has their digest.
+def run_trial(task: Task) -> Finished:
+    """Train, and return the record with the scores of the held-out training rows (`scores.selection`).
 
     Raises:
       InvalidArgument: the options don't fit the data.
@@ -115,12 +120,12 @@ def run_trial(task: Task) -> dict[str, Any]:
     started = time.perf_counter()
     trained = _train(task, evaluate=False)
     found = scores.selection(trained.predict(trained.held))
-    of_data = {} if trained.digest is None else {"data": trained.digest}
-    return {**found, "seconds": time.perf_counter() - started, **of_data}
+    cost = {"seconds": time.perf_counter() - started}
+    return Finished(task.config.recorded(), trained.about, found, cost, warnings=trained.warnings)
 
 
-def run_final(task: Task) -> dict[str, Any]:
-    """Train, and return about, scores, cost and trajectory of a record (docs/bench.md).
+def run_final(task: Task) -> Finished:
+    """Train, and return the record with the scores of the test rows (docs/bench.md).
 
     Raises:
       InvalidArgument: the options don't fit the data.
@@ -131,18 +136,7 @@ def run_final(task: Task) -> dict[str, Any]:
     job = trained.job
     assert trained.test is not None
     test, held = trained.predict(trained.test), None
-    if job.test.target is None:
-        held = trained.predict(trained.held)
-        found = scores.of_classes(test, held)
-        found |= _foreign(task, trained, test)
-    else:
-        found = scores.of_numbers(test)
-    # Controls: predictions without features, linear models, and standard deviations at other weights.
-    names = {LINEAR: "linear_nll", HIERARCHICAL: "hierarchical_nll"}
-    controls = baselines(job.clients, job.test)
-    found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
-    found |= _permuted(trained)
-    about = {
+    about: dict[str, Any] = {
         "rounds": job.config.rounds,
         "dataset": job.train.name,
         "model": job.config.model_name,
@@ -151,21 +145,39 @@ def run_final(task: Task) -> dict[str, Any]:
         "test_examples": job.test.num_examples,
         "task": "classification" if job.test.target is None else "regression",
     }
-    if trained.digest is not None:
-        about["data"] = trained.digest
     if job.test.target is None:
+        held = trained.predict(trained.held)
+        found = {**scores.of_classes(test, held), **_foreign(task, trained, test)}
         about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
+    else:
+        found = scores.of_numbers(test)
+    # Controls: predictions without features, linear models, and standard deviations at other weights.
+    names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
+    controls = baselines(job.clients, job.test)
+    found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
+    if trained.is_of_rounds:
+        of_test = pipeline.permuted(trained.result, lambda model: job.score(model).metrics)
+        found |= {name: x for name, x in of_test.items() if name == "permuted_test_nll"}
+    upload, download = _megabytes(trained)
     cost = {
-        "train_seconds": trained.seconds[-1],
+        "cpu_seconds": trained.seconds[-1],
         "seconds": time.perf_counter() - started,
-        "upload_mb": trained.upload,
-        "download_mb": trained.download,
+        "upload_mb": upload,
+        "download_mb": download,
         "peak_mb": max(0.0, _memory() - before),  # Memory before may be given back meanwhile.
     }
-    record = {"about": about, "scores": _finite(found), "cost": cost, "trajectory": _trajectory(trained, found)}
-    of_clients = scores.of_clients(trained.test, test, held) if trained.test.names else []
-    record |= {"clients": of_clients} if of_clients else {}
-    return {**record, "warnings": [*trained.warnings, *bfl.evaluation.client_warnings(of_clients)]}
+    of_clients = []
+    if trained.test.names:
+        calibrated = held and {"probabilities": held.arrays["probabilities"], "labels": held.labels}
+        of_clients = client_scores.of_predictions(trained.test, test.arrays, test.labels, calibrated)
+    return Finished(
+        task.config.recorded(),
+        {**about, **trained.about},
+        {**_finite(found), **({"clients": of_clients} if of_clients else {})},
+        cost,
+        _evaluated(trained, found, upload + download),
+        [*trained.warnings, *bfl.evaluation.client_warnings(of_clients)],
+    )
 
 
 def _train(task: Task, evaluate: bool) -> _Trained:
@@ -182,42 +194,32 @@ def _train(task: Task, evaluate: bool) -> _Trained:
 
     # Before the process is built: recipes may fit something to the clients' examples.
     job = prepare(config, user_data, NO_CODE, keep)
-    test = test_parts(job) if evaluate else None
-    every = max(1, config.rounds // task.evaluations)
     shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
-    score = build.scorer(job.config, job.test)
-    clock = _Clock(lambda model: score(model, shown.features, shown.labels).metrics)
+    clock = _Clock(job._replace(shown=shown).evaluate)
+    every = max(1, config.rounds // task.evaluations)
+    monitor = bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round)
     # Records have the warnings of the cells, and trials repeat them.
     with quiet("tfp_bfl"):
-        result = bfl.federated.simulate(
-            job.trained,
-            job.clients,
-            rounds=config.rounds,
-            cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
-            seed=config.seed,
-            monitor=bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round),
-            prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
-            engine=job.engine,
-        )
+        result = pipeline.train(job, monitor)
         after = _afterwards(task, job, result) if task.then is not None else None
         clock.add_rest()
-    warnings = [*job.warnings, *result.warnings, *(after.warnings if after else ())]
-    upload, download = _megabytes(job, result) if evaluate else (0.0, 0.0)
-    model = result.model
-    if after is not None:
-        model = after.model
-        more, clients = len(after.rounds) / _MB, job.clients.num_clients
-        # The state holds the sums of all clients, which each round sends anew.
-        sums = after.state.step.rows if task.then == "last_layer" else after.state.step
-        upload += more * sum(np.asarray(x).nbytes for x in _leaves(sums))
-        download += more * clients * sum(np.asarray(x).nbytes for x in _leaves(result.state.weights))
-    is_personal = algorithm_options(job.config.algorithm).adapts
-    digest = bfl.data.digest(user_data) if user_data else None
-    return _Trained(job, held[0], test, result, model, is_personal, upload, download, clock.seconds(), warnings, digest)
+    of_sums = {"posterior_temperature": after[1].settings.temperature} if after else {}
+    return _Trained(
+        job,
+        held[0],
+        test_parts(job) if evaluate else None,
+        result,
+        after,
+        clock.seconds(),
+        {**pipeline.about(job, user_data), **of_sums},
+        [*job.warnings, *result.warnings, *(after[0].warnings if after else ())],
+    )
 
 
-def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) -> bfl.federated.SimulationResult:
-    """Return the rounds of Laplace's approximation or of the last layer after the training."""
+def _afterwards(
+    task: Task, job: Job, result: bfl.federated.SimulationResult
+) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of Laplace's approximation or of the last layer after the training, and the clients' sums."""
     check_one_network(job.config, str(task.then), job.process)
     check_exact(job.config, str(task.then), "This", job.process)
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
@@ -225,14 +227,12 @@ def _afterwards(task: Task, job: Job, result: bfl.federated.SimulationResult) ->
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
     data = bfl.data.OwnData(job.train, job.test, job.clients)
     run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
-    if task.then == "laplace":
-        return approximated(run, **task.then_options)[0]
-    return fitted_head(run, ROUNDS if job.test.target is None else 1, **task.then_options)[0]
+    return fit(run, after_options(str(task.then), task.then_options))
 
 
 def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:
     """Return AUROC of out-of-distribution examples; nothing without any, or with personal models."""
-    if task.ood is None or trained.is_personal:
+    if task.ood is None or trained.job.is_personal:
         return {}
     job = trained.job
     other = bfl.data.load(task.ood, split="test", data_dir=job.config.data_dir)
@@ -242,59 +242,53 @@ def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]
     return scores.foreign(test, found.entropy, found.epistemic)
 
 
-def _permuted(trained: _Trained) -> dict[str, float]:
-    """Return the NLL with permuted standard deviations of the weights; nothing for a model without them."""
-    result, job = trained.result, trained.job
-    if trained.is_personal or trained.model is not result.model or result.ensemble or result.draws is not None:
-        return {}
-    if not _leaves(result.state.weights.posterior):
-        return {}
-    with bfl.evaluation.permuted_stddevs(trained.model):
-        return {"permuted_nll": job.score(trained.model).metrics["test_nll"]}
-
-
-def _trajectory(trained: _Trained, found: Mapping[str, float]) -> list[dict[str, float]]:
+def _evaluated(trained: _Trained, found: Mapping[str, float], megabytes: float) -> list[dict[str, float]]:
     """Return the scores of the model after rounds, with the seconds and megabytes up to there.
 
     Where the rounds' model is not the one that predicts, as of ensembles, personal models, chains, averages of rounds
     and what follows a training, the last point alone: the final scores at the whole cost.
     """
-    rows, points = trained.result.rounds, []
-    total = trained.upload + trained.download
-    is_rounds = trained.model is trained.result.model and not trained.is_personal and trained.result.ensemble is None
-    if is_rounds and trained.result.draws is None and trained.result.averaged is None:
+    rows, names, points = trained.result.rounds, ("test_nll", "accuracy", "rmse"), []
+    if trained.is_of_rounds and trained.result.averaged is None:
         for number, (row, seconds) in enumerate(zip(rows[:-1], trained.seconds), 1):
-            names = [name for name in ("test_nll", "accuracy", "rmse") if name in row]
-            if names:
-                point = {name.replace("test_", ""): float(row[name]) for name in names}
-                points.append({"round": number, "seconds": seconds, "mb": number * total / len(rows), **_finite(point)})
-    last = {name: found[name] for name in ("nll", "accuracy", "rmse") if name in found}
-    return [*points, {"round": len(rows), "seconds": trained.seconds[-1], "mb": total, **_finite(last)}]
+            point = {name: float(row[name]) for name in names if name in row}
+            if point:
+                at = {"round": number, "seconds": seconds, "mb": number * megabytes / len(rows)}
+                points.append({**at, **_finite(point)})
+    last = {name: found[name] for name in names if name in found}
+    return [*points, {"round": len(rows), "seconds": trained.seconds[-1], "mb": megabytes, **_finite(last)}]
 
 
-def _megabytes(job: Job, result: bfl.federated.SimulationResult) -> tuple[float, float]:
+def _megabytes(trained: _Trained) -> tuple[float, float]:
     """Return the megabytes from and to the clients in all rounds: counted where messages are compressed."""
     from tfp_bfl.federated.round import types_of
     from tfp_bfl.parties.party import result_spec
 
-    counted = [
-        sum(row[f"{way}_bits"] for row in result.rounds) / (8 * _MB) if f"{way}_bits" in result.rounds[-1] else None
-        for way in ("upload", "download")
-    ]
-    taking_part = sum(row["num_clients"] for row in result.rounds) / _MB
-    asked = taking_part + sum(row.get("num_dropped", 0) for row in result.rounds) / _MB
-    upload, download = counted
+    process, result, after = trained.job.process, trained.result, trained.after
+    taking_part = sum(row["num_clients"] for row in result.rounds) / MB
+    asked = taking_part + sum(row.get("num_dropped", 0) for row in result.rounds) / MB
+    counted = pipeline.exchanged(result.rounds)
+    upload, download = counted.get("upload_mb"), counted.get("download_mb")
     if upload is None:
-        answer = result_spec(job.process)
+        answer = result_spec(process)
         upload = taking_part * _spec_bytes((answer.weights, answer.extra))
     if download is None:
-        message = types_of(job.process.round.broadcast, types_of(job.process.round.initialize)).message
+        message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
         download = asked * _spec_bytes((message.weights, message.told))
+    if after is not None:
+        more, clients = len(after[0].rounds) / MB, trained.job.clients.num_clients
+        # Each round sends the sums of all clients anew.
+        upload += more * _nbytes(after[1].rows)
+        download += more * clients * _nbytes(result.state.weights)
     return upload, download
 
 
 def _spec_bytes(spec: object) -> int:
     return sum(int(np.prod([n or 1 for n in x.shape])) * x.dtype.size for x in _leaves(spec))
+
+
+def _nbytes(structure: object) -> int:
+    return sum(int(np.asarray(x).nbytes) for x in _leaves(structure))
 
 
 def _leaves(structure: object) -> list[Any]:

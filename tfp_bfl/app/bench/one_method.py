@@ -13,9 +13,9 @@ from tfp_bfl.app.bench.applicable import check_clients, check_score, why_not
 from tfp_bfl.app.bench.plan import OF_FEDERATION, SCORES, share_of
 from tfp_bfl.app.bench.program import cell_module
 from tfp_bfl.app.bench.spaces import Space, Values, parse_space
-from tfp_bfl.app.many_runs.cells import forget_models
 from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.one_run.datasets import is_own, load, with_clients
+from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
@@ -108,14 +108,9 @@ def tune_run(
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / _OPTIONS, record)
 
-    def attempt(values: Values) -> Mapping[str, Any]:
+    def attempt(values: Values) -> Finished:
         module = cell_module()
-        config = make_config(config_file, {**options, **values})
-        try:
-            found: Mapping[str, Any] = module.run_trial(module.Task(config, None, {}, held))
-            return found
-        finally:
-            forget_models()
+        return module.run_trial(module.Task(make_config(config_file, {**options, **values}), None, {}, held))
 
     chosen = tuning.tune(output, space, trials, base.seed, score, attempt)
     best = make_config(config_file, {**options, **chosen.values})

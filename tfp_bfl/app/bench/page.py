@@ -20,7 +20,7 @@ from tfp_bfl.plots.page import Cell, Table, environment
 from tfp_bfl.plots.repeats import compare
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
-_FIRST = "nll"  # Classification and regression have it.
+_FIRST = "test_nll"  # Classification and regression have it.
 _FULL = 500
 _ABOUT = {
     "dataset": "Dataset",
@@ -154,7 +154,7 @@ def rows(bench: Bench) -> list[Row]:
                     scores=[column[i] for column in scores],
                     costs=[
                         Sorted(seeds, False, str(len(cell) - len(failed))),
-                        Sorted(summary.rounds(cell), False, _sort(cell[0].rounds)),
+                        Sorted(summary.rounds(cell), False, _sort(cell[0].num_rounds)),
                         *map(_cost, (megabytes(cell), _seconds(cell))),
                         Sorted(summary.unfinished(cell), False, summary.unfinished(cell).partition(" ")[0]),
                     ],
@@ -209,7 +209,7 @@ def megabytes(cell: Sequence[Record]) -> float | None:
 
 
 def _seconds(cell: Sequence[Record]) -> float | None:
-    return _mean([record.cost["train_seconds"] for record in cell if "train_seconds" in record.cost])
+    return _mean([record.cost["cpu_seconds"] for record in cell if "cpu_seconds" in record.cost])
 
 
 def by_seed(cell: Sequence[Record]) -> Table:
@@ -250,7 +250,7 @@ def trajectory(cell: Sequence[Record]) -> Table:
     """Return the points of a cell's trajectories, the mean over the seeds that have a round."""
     points: dict[float, list[Mapping[str, float]]] = {}
     for record in cell:
-        for point in record.trajectory:
+        for point in record.rounds:
             points.setdefault(point["round"], []).append(point)
     keys = list(dict.fromkeys(key for there in points.values() for point in there for key in point if key != "round"))
     table_rows = []
@@ -282,8 +282,8 @@ def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[Plot]:
     wanted = (
         ("accuracy", classes, sent, size, "Accuracy against bytes"),
         ("rmse", numeric, sent, size, "RMSE against bytes"),
-        ("nll", classes, time, duration, "NLL against time" + (", classification" if numeric else "")),
-        ("nll", numeric, time, duration, "NLL against time, regression"),
+        ("test_nll", classes, time, duration, "NLL against time" + (", classification" if numeric else "")),
+        ("test_nll", numeric, time, duration, "NLL against time, regression"),
         ("ece", classes, heterogeneity, "Heterogeneity of the clients", "Calibration against heterogeneity"),
     )
     found = []
@@ -330,7 +330,9 @@ def ranked(bench: Bench) -> Ranked:
         svg = ranks.figure(found, compared, f"Average ranks by {label}")
         figures.append(RankFigure(label, result, summary.unranked(found), svg, bool(compared and compared.groups)))
     first = next(iter(columns.values()), {})
-    methods = sorted({m for column in columns.values() for m in column}, key=lambda m: first.get(m, math.inf))
+    methods = sorted(
+        dict.fromkeys(m for column in columns.values() for m in column), key=lambda m: first.get(m, math.inf)
+    )
     cells = lambda m: [Cell(f"{column[m]:.2f}" if m in column else DASH) for column in columns.values()]
     table = Table("Average ranks", ["Method", *columns], [(method, cells(method)) for method in methods])
     if len(bench.settings) < 2:

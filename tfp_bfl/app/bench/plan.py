@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.app.many_runs.sweep import parse_seeds
-from tfp_bfl.app.one_run.laplace import check_one_network
+from tfp_bfl.app.one_run.after import check_one_network
 from tfp_bfl.app.one_run.records import is_private
+from tfp_bfl.app.options.afterwards import AFTER, after_options
 from tfp_bfl.app.options.algorithms import algorithm_options, canonical, serves
 from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
@@ -19,12 +20,6 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 
-# Steps on the server and one more round or several after the training, and the options of each.
-AFTERWARDS: dict[str, tuple[str, ...]] = {
-    "laplace": ("structure", "prior_stddev", "temperature"),
-    "last_layer": ("prior_stddev", "temperature"),
-}
-STRUCTURES = ("last_layer", "diagonal")
 SCORES = ("nll", "accuracy", "rmse")
 _KEYS = ("seeds", "trials", "trial_seed", "score", "hold_out", "evaluations", "reference", "options")
 OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
@@ -43,8 +38,8 @@ class Method(NamedTuple):
 
     Fields:
       options: of its runs.
-      space: option -> values among which trials choose; an option of `then` has its name and a dot before it.
-      then: what follows the training: None, or a name of `AFTERWARDS`.
+      space: option -> values among which trials choose; an option of `then` has that name and a dot before it.
+      then: the algorithm that follows the training: None, or a name of `AFTER`.
       then_options: options of that.
       without: options of settings that its algorithm does not have.
     """
@@ -170,10 +165,10 @@ def read_plan(file: str | os.PathLike, trust: bool = False) -> Plan:
 def _check_name(plan: Plan, name: str, what: str) -> None:
     """Check that there is an option for the runs of all methods."""
     step, dot, rest = name.partition(".")
-    if dot and step in AFTERWARDS:
-        lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
+    if dot and step in AFTER:
+        lookup(AFTER[step].model_fields, rest, f"option of {step}")
         if not any(method.then == step for method in plan.methods.values()):
-            raise InvalidArgument(f"{name} of {what} reaches no method: give one 'then: {step}', or leave it out.")
+            raise InvalidArgument(f"{name} of {what} reaches no method: give one 'algorithm: {step}', or leave it out.")
     elif name == "ood":
         raise InvalidArgument(f"ood of {what} belongs to settings with images: name it in each of these.")
     elif not _code_of(plan):  # Else a parameter of the code, of which the runs are checked.
@@ -216,31 +211,27 @@ def _method(key: str, value: object, where: str) -> Method:
         name: parse_space(text, f"{name} of {key}")
         for name, text in _mapping(options.pop("tuned", None), f"tuned of the method {key!r}").items()
     }
-    then, then_options = options.pop("then", None), dict[str, Any]()
     left_out = options.pop("without", ())
     without = tuple(x.strip() for x in left_out.split(",")) if isinstance(left_out, str) else left_out
     if not isinstance(without, (list, tuple)) or not all(isinstance(x, str) for x in without):
         raise InvalidArgument(f"without of the method {key!r} is {shown(left_out)}, but must be a list of options.")
-    if isinstance(then, dict):
-        if len(then) != 1:
-            raise InvalidArgument(f"then of the method {key!r} is {shown(then)}, but must name one step.")
-        ((then, given),) = then.items()
-        then_options = _mapping(given, f"then of the method {key!r}")
-    if then is not None:
-        then = _one_of(then, AFTERWARDS)
+    then, then_options = None, dict[str, Any]()
+    if isinstance(options.get("algorithm"), str) and options["algorithm"] in AFTER:
+        then, then_options = options.pop("algorithm"), options
+        options = _mapping(then_options.pop("start", None), f"start of the method {key!r}")
+        if not options:
+            raise InvalidArgument(f"{then} of the method {key!r} follows a training: give its options as start.")
         for name in then_options:
-            lookup(dict.fromkeys(AFTERWARDS[then]), name, f"option of {then}")
+            lookup(AFTER[then].model_fields, name, f"option of {then}")
     for name in [*options, *space]:
         step, dot, rest = name.partition(".")
-        if dot and step == then:
-            lookup(dict.fromkeys(AFTERWARDS[step]), rest, f"option of {step}")
-            if name in options:
-                if rest in then_options or name in space:
-                    raise InvalidArgument(f"{name} of the method {key!r} has two values: leave one of both out.")
-                then_options[rest] = options.pop(name)
+        if dot and step in AFTER:
+            if step != then or name in options:
+                raise InvalidArgument(f"{name} of the method {key!r} is tuned with 'algorithm: {step}': leave it out.")
+            lookup(AFTER[step].model_fields, rest, f"option of {step}")
+            if rest in then_options:
+                raise InvalidArgument(f"{name} of the method {key!r} has two values: leave one of both out.")
             continue
-        if dot and step in AFTERWARDS:
-            raise InvalidArgument(f"{name} of the method {key!r} requires 'then: {step}': add it, or leave {name} out.")
         if name == "ood":
             raise InvalidArgument(
                 f"ood of the method {key!r} belongs to settings with images: name it in each of these."
@@ -295,13 +286,7 @@ def _check_then(then: str, options: Values, config: RunConfig) -> None:
         )
     if config.class_weight is not None:
         raise InvalidArgument(f"{then} is of the likelihood without class weights: leave class_weight out.")
-    for name, value in options.items():
-        if name == "structure":
-            _one_of(value, STRUCTURES)
-        elif value is not None and not (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-        ):
-            raise InvalidArgument(f"{name} of {then} is {shown(value)}, but must be a number above 0.")
+    after_options(then, options)
 
 
 def _check_code(plan: Plan, where: str, trust: bool) -> None:

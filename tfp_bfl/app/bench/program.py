@@ -32,6 +32,8 @@ from tfp_bfl.app.many_runs.cells import (
     read_summary,
     run_cells,
 )
+from tfp_bfl.app.one_run.pipeline import Finished
+from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -155,7 +157,7 @@ def check_same_data(
     """
     there = [(folder, record.get("about", {}).get("data")) for folder, record in records.items()]
     for folder in sorted((output / CELLS).glob(f"*/*/{_TUNING}")):
-        there += [(folder, trial.get("data")) for trial in tuning.read_trials(folder)]
+        there += [(folder, trial.get("about", {}).get("data")) for trial in tuning.read_trials(folder)]
     for folder, digest in there:
         setting = folder.parent.parent
         check_data_of(folder, digest, digests.get(setting.name), setting)
@@ -194,30 +196,25 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
         chosen = choose(plan, cell, folder.parent / _TUNING)
         record |= {"chosen": chosen.values, "trials": chosen.trials, "tuning": chosen._asdict()}
         found = cell_module().run_final(task_of(plan, cell.setting, cell.method, cell.seed, chosen.values))
-        found["cost"]["trial_seconds"] = chosen.seconds
-        record |= found
+        cost = {**found.cost, "trial_seconds": chosen.seconds}
+        record |= found._replace(options=options, cost=cost)._asdict()
     except Exception as error:
         if not tuning.is_result(error):
             raise
-        record["failed"] = tuning.reason(error)
+        rounds = plan.config(cell.setting, cell.method, cell.seed).rounds
+        record |= {"options": options, "about": {"rounds": rounds}, "failed": tuning.reason(error)}
     finally:
         forget_models()
     folder.mkdir(parents=True, exist_ok=True)
-    summary = {"options": options, **record, "cell_seconds": time.perf_counter() - started}
+    summary = {**record, "cell_seconds": time.perf_counter() - started}
     write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
 def choose(plan: Plan, cell: Cell, folder: pathlib.Path) -> Chosen:
     """Return the values that trials choose for the method of a cell in its setting."""
 
-    def attempt(values: Values) -> Mapping[str, Any]:
-        try:
-            found: Mapping[str, Any] = cell_module().run_trial(
-                task_of(plan, cell.setting, cell.method, plan.trial_seed, values)
-            )
-            return found
-        finally:
-            forget_models()
+    def attempt(values: Values) -> Finished:
+        return cell_module().run_trial(task_of(plan, cell.setting, cell.method, plan.trial_seed, values))
 
     space, options = plan.methods[cell.method].space, trial_options(options_of(plan, cell))
     return tuning.tune(folder, space, plan.trials, plan.trial_seed, plan.score, attempt, options)
@@ -322,6 +319,4 @@ class _Clock:
         later = f"; about {duration(seconds)} left" if self.left > self.ended else ""
         if "failed" in summary:
             return f"failed: {summary['failed']}{later}"
-        found = summary["scores"]
-        first = f"accuracy {found['accuracy']:.4f}" if "accuracy" in found else f"RMSE {found['rmse']:.4g}"
-        return f"{first}  NLL {found['nll']:.4f}  ({duration(summary['cell_seconds'])}){later}"
+        return f"{in_short({**summary['scores'], 'seconds': summary['cell_seconds']})}{later}"

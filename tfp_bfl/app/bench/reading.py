@@ -36,14 +36,16 @@ class Score(NamedTuple):
 
 # In the order of tables.
 SCORES = {
-    "nll": Score("NLL", -1, "negative log-likelihood, nats per test example"),
+    "test_nll": Score("NLL", -1, "negative log-likelihood, nats per test example"),
     "accuracy": Score("Accuracy", 1, "fraction of test examples predicted correctly"),
     "least_accuracy": Score("Accuracy, lowest client", 1, "lowest accuracy of a client"),
     "rmse": Score("RMSE", -1, "root mean square error, in units of the label"),
     "mae": Score("MAE", -1, "mean absolute error, in units of the label"),
     "crps": Score("CRPS", -1, "continuous ranked probability score, in units of the label"),
     "ece": Score("ECE", -1, "expected calibration error"),
-    "fitted_nll": Score("NLL, temperature-scaled", -1, "NLL at the softmax temperature that fits held-out rows best"),
+    "fitted_test_nll": Score(
+        "NLL, temperature-scaled", -1, "NLL at the softmax temperature that fits held-out rows best"
+    ),
     "fitted_ece": Score("ECE, temperature-scaled", -1, "ECE at the softmax temperature that fits held-out rows best"),
     "brier": Score("Brier score", -1, "mean squared error of the predicted probabilities"),
     "error_auroc": Score("Error detection (AUROC)", 1, "separation of wrong from correct predictions by entropy"),
@@ -57,7 +59,7 @@ SCORES = {
     "least_coverage": Score("Coverage, lowest client", 0, "lowest coverage of a client; nominal is best"),
     "set_size": Score("Size of prediction sets", 0, "mean number of classes; smaller is better only at equal coverage"),
     "interval_width": Score("Width of intervals", 0, "in units of the label; smaller is better only at equal coverage"),
-    "permuted_nll": Score("NLL, standard deviations permuted", 0, "compare with NLL"),
+    "permuted_test_nll": Score("NLL, standard deviations permuted", 0, "compare with NLL"),
     "constant_nll": Score("NLL without features", 0, "of the class frequencies or the training mean; compare with NLL"),
     "linear_nll": Score("NLL of a linear model", 0, "of all clients' rows together; compare with NLL"),
     "hierarchical_nll": Score("NLL of a linear model with client intercepts", 0, "compare with NLL"),
@@ -79,9 +81,8 @@ class Record(NamedTuple):
       trials: number of tuning trials.
       scores: score -> finite value; scores without one are absent.
       cost: seconds, megabytes.
-      trajectory: points in order of "round", with "seconds", "mb" and scores of the current model.
+      rounds: those that were evaluated, in order, with "seconds", "mb" and scores of the current model.
       failed: why there are no scores, or None.
-      rounds: of the training; None if the record does not state them.
       clients: scores of each client that the data name, worst first.
     """
 
@@ -93,16 +94,20 @@ class Record(NamedTuple):
     trials: int
     scores: Mapping[str, float]
     cost: Mapping[str, float]
-    trajectory: Sequence[Mapping[str, float]]
+    rounds: Sequence[Mapping[str, float]]
     failed: str | None
-    rounds: int | None = None
     clients: Sequence[Mapping[str, Any]] = ()
 
     @property
     def is_finished(self) -> bool | None:
         """Return whether the NLL no longer falls at the last evaluation; None without evaluations between rounds."""
-        values = [point["nll"] for point in self.trajectory if "nll" in point]
+        values = [point["test_nll"] for point in self.rounds if "test_nll" in point]
         return None if len(values) < 2 else values[-1] >= values[-2]
+
+    @property
+    def num_rounds(self) -> int | None:
+        """Return the rounds of the training; None if the record does not state them."""
+        return self.about.get("rounds")
 
 
 class Bench(NamedTuple):
@@ -215,20 +220,13 @@ def _record(line: bytes, place: str) -> Record:
         about=mapping["about"],
         chosen=mapping["chosen"],
         trials=content.get("trials", 0),
-        scores={} if failed is not None else _numbers(mapping["scores"], "scores", place),
+        scores={} if failed is not None else _numbers(mapping["scores"], "scores", place, without=("clients",)),
         cost=_numbers(mapping["cost"], "cost", place, least=0.0),
         # Points of a training that failed later are no scores of the method.
-        trajectory=_trajectory(content.get("trajectory"), place) if failed is None else [],
+        rounds=_rounds(content.get("rounds"), place) if failed is None else [],
         failed=failed,
-        rounds=_rounds(mapping["about"], content.get("options")),
-        clients=_clients(content.get("clients"), place),
+        clients=_clients(mapping["scores"].get("clients"), place),
     )
-
-
-def _rounds(about: Mapping[str, Any], options: object) -> int | None:
-    """Return the rounds of a training as its record has them, in older ones among the options that were given."""
-    value = about.get("rounds", options.get("rounds") if isinstance(options, Mapping) else None)
-    return int(value) if str(value).isdecimal() else None
 
 
 def _clients(rows: object, place: str) -> list[dict[str, Any]]:
@@ -250,10 +248,14 @@ def _mapping(value: object, name: str, place: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _numbers(values: Mapping[str, Any], name: str, place: str, least: float = -math.inf) -> dict[str, float]:
+def _numbers(
+    values: Mapping[str, Any], name: str, place: str, least: float = -math.inf, without: Sequence[str] = ()
+) -> dict[str, float]:
     """Return the finite numbers of a mapping; null and numbers that are not finite are left out."""
     found = {}
     for key, value in values.items():
+        if key in without:
+            continue
         number = finite(value)
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if (value is not None and not is_number) or (number is not None and number < least):
@@ -266,18 +268,18 @@ def _numbers(values: Mapping[str, Any], name: str, place: str, least: float = -m
     return found
 
 
-def _trajectory(points: object, place: str) -> list[dict[str, float]]:
+def _rounds(points: object, place: str) -> list[dict[str, float]]:
     if points is not None and not isinstance(points, list):
-        raise InvalidArgument(f'{place} has {shown(points)} as "trajectory", but must have a list.')
+        raise InvalidArgument(f'{place} has {shown(points)} as "rounds", but must have a list.')
     found: list[dict[str, float]] = []
     for point in points or []:
-        values = _numbers(_mapping(point, "trajectory", place), "trajectory", place)
+        values = _numbers(_mapping(point, "rounds", place), "rounds", place)
         last = found[-1] if found else {}
         if "round" not in values or values["round"] <= last.get("round", -math.inf):
-            raise InvalidArgument(f'{place} has a "trajectory" without increasing rounds.')
+            raise InvalidArgument(f'{place} has "rounds" that do not increase.')
         for key in ("seconds", "mb"):
             if key in values and values[key] < last.get(key, 0.0):
-                raise InvalidArgument(f'{place} has a "trajectory" in which {key} decrease or are below 0.')
+                raise InvalidArgument(f'{place} has "rounds" in which {key} decrease or are below 0.')
         found.append(values)
     return found
 

@@ -26,11 +26,10 @@ from tfp_bfl.app.bench.summary import (
     within,
 )
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.repeats import over_seeds
 from tfp_bfl.files.tables import to_csv, to_markdown
 from tfp_bfl.files.writing import write_whole
 from tfp_bfl.plots.page import Cell, Table
-from tfp_bfl.plots.repeats import Repeated, compare
+from tfp_bfl.plots.repeats import Repeated, digits
 
 
 def write_tables(
@@ -121,15 +120,7 @@ def _numeric(bench: Bench, limits: Mapping[str, Sequence[Budget]]) -> list[list[
             reference = next((group for group in groups if group.name == bench.reference), None)
             for group in groups:
                 keys = dict.fromkeys(key for values in group.scores.values() for key in values)
-                rows += [[setting, group.name, kind, limited, key, *_digits(group, reference, key)] for key in keys]
+                start = [setting, group.name, kind, limited]
+                for key in keys:
+                    rows.append([*start, key, str(len(group.seeds(key))), *digits(group, reference, key)])
     return rows
-
-
-def _digits(group: Repeated, reference: Repeated | None, key: str) -> list[str]:
-    found = over_seeds(group.values(key))
-    pair = None if reference is None or group is reference else compare(group, reference, key)
-    spread = "" if found.number < 2 else repr(found.stddev)
-    return [
-        *(str(found.number), repr(found.mean), spread),
-        *(["", "", ""] if pair is None else map(repr, (pair.mean, pair.low, pair.high))),
-    ]

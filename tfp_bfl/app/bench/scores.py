@@ -1,15 +1,15 @@
-"""Scores of predictions: accuracy, likelihood, calibration, coverage of sets, and the least client's."""
+"""Scores of predictions: accuracy, likelihood, calibration, coverage of sets, the least client's; and their rows."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.bench.predictions import Predicted
 from tfp_bfl.app.one_run import client_scores
 from tfp_bfl.app.one_run.client_scores import Parts
+from tfp_bfl.app.one_run.job import Job
+from tfp_bfl.app.one_run.pipeline import Predicted
+from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
 
 # Of prediction sets and intervals.
@@ -21,8 +21,8 @@ LEAST_EXAMPLES = 10
 def of_classes(test: Predicted, held: Predicted) -> dict[str, float]:
     """Return the scores of a classifier on test rows; what is fitted is fitted on held-out training rows.
 
-    `fitted_nll` and `fitted_ece` are at the softmax temperature with the lowest NLL of the held-out rows. `coverage`
-    and `set_size` are of prediction sets by the label's probability with a coverage of 0.9 on the held-out rows.
+    `fitted_test_nll` and `fitted_ece` are at the softmax temperature with the lowest NLL of the held-out rows.
+    `coverage` and `set_size` are of prediction sets by the probability of the label, of 0.9 on the held-out rows.
     `least_...` is of the client with the lowest value among clients with at least `LEAST_EXAMPLES` test rows.
 
     Args:
@@ -33,7 +33,7 @@ def of_classes(test: Predicted, held: Predicted) -> dict[str, float]:
     right = probabilities.argmax(-1) == labels
     scores = {
         "accuracy": float(right.mean()),
-        "nll": float(evaluation.negative_log_likelihood(probabilities, labels)),
+        "test_nll": float(evaluation.negative_log_likelihood(probabilities, labels)),
         "ece": float(evaluation.expected_calibration_error(probabilities, labels)),
         "brier": float(evaluation.brier_score(probabilities, labels)),
     }
@@ -42,7 +42,7 @@ def of_classes(test: Predicted, held: Predicted) -> dict[str, float]:
         scores["error_auroc"] = evaluation.out_of_distribution(entropy[right], entropy[~right]).auroc
     temperature = evaluation.fit_temperature(held.arrays["probabilities"], held.labels)
     fitted = evaluation.at_temperature(probabilities, temperature)
-    scores["fitted_nll"] = float(evaluation.negative_log_likelihood(fitted, labels))
+    scores["fitted_test_nll"] = float(evaluation.negative_log_likelihood(fitted, labels))
     scores["fitted_ece"] = float(evaluation.expected_calibration_error(fitted, labels))
     scores |= _least("accuracy", right, test.owners)
     try:
@@ -65,37 +65,21 @@ def of_numbers(test: Predicted) -> dict[str, float]:
     is_in = (test.arrays["low"] <= test.labels) & (test.labels <= test.arrays["high"])
     scores = {
         "rmse": float(np.sqrt(np.mean(np.square(error)))),
-        "nll": test.metrics["test_nll"],
+        "test_nll": test.metrics["test_nll"],
         "crps": test.metrics["crps"],
         "coverage": float(is_in.mean()),
     }
     return scores | _least("coverage", is_in, test.owners)
 
 
-def of_clients(parts: Parts, test: Predicted, held: Predicted | None) -> list[dict[str, Any]]:
-    """Return `evaluation.client_scores` of the clients that the data name, with the coverage of sets or intervals.
-
-    Args:
-      parts: the test rows of each client.
-      test: predictions for them.
-      held: predictions for held-out rows, which calibrate the sets; None for numbers.
-    """
-    if held is None:
-        covered = (test.arrays["low"] <= test.labels) & (test.labels <= test.arrays["high"])
-        return client_scores.rows_of(parts, test.arrays["mean"], test.labels, covered, test.arrays["nll"])
-    calibrated = {"probabilities": held.arrays["probabilities"], "labels": held.labels}
-    inside = client_scores.sets_hold(test.arrays["probabilities"], test.labels, calibrated)
-    return client_scores.rows_of(parts, test.arrays["probabilities"], test.labels, inside)
-
-
 def selection(held: Predicted) -> dict[str, float]:
-    """Return the scores of held-out rows by which trials are compared: nll, and accuracy or rmse."""
+    """Return the scores of held-out rows by which trials are compared: test_nll, and accuracy or rmse."""
     if "mean" in held.arrays:
         error = held.arrays["mean"] - held.labels
-        return {"nll": held.metrics["test_nll"], "rmse": float(np.sqrt(np.mean(np.square(error))))}
+        return {"test_nll": held.metrics["test_nll"], "rmse": float(np.sqrt(np.mean(np.square(error))))}
     probabilities = held.arrays["probabilities"]
     return {
-        "nll": float(bfl.evaluation.negative_log_likelihood(probabilities, held.labels)),
+        "test_nll": float(bfl.evaluation.negative_log_likelihood(probabilities, held.labels)),
         "accuracy": float(np.mean(probabilities.argmax(-1) == held.labels)),
     }
 
@@ -137,3 +121,31 @@ def foreign(own: Predicted, entropy: np.ndarray, epistemic: np.ndarray) -> dict[
     if own.arrays["epistemic"].any() or epistemic.any():
         found["ood_auroc"] = bfl.evaluation.out_of_distribution(own.arrays["epistemic"], epistemic).auroc
     return {name: x for name, x in found.items() if x is not None}
+
+
+def set_aside(clients: bfl.data.Clients, share: float, seed: int) -> tuple[bfl.data.Clients, Parts]:
+    """Take a share of each client's examples, drawn by the seed: the clients with the rest, and that share.
+
+    A client gives round(share n) of its n examples, and keeps one at least.
+
+    Raises:
+      InvalidArgument: no client has enough examples to give one.
+    """
+    rest, held = [], []
+    for k, rows in enumerate(clients.indices):
+        number = min(round(share * len(rows)), len(rows) - 1)
+        order = generator(seed, f"bench {k}").permutation(len(rows))
+        held.append(np.sort(rows[order[:number]]))
+        rest.append(np.sort(rows[order[number:]]))
+    if not sum(map(len, held)):
+        raise InvalidArgument(f"A share of {share} of each client's examples is none: hold out a larger share.")
+    return bfl.data.Clients(clients.source, rest), Parts(clients.source, held)
+
+
+def test_parts(job: Job) -> Parts:
+    """Return the test rows of each client: its own where the data name the clients, else by its share of each class."""
+    if job.shards is not None:
+        return client_scores.with_models(job.shards, job.config, job.everybody.num_clients, job.is_personal)
+    if job.test.target is not None:
+        return Parts(job.test, [np.arange(job.test.num_examples)])
+    return Parts(job.test, job.test.partition(bfl.data.like(job.clients), seed=job.config.seed).indices)

@@ -19,7 +19,7 @@ from tfp_bfl.plots.tables import DASH, text
 
 # Costs of a cell -> heading, in the order of tables.
 COSTS = {
-    "train_seconds": "Training time (CPU s)",
+    "cpu_seconds": "Training time (CPU s)",
     "seconds": "Elapsed time (s)",
     "trial_seconds": "Tuning time (s)",
     "upload_mb": "Upload (MB)",
@@ -164,7 +164,7 @@ def scores(bench: Bench, setting: str) -> Table:
     columns |= {score_of(key).label: score_cells(groups, key) for key in bench.score_keys(setting)}
     cells = [bench.cells[setting, method] for method in methods]
     columns |= {"Rounds": [Cell(rounds(cell)) for cell in cells]}
-    for key in ("upload_mb", "download_mb", "train_seconds"):
+    for key in ("upload_mb", "download_mb", "cpu_seconds"):
         columns[COSTS[key]] = [Cell(_mean_cost(cell, key)) for cell in cells]
     columns |= {"Not finished": [Cell(unfinished(cell)) for cell in cells]}
     return _table("Scores", methods, columns)
@@ -172,7 +172,7 @@ def scores(bench: Bench, setting: str) -> Table:
 
 def rounds(cell: Sequence[Record]) -> str:
     """Return the rounds of a cell's trainings; a dash if no record states them."""
-    return ", ".join(f"{n:,}" for n in sorted({record.rounds for record in cell if record.rounds})) or DASH
+    return ", ".join(f"{n:,}" for n in sorted({record.num_rounds for record in cell if record.num_rounds})) or DASH
 
 
 def unfinished(cell: Sequence[Record]) -> str:
@@ -253,7 +253,7 @@ def budget(bench: Bench, setting: str, unit: str, amount: float | None = None) -
         raise InvalidArgument(f"The budget is {amount} {BUDGETS[unit]}, but must be a finite number of at least 0.")
     totals: dict[str, float] = {}
     for method in methods_of(bench, setting):
-        used = [point[unit] for r in bench.cells[setting, method] for point in r.trajectory if unit in point]
+        used = [point[unit] for r in bench.cells[setting, method] for point in r.rounds if unit in point]
         if used:
             totals[method] = max(used)
     if not totals:
@@ -270,7 +270,7 @@ def budget(bench: Bench, setting: str, unit: str, amount: float | None = None) -
 def within(cell: Sequence[Record], limit: Budget) -> dict[int, Mapping[str, float]]:
     """Return seed -> the last point of its trajectory within a budget; seeds without one are absent."""
     most = limit.amount * (1 + 1e-9)
-    points = {r.seed: [p for p in r.trajectory if p.get(limit.unit, math.inf) <= most] for r in cell}
+    points = {r.seed: [p for p in r.rounds if p.get(limit.unit, math.inf) <= most] for r in cell}
     return {seed: there[-1] for seed, there in points.items() if there}
 
 
@@ -295,7 +295,7 @@ def _note(cell: Sequence[Record], there: Mapping[int, Mapping[str, float]], limi
     missing = [record for record in cell if record.seed not in there]
     if not missing:
         return ""
-    first = [point[limit.unit] for r in missing for point in r.trajectory if limit.unit in point]
+    first = [point[limit.unit] for r in missing for point in r.rounds if limit.unit in point]
     if all(record.failed is not None for record in missing):
         why = "failed"
     else:

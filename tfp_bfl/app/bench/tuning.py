@@ -10,18 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tfp_bfl.app.bench.spaces import DEFAULTS, Space, Values
-from tfp_bfl.app.many_runs.cells import SUMMARY, Options, is_done, read_summary, read_written, run_once
+from tfp_bfl.app.many_runs.cells import SUMMARY, Options, forget_models, is_done, read_summary, read_written, run_once
+from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
+from tfp_bfl.labels import ALIASES
 
 TRIALS = "trials.jsonl"
 # Scores of which more is better.
 _MORE = ("accuracy",)
 _MOST_LETTERS = 300
 
-# Chosen values of options -> scores, the seconds, and the digest of the data if they may name clients.
-Try = Callable[[Values], Mapping[str, Any]]
+# Chosen values of options -> the record of a trial.
+Try = Callable[[Values], Finished]
 # The options of the trials in a folder.
 OPTIONS = "options.json"
 
@@ -48,7 +50,8 @@ def check_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError:
         raise MissingDependency(
-            "Trials need the package optuna: pip install 'tfp_bfl[tune]', or give trials of methods with nothing tuned."
+            "Trials need the package optuna: install it with pip install '.[bench]' (in a clone of tfp_bfl), or give "
+            "trials of methods with nothing tuned."
         ) from None
 
 
@@ -119,7 +122,8 @@ def _work(
     logging.getLogger("optuna").setLevel(logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / OPTIONS, json.dumps(dict(options), indent=1) + "\n")
-    sign = -1.0 if score in _MORE else 1.0
+    sign, key = -1.0 if score in _MORE else 1.0, ALIASES.get(score, score)
+    of = lambda row: row.get("scores", {}).get(key, math.nan)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
     study = optuna.create_study(sampler=sampler)
     rows = read_trials(folder)
@@ -139,15 +143,15 @@ def _work(
             with open(folder / TRIALS, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
         if asked:
-            found = sign * row.get(score, math.nan)
+            found = sign * of(row)
             study.tell(asked, found if math.isfinite(found) else worst)
-    sound = [row for row in rows if math.isfinite(row.get(score, math.nan))]
-    best = min(sound, key=lambda row: sign * row[score], default=None)
+    sound = [row for row in rows if math.isfinite(of(row))]
+    best = min(sound, key=lambda row: sign * of(row), default=None)
     summary = {
         "best": best and best["values"],
-        "score": best and best[score],
+        "score": best and of(best),
         "trials": len(rows),
-        "seconds": sum(row.get("seconds", 0.0) for row in rows),
+        "seconds": sum(row.get("cost", {}).get("seconds", 0.0) for row in rows),
         "reason": next((row["failed"] for row in rows if "failed" in row), f"no {score} was finite."),
     }
     write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
@@ -155,11 +159,13 @@ def _work(
 
 def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
     try:
-        return {"values": dict(values), **attempt(values)}
+        return {"values": dict(values), **attempt(values)._asdict()}
     except Exception as error:
         if not is_result(error):
             raise
         return {"values": dict(values), "failed": reason(error)}
+    finally:
+        forget_models()
 
 
 def is_result(error: Exception) -> bool:

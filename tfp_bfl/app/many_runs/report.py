@@ -141,19 +141,13 @@ def _read_results(
     test = data.test
     rounds = read_json(folder / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES)
     predictions = _read_predictions(folder / "predictions.npz", test)
-    if not _are_same(predictions["labels"], truth(test)):
+    if not np.array_equal(predictions["labels"], truth(test)):
         raise InvalidArgument(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
         )
     clients = datasets.shares(config, data.train, data.clients).clients
     return results(name, config, summary, rounds, predictions, test, clients)
-
-
-def _are_same(recorded: np.ndarray, labels: np.ndarray) -> bool:
-    """Return whether labels are those that a run recorded; older runs recorded numbers as float32."""
-    rounding = 4 * np.spacing(np.float32(np.abs(labels).max())) if recorded.dtype == np.float32 else 0.0
-    return bool(np.all(np.abs(recorded - labels) <= rounding))
 
 
 def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:

@@ -12,13 +12,11 @@ from tfp_bfl.app.one_run.records import read_record
 from tfp_bfl.app.options.config import fields
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.tables import FORMATS, Rows, note_in, to_csv
+from tfp_bfl.labels import ALIASES
 from tfp_bfl.plots import repeats
 from tfp_bfl.plots.page import Table
 from tfp_bfl.plots.repeats import Form, Repeated
 from tfp_bfl.plots.tables import text
-
-# What reports and papers call a number of the summary.
-_ALIASES = {"nll": "test_nll"}
 
 
 class Style(NamedTuple):
@@ -117,7 +115,7 @@ def _note(rows: Sequence[Repeated], numbers: Sequence[int]) -> str:
 
 def _columns(groups: Sequence[Grouped], columns: Sequence[str]) -> list[str]:
     known = all_keys(groups)
-    names = [_ALIASES.get(name.strip(), name.strip()) for name in columns]
+    names = [ALIASES.get(name.strip(), name.strip()) for name in columns]
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
@@ -174,16 +172,6 @@ def _numeric(groups: Sequence[Repeated], keys: Sequence[str]) -> Rows:
     parts = ("mean", "sd", "difference", "low", "high")
     rows = [["group", "seeds", *(f"{key}_{part}" for key in keys for part in parts)]]
     for group in groups:
-        row = [group.name, str(len(group.scores))]
-        for key in keys:
-            values = group.values(key)
-            stats = repeats.over_seeds(values) if values else None
-            difference = None if group is groups[0] else repeats.compare(group, groups[0], key)
-            row += ["", ""] if stats is None else [repr(stats.mean), "" if stats.number < 2 else repr(stats.stddev)]
-            row += (
-                ["", "", ""]
-                if difference is None
-                else [repr(difference.mean), repr(difference.low), repr(difference.high)]
-            )
-        rows.append(row)
+        numbers = (repeats.digits(group, groups[0], key) for key in keys)
+        rows.append([group.name, str(len(group.scores)), *(x for each in numbers for x in each)])
     return rows

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from tfp_bfl.app.many_runs.cells import check_cells, check_data_of, forget_models, is_done, read_summary, run_cells
-from tfp_bfl.app.one_run.records import score
+from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
@@ -23,7 +23,6 @@ from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
-from tfp_bfl.labels import duration
 
 MOST_CELLS = 10_000
 # Option -> the values that it takes.
@@ -156,8 +155,8 @@ def sweep(
         code do not fit. Nothing has been written then.
       Error: runs failed.
     """
+    from tfp_bfl.app.one_run import datasets
     from tfp_bfl.app.one_run.build import check_models
-    from tfp_bfl.app.one_run.datasets import check
 
     output = pathlib.Path(output)
     if output.exists() and not output.is_dir():
@@ -170,10 +169,11 @@ def sweep(
             "overwritten."
         )
     every = {name: _given(config.recorded()) for name, config in cells.items()}
-    digests = check(cells)
+    digests = datasets.check(("", config) for config in cells.values())
     check_cells({name: settled_options(config) for name, config in cells.items()}, output, _held(cells))
     for name in filter(lambda name: is_done(output / name), cells):
-        check_data_of(output / name, read_summary(output / name).get("data"), digests.get(name), output / name)
+        now = digests.get(datasets.key(cells[name]))
+        check_data_of(output / name, read_summary(output / name).get("data"), now, output / name)
     check_models((f"{name}: ", config) for name, config in cells.items())
     from tfp_bfl.app.many_runs.report import write
     from tfp_bfl.app.many_runs.score_tables import write_tables
@@ -183,7 +183,7 @@ def sweep(
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
     failure = None
     try:
-        run_cells(every, output, work, _line, jobs=jobs, goes_on=True)
+        run_cells(every, output, work, in_short, jobs=jobs, goes_on=True)
     except Error as error:
         failure = error
     folders = [output / name for name in cells if is_done(output / name)]
@@ -267,10 +267,6 @@ def expand(folders: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options without those that follow from the data."""
     return {name: x for name, x in options.items() if name != "clients" or options["partition"] != GIVEN}
-
-
-def _line(summary: Mapping[str, Any]) -> str:
-    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  ({duration(summary['seconds'])})"
 
 
 class _Named(Console):

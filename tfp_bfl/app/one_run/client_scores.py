@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import class_weights
-from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.partition_names import GIVEN
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from tfp_bfl.app.one_run.job import Job
@@ -72,14 +71,9 @@ def everybody(clients: bfl.data.Clients, unseen: bfl.data.Clients | None) -> bfl
     return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
 
 
-def names_in(clients: bfl.data.Clients) -> list[str] | None:
-    """Return the name that the rows give each of two clients or more; None unless each has a different one."""
-    owners = clients.source.owners
-    if owners is None:
-        return None
-    names = [set(owners[part].tolist()) for part in clients.indices]
-    every = set().union(*names)
-    return [name for (name,) in names] if 2 <= len(every) == len(names) == sum(map(len, names)) else None
+def names_in(clients: bfl.data.Clients) -> list[str]:
+    """Return the name that the rows give each of two clients or more; [] unless each has a different one."""
+    return list(clients.client_names) if clients.num_clients > 1 else []
 
 
 def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -95,25 +89,29 @@ def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]
     return {"client": client.astype(np.int32), "client_names": names}
 
 
-def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Parts | None:
+def shards(
+    config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients, is_personal: bool = False
+) -> Parts | None:
     """Return the test rows of each client: its own, where training and test data name the clients.
 
-    Artificial clients have no test rows; with `evaluate_clients` each gets a part of every class, as in training.
+    Clients that the test data name and the training data do not are the last. Artificial clients have no test rows;
+    with `evaluate_clients` each gets a part of every class, as in training.
 
     Args:
       config: of the run.
       test: the test data.
       clients: those in training, and those that are not.
+      is_personal: whether each client has a model of its own.
 
     Raises:
-      InvalidArgument: evaluate_clients where the test data name no clients, or are too few for the clients.
+      InvalidArgument: evaluate_clients where the test data name no clients, are too few for the clients, or name a
+        client without training rows for a method with models of the clients.
     """
-    names = names_in(clients) if config.partition == GIVEN else None
+    names = names_in(clients) if config.partition == GIVEN else []
     if names and test.owners is not None:
-        places: dict[str, list[int]] = {name: [] for name in names}
-        for row, owner in enumerate(test.owners.tolist()):
-            places.setdefault(owner, []).append(row)
-        return Parts(test, [np.array(places[name], np.int64) for name in names], names)
+        every = list(dict.fromkeys([*names, *test.client_names]))
+        parts = Parts(test, test.rows_of(every), every)
+        return with_models(parts, config, len(names), is_personal) if config.evaluate_clients else parts
     if not config.evaluate_clients:
         return None
     if config.partition == GIVEN:
@@ -123,6 +121,26 @@ def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) 
             "out."
         )
     return Parts(test, test.partition(bfl.data.like(clients), seed=config.seed).indices)
+
+
+def with_models(parts: Parts, config: RunConfig, number: int, is_personal: bool) -> Parts:
+    """Return test rows of clients that each have a model, as far as the algorithm makes a model for each.
+
+    Args:
+      parts: the test rows of each client.
+      config: of the run.
+      number: of clients with training rows, the first.
+      is_personal: whether each client has a model of its own.
+
+    Raises:
+      InvalidArgument: a further client has no model.
+    """
+    if parts.num_clients > number and is_personal:
+        raise InvalidArgument(
+            f"{config.algorithm} scores each client by a model of its own, and {shown(parts.called[number])} of the "
+            "test data has no training rows: leave its test rows out."
+        )
+    return parts
 
 
 def scored(
@@ -145,16 +163,16 @@ def scored(
     if parts is None:
         return {}, []
     found: dict[str, Any] = {}
-    if job.config.evaluate_clients and algorithm_options(job.config.algorithm).adapts:
+    if job.config.evaluate_clients and job.is_personal:
         before, after, lines = personal(job, result, parts)
-        for name, evaluations in (("clients", before), ("adapted_clients", after)):
+        for name, evaluations in {"clients": before, **({"adapted_clients": after} if after else {})}.items():
             probabilities = np.concatenate([each.probabilities for each in evaluations])
             found[name] = rows_of(parts, probabilities, parts.source.labels[parts.places])
     else:
         found["clients"] = of_model(parts, final, held)
         lines = []
         scores = {row["client"]: row for row in found["clients"] if row["n"]}
-        for k, name in enumerate(parts.called):
+        for k, name in enumerate(parts.called[: job.everybody.num_clients]):
             metrics = {key: x for key, x in scores.get(name, {}).items() if key in ("accuracy", "rmse", "test_nll")}
             if metrics:
                 lines.append(bfl.federated.ClientScores(k, len(job.everybody.indices[k]), metrics))
@@ -176,17 +194,31 @@ def of_model(parts: Parts, final: Any, held: dict[str, np.ndarray] | None = None
       held: as of `scored`.
     """
     places, target = parts.places, parts.source.target
-    if target is not None:
-        truth = target.mean + target.scale * np.asarray(parts.source.labels, np.float64)
-        covered = (final.low <= truth) & (truth <= final.high)
-        return rows_of(parts, final.mean[places], truth[places], covered[places], final.nll[places])
-    covered = None if held is None else sets_hold(final.probabilities, parts.source.labels, held)
-    return rows_of(
-        parts, final.probabilities[places], parts.source.labels[places], None if covered is None else covered[places]
-    )
+    names = ("mean", "low", "high", "nll") if target is not None else ("probabilities",)
+    labels = np.asarray(parts.source.labels)[places]
+    truth = labels if target is None else target.mean + target.scale * labels.astype(np.float64)
+    return of_predictions(parts, {name: getattr(final, name)[places] for name in names}, truth, held)
 
 
-def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: dict[str, np.ndarray]) -> np.ndarray | None:
+def of_predictions(
+    parts: Parts, arrays: Mapping[str, np.ndarray], labels: np.ndarray, held: Mapping[str, np.ndarray] | None
+) -> list[dict[str, Any]]:
+    """Return the rows of the clients, with the coverage of the sets or intervals.
+
+    Args:
+      parts: the test rows of each client.
+      arrays: predictions for `Parts.places`, by name.
+      labels: the truth of these rows.
+      held: as of `scored`.
+    """
+    if "mean" in arrays:
+        covered = (arrays["low"] <= labels) & (labels <= arrays["high"])
+        return rows_of(parts, arrays["mean"], labels, covered, arrays["nll"])
+    inside = None if held is None else sets_hold(arrays["probabilities"], labels, held)
+    return rows_of(parts, arrays["probabilities"], labels, inside)
+
+
+def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Return whether the sets of `COVERAGE` by held-out examples hold each label; None where these are too few."""
     try:
         limit = bfl.evaluation.conformal_limit(held["probabilities"], held["labels"], COVERAGE)
@@ -215,8 +247,9 @@ def personal(
     """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate.
 
     Returns:
-      The evaluations before, those after, and their metrics.
+      The evaluations before, those after (none for a user's algorithm, which has no inner rate), and their metrics.
     """
+    adapts = type(job.config.own_options()).adapts
     found: list[Any] = []
 
     def evaluate(model: Any, features: Any, labels: Any) -> dict[str, float]:
@@ -229,12 +262,13 @@ def personal(
         job.everybody,
         parts,  # type: ignore[arg-type]
         evaluate,
-        adaptation=one_step(job.config, job.process, job.clients),
+        adaptation=one_step(job.config, job.process, job.clients) if adapts else None,
         most_examples=EXAMPLES,
         seed=job.config.seed,
         noise=job.config.client_noise,
     )
-    before, after = ([each for each in found[start::2] if each] for start in range(2))
+    every = 2 if adapts else 1
+    before, after = ([each for each in found[start::every] if each] if start < every else [] for start in range(2))
     return before, after, [score for score in scores if score.before]
 
 

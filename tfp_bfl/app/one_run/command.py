@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from tfp_bfl.app.options.command import code_options
+from tfp_bfl.app.options.afterwards import after_options as check_after
+from tfp_bfl.app.options.command import after_options, code_options
 from tfp_bfl.errors import InvalidArgument
 
 EXPORT_EXAMPLES = """
@@ -235,46 +236,54 @@ def calibrate_model(run: str, path: str, figure: str | None, **given: Any) -> No
         click.echo(clients_in_words(result.clients))
 
 
-_prior_stddev = click.option(
-    "--prior-stddev",
-    type=float,
-    metavar="NUMBER",
-    help="Standard deviation of the prior; fitted by the marginal likelihood if not given.",
-)
-_temperature = click.option(
-    "--temperature",
-    type=float,
-    metavar="NUMBER",
-    help="Posterior temperature.  [default: by the run's held-out rows; without them 0.01, for regression 1]",
-)
-_new_folder = click.option(
-    "--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays as it is."
-)
+def _after_training(algorithm: str, **words: Any) -> Any:
+    """Return a command that is `run --algorithm ALGORITHM --start RUN`."""
+
+    def command(run: str, code: dict[str, str], **given: Any) -> None:
+        find_posterior(algorithm, run, code, given)
+
+    command.__doc__ = words.pop("words")
+    output = click.option("--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays.")
+    with_options = after_options(algorithm)(output(code_options(command)))
+    return click.command(algorithm.replace("_", "-"), **words)(click.argument("run", metavar="RUN")(with_options))
 
 
-@click.command("laplace", epilog=LAPLACE_EXAMPLES)
-@click.argument("run", metavar="RUN")
-@click.option(
-    "--structure",
-    metavar="NAME",
-    default="last_layer",
-    show_default=True,
-    help="Precision: last_layer for the full matrix of the last layer, or diagonal for all weights.",
-)
-@_prior_stddev
-@click.option("--prior-by-layer", is_flag=True, help="Fit a prior standard deviation for each layer.")
-@_temperature
-@_new_folder
-@code_options
-def laplace_model(run: str, output: str, **options: Any) -> None:
-    """Write a run with a posterior at its weights to a new folder: Laplace's approximation by one more round.
+laplace_model = _after_training(
+    "laplace",
+    epilog=LAPLACE_EXAMPLES,
+    words="""Write a run with a posterior at its weights to a new folder: Laplace's approximation by one more round.
 
     RUN is a complete run that trains point weights, such as one of --algorithm fed_opt.
-    """
-    from tfp_bfl.app.one_run.laplace import laplace
+    """,
+)
+last_layer_model = _after_training(
+    "last_layer",
+    epilog=LAST_LAYER_EXAMPLES,
+    words="""Write a run with the exact posterior of its last layer to a new folder, from sums of its clients.
 
-    summary = laplace(run, output, **options)
-    _show_posterior(summary, output)
+    RUN is a complete run that trains point weights, such as one of --algorithm fed_opt. The layers below the last one
+    stay as they are. For regression the posterior is exact after one message from each client.
+    """,
+)
+
+
+def find_posterior(algorithm: str, start: str, code: dict[str, str], given: dict[str, Any]) -> None:
+    """Find the posterior of an algorithm at the weights of a complete run, and show what was found.
+
+    Args:
+      algorithm: one of `options.afterwards.AFTER`.
+      start: the folder of the run.
+      code: FILE.py:FUNCTION of a run that names code, by option.
+      given: options of the algorithm, and output, a new folder or None.
+
+    Raises:
+      InvalidArgument: there is no such option, a value does not fit, or as of `one_run.after.find_posterior`.
+    """
+    options = check_after(algorithm, {name: x for name, x in given.items() if x is not None and name != "output"})
+    from tfp_bfl.app.one_run import after  # Late, as it imports TensorFlow: a bad value is answered at once.
+
+    output = given.get("output") or after.free_folder(start, algorithm)
+    _show_posterior(after.find_posterior(start, output, options, code), output)
 
 
 def scores_in_words(summary: dict[str, Any], prefix: str = "") -> str:
@@ -296,35 +305,6 @@ def _show_posterior(summary: dict[str, Any], output: str) -> None:
     )
     click.echo(f"posterior temperature {summary['temperature']:g}: {summary['temperature_by']}")
     click.echo(f"{output} holds the clients' sums and its saved_model.")
-
-
-@click.command("last-layer", epilog=LAST_LAYER_EXAMPLES)
-@click.argument("run", metavar="RUN")
-@_prior_stddev
-@click.option(
-    "--noise-stddev",
-    type=float,
-    metavar="NUMBER",
-    help="Standard deviation of the labels' noise in regression; fitted by the marginal likelihood if not given.",
-)
-@_temperature
-@click.option(
-    "--rounds",
-    type=click.IntRange(1, 2**31 - 1),
-    metavar="NUMBER",
-    help="Number of messages from each client.  [default: 1 for regression, 10 for classes]",
-)
-@_new_folder
-@code_options
-def last_layer_model(run: str, output: str, **options: Any) -> None:
-    """Write a run with the exact posterior of its last layer to a new folder, from sums of its clients.
-
-    RUN is a complete run that trains point weights, such as one of --algorithm fed_opt. The layers below the last one
-    stay as they are. For regression the posterior is exact after one message from each client.
-    """
-    from tfp_bfl.app.one_run.last_layer import last_layer
-
-    _show_posterior(last_layer(run, output, **options), output)
 
 
 @click.command("drift", epilog=DRIFT_EXAMPLES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
@@ -18,6 +18,11 @@ from tfp_bfl.errors import InvalidArgument
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
+# Options that decide how many examples each client has, and which cohorts there can be.
+_OF_CLIENTS = (
+    *("partition", "clients", "unseen_clients", "cohort_size", "examples_per_client"),
+    *("pretrain_share", "hold_out", "seed"),
+)
 
 
 def is_own(config: RunConfig) -> bool:
@@ -105,24 +110,42 @@ def each(
             yield group, None
 
 
-def check(configs: Mapping[str, RunConfig]) -> dict[str, str]:
-    """Check that the data of runs can be read, each dataset once, and have the clients of the options.
+def check(
+    configs: Iterable[tuple[str, RunConfig]], use: Callable[[bfl.data.Clients, int], object] | None = None
+) -> dict[tuple[Any, ...], str]:
+    """Read the data of configurations, each dataset once, and check that they have the clients of the options.
+
+    The clients of datasets that do not name any are not checked, since sets of images are large.
 
     Args:
-      configs: name -> configuration of each run.
+      configs: (what an error begins with, configuration).
+      use: what is tried with the clients of a configuration and its seed, such as to hold out examples; None for
+        nothing.
 
     Returns:
-      The digest of the data of each run, where data may name clients.
+      `key` -> digest of data that may name clients.
 
     Raises:
-      InvalidArgument: as `load` and `with_clients`.
+      InvalidArgument: as `load`, `with_clients` and `use`.
     """
     digests = {}
-    for group, data in each(configs.items()):
-        if data is not None:
-            for _, config in group:
-                with_clients(config, data)
-            digests.update(dict.fromkeys((name for name, _ in group), bfl.data.digest(data)))
+    for group, data in each(configs):
+        if data is None:
+            continue
+        digests[key(group[0][1])] = bfl.data.digest(data)
+        checked = set()
+        for where, config in group:
+            server = config.unlabelled_share if serves("unlabelled_share", config.algorithm) else None
+            of_clients = (*(getattr(config, name) for name in _OF_CLIENTS), server)
+            if of_clients in checked:
+                continue
+            checked.add(of_clients)
+            try:
+                settled = with_clients(config, data)
+                if use is not None:
+                    use(shares(settled, data.train, data.clients).clients, config.seed)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{where}{error}") from None
     return digests
 
 

@@ -62,6 +62,11 @@ class Job(NamedTuple):
         return self.shares.clients
 
     @property
+    def is_personal(self) -> bool:
+        """Whether clients are scored by models of their own, also those of a user's algorithm."""
+        return scores_personal(self.config, self.process)
+
+    @property
     def prediction(self) -> dict[str, Any]:
         """The options of a prediction."""
         config, number = self.config, ensembles.num_samples(self.config)
@@ -152,12 +157,17 @@ def prepare(
         number = min(test.num_examples, EXAMPLES_AT_ONCE)
         bfl.evaluation.check_num_samples(ensembles.num_samples(config), number, test.num_outputs)
     everybody = client_scores.everybody(shares.clients, shares.unseen)
-    shards = client_scores.shards(config, test, everybody)
+    shards = client_scores.shards(config, test, everybody, scores_personal(config, process))
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     notes = (*(user_data.notes if user_data else ()), *_of_privacy(config, process))
     return Job(
         config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards, notes
     )
+
+
+def scores_personal(config: RunConfig, process: bfl.federated.BayesianProcess) -> bool:
+    """Return whether clients are scored by models of their own."""
+    return process.is_personal or type(config.own_options()).adapts
 
 
 def _of_privacy(config: RunConfig, process: bfl.federated.BayesianProcess) -> tuple[str, ...]:

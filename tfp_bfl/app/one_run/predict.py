@@ -17,6 +17,7 @@ from rich.text import Text
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.calibrate import entropy
+from tfp_bfl.data.rows import read_clients
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name as name_of
@@ -48,6 +49,7 @@ class Row(NamedTuple):
       abstain: whether the entropy, or the measure that a calibrated model uses, exceeds the threshold.
       set: names of the classes in a calibrated model's prediction set, joined by "|"; otherwise the label.
       unusual: above 1 for an example unlike the training data; None for a model without this output.
+      client: that the row names; None where the model has no sets of single clients, or the rows name none.
     """
 
     example: str
@@ -59,6 +61,7 @@ class Row(NamedTuple):
     abstain: bool
     set: str = ""
     unusual: float | None = None
+    client: str | None = None
 
 
 class NumberRow(NamedTuple):
@@ -156,6 +159,7 @@ def predict(
     loaded = bfl.export.load(folder)
     notes: list[str] = []
     examples = read_examples(info, images, separator, notes)
+    own = Sets.of(calibration, info, images, separator, notes) if calibration else None
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
     for start in range(0, len(examples.names), BATCH_SIZE):
@@ -165,7 +169,7 @@ def predict(
         if regresses:
             rows += _as_numbers(examples.names[part], values, max_uncertainty)
         else:
-            rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty)
+            rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty, own and own.part(part))
     return Predictions("image" if len(facts["input_shape"]) == _IMAGE else "row", rows, examples.failures, notes)
 
 
@@ -182,6 +186,55 @@ def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
     for name, value in given.items():
         if value is not None and not (info.model or {"stochastic": True})["stochastic"]:
             raise InvalidArgument(f"{name} has no effect on a model with point weights: leave it out.")
+
+
+class Sets(NamedTuple):
+    """The limits of prediction sets by the clients that rows name.
+
+    Fields:
+      clients: the client of each row [N].
+      limits: `Calibration.set_limit` of each row's client [N].
+    """
+
+    clients: np.ndarray
+    limits: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        calibration: bfl.export.Calibration,
+        info: bfl.export.Info,
+        paths: Any,
+        separator: str | None,
+        notes: list[str],
+    ) -> Sets | None:
+        """Return the limits for the rows of tables; None where the model has no sets of clients, or a table no clients.
+
+        Args:
+          calibration, info: of the model.
+          paths, separator: as `images` and `separator` of `predict`.
+          notes: gets a sentence on rows of clients without own sets.
+        """
+        limits = {row["client"]: row["set_limit"] for row in calibration.clients or () if "set_limit" in row}
+        column = str((info.configuration or {}).get("client_column") or "clients")
+        columns = {name for name, *_ in bfl.export.columns_of(info)}
+        used = columns | {feature.name for feature in bfl.export.features_of(info)}
+        if not limits or not columns or column in used:
+            return None
+        paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        found = [read_clients(path, column, separator) for path in paths]
+        if any(names is None for names in found):
+            return None
+        clients = np.concatenate([names for names in found if names is not None])
+        others = calibration.set_limit if calibration.unseen_set_limit is None else calibration.unseen_set_limit
+        if new := sum(name not in limits for name in clients):
+            of = "all clients together" if calibration.unseen_set_limit is None else "clients never seen"
+            notes.append(f"{new:,} rows are of clients without own prediction sets, and have those of {of}.")
+        return cls(clients, np.array([limits.get(name, others) for name in clients]))
+
+    def part(self, rows: slice) -> Sets:
+        """Return those of some rows."""
+        return Sets(self.clients[rows], self.limits[rows])
 
 
 def stated_by(model: str | os.PathLike) -> str:
@@ -203,13 +256,18 @@ def _as_rows(
     names: Sequence[str],
     calibration: bfl.export.Calibration | None,
     max_uncertainty: float | None,
+    own: Sets | None,
 ) -> list[Row]:
     probabilities, uncertainty, limit = answer["probabilities"], answer["entropy"], max_uncertainty
     sets = [names[label] for label in answer["label"]]
     if calibration:
         probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
         uncertainty = answer["entropy"] = entropy(probabilities)
-        held = bfl.evaluation.prediction_sets(probabilities, calibration.set_limit, calibration.set_score)
+        limits = np.full(len(which), calibration.set_limit) if own is None else own.limits
+        held = np.zeros(probabilities.shape, bool)
+        for value in np.unique(limits):
+            rows = limits == value
+            held[rows] = bfl.evaluation.prediction_sets(probabilities[rows], value, calibration.set_score)
         sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
         if max_uncertainty is None:
             uncertainty, limit = answer[calibration.by], calibration.limit
@@ -226,6 +284,7 @@ def _as_rows(
             abstain=bool(above[i]),
             set=sets[i],
             unusual=float(answer["unusual"][i]) if "unusual" in answer else None,
+            client=None if own is None else str(own.clients[i]),
         )
         for i in range(len(which))
     ]

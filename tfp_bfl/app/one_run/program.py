@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from tfp_bfl.app.one_run import after
 from tfp_bfl.app.one_run.run import OnRound, execute
 from tfp_bfl.app.one_run.run import resume as go_on
+from tfp_bfl.app.options.afterwards import AFTER, after_options, split_after
 from tfp_bfl.app.options.config import make_config, read_yaml
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
@@ -61,8 +63,8 @@ def run(
       model: a name, "FILE.py:FUNCTION", or a function that builds a Keras model that gives logits; it gets those of
         input_shape, num_classes, kind, seed, prior_stddev, initial_stddev, min_stddev and dropout_rate that it takes.
       rule: a name, "FILE.py:FUNCTION", a `rules.Rule`, or a function without arguments that returns one.
-      algorithm: a name, "FILE.py:FUNCTION", or a function of a model function and options that returns a process, as
-        those of `tfp_bfl.algorithms`.
+      algorithm: a name ("laplace" and "last_layer" with the option start, a complete run), "FILE.py:FUNCTION", or a
+        function of a model function and options that returns a process, as those of `tfp_bfl.algorithms`.
       dataset: a name or a path; or data in memory (`data.read_own`): a `data.Source`, `data.Clients`, arrays
         (features, labels) or (features, labels, clients), or a table such as a pandas DataFrame, with the options
         label and client_column as of a file.
@@ -78,6 +80,8 @@ def run(
       InvalidArgument: as the command line answers with status 2; nothing has been written then.
     """
     both = (("model", model), ("rule", rule), ("algorithm", algorithm))
+    if "start" in options or algorithm in AFTER:
+        return _after(output, {**options, **{name: x for name, x in (*both, ("dataset", dataset)) if x is not None}})
     given = _given_data(dataset, test_data)
     code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))._replace(data=given)
     console = Console(stderr=True, quiet=progress == "none")
@@ -103,6 +107,13 @@ def run(
     result = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     result.data = given
     return result
+
+
+def _after(output: str | pathlib.Path | None, given: dict[str, Any]) -> Run:
+    """Find the posterior of an algorithm that follows a training."""
+    start, algorithm, code, own = split_after(given)
+    folder = pathlib.Path(output or after.free_folder(str(start), algorithm))
+    return Run(folder, after.find_posterior(str(start), folder, after_options(algorithm, own), code))
 
 
 def _given_data(dataset: object, test_data: object) -> GivenData | None:

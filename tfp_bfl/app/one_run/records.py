@@ -25,8 +25,7 @@ from tfp_bfl.labels import duration
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
 
-_MUTUAL_INFORMATION = "mutual_information"  # Older runs did not record it.
-UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", _MUTUAL_INFORMATION)
+UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", "mutual_information")
 # Of a prediction of a number.
 NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
 # Predictions of what nobody trained on, besides the test set.
@@ -86,6 +85,11 @@ def weights_in(summary: Mapping[str, Any]) -> str | None:
 def score(summary: Mapping[str, Any]) -> str:
     """Return the accuracy in a summary, or the RMSE of a regression."""
     return f"accuracy {summary['accuracy']:.4f}" if "accuracy" in summary else f"RMSE {summary['rmse']:.4g}"
+
+
+def in_short(summary: Mapping[str, Any]) -> str:
+    """Return the first scores in a summary, and the time."""
+    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  ({duration(summary['seconds'])})"
 
 
 def in_a_line(summary: Mapping[str, Any]) -> str:
@@ -158,8 +162,6 @@ def results(
     clients: bfl.data.Clients,
 ) -> RunResults:
     """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
-    collapsed = summary.get("collapsed_in_round")
-    warnings = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
     settings = stated(config, weights_in(summary), summary.get("trained") or {})
     return bfl.plots.RunResults(
         name=name,
@@ -174,8 +176,8 @@ def results(
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
-        client_names=(names_in(clients) if config.partition == GIVEN else None) or (),
-        warnings=list(dict.fromkeys([*warnings, *(summary.get("warnings") or [])])),
+        client_names=names_in(clients) if config.partition == GIVEN else (),
+        warnings=list(dict.fromkeys(summary.get("warnings") or [])),
     )
 
 
@@ -198,8 +200,7 @@ def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
             )
     config = make_config(folder / "config.yaml", {}, runs_code=False)
     (summary,) = read_json(folder / "summary.json", "summary", MOST_SUMMARY_BYTES)
-    # Older runs called it as the rounds call that of the training.
-    return config, {"test_nll" if name == "nll" else name: value for name, value in summary.items()}
+    return config, summary
 
 
 def read_json(path: pathlib.Path, what: str, most: int) -> list[dict[str, Any]]:
@@ -245,7 +246,6 @@ def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -
     names: tuple[str, ...] = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
     most = 8 * most_examples * (num_classes + len(names) + 1) + _MOST_NAMES_BYTES
     arrays = read_arrays(path, "file of predictions", most, compressed=True)
-    names = tuple(name for name in names if name in arrays or name != _MUTUAL_INFORMATION)
     shapes = [arrays[name].shape if name in arrays else None for name in names]
     number = len(arrays["labels"]) if "labels" in arrays and arrays["labels"].ndim else 0
     wanted = [(number, num_classes) if name == "probabilities" else (number,) for name in names]

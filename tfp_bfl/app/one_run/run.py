@@ -12,21 +12,17 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, datasets, drift, ensembles, records
+from tfp_bfl.app.one_run import build, client_scores, datasets, drift, ensembles, pipeline, records
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.progress import Reporter, reporter
 from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
-from tfp_bfl.app.options import class_weights
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
-from tfp_bfl.app.options.resolve import method, stated
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 
@@ -38,7 +34,6 @@ else:
 logger = logging.getLogger(__name__)
 
 PRETRAINING = "pretraining.json"
-_VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
 
 
 def execute(
@@ -56,8 +51,8 @@ def execute(
     round), checkpoints/ (for `resume`), predictions.npz (of the test set),
     training_histograms.npz (for `drift`; not with differential privacy), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
-    complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with hold_out
-    held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
+    complete; for fl_swag and partitioned_vi also clients.npz, from which `revise` adds and removes clients; with
+    hold_out held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
     Args:
       config: what to run.
@@ -140,7 +135,9 @@ def _run(
         start = _pretrained(job, folder, status, runtime)
         status.phase("tracing, and the first round", lazily=True)
         with recorder(folder, job.config, status, hook) as on_round:
-            result = _simulated(job, held, folder / "checkpoints", on_round, start, runtime)
+            monitor = bfl.federated.Monitor(job.evaluate, job.config.evaluate_every, on_round=on_round)
+            checkpoints = folder / "checkpoints"
+            result = pipeline.train(job, monitor, clients=held, folder=checkpoints, start=start, runtime=runtime)
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         status.phase(f"predicting {job.test.num_examples:,} test examples")
         final = job.score(result.model)
@@ -148,83 +145,40 @@ def _run(
         is_private = records.is_private(job.config, job.process)
         apart, unusual = job.apart(result.model), None if is_private else job.unusual(result.model)
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
-        simple, weight = baselines.baselines(job.clients, job.test), job.config.class_weight
+        simple = baselines.baselines(job.clients, job.test)
         if job.shards:
             status.phase("scores of the clients")
         of_clients, warnings = client_scores.scored(job, result, final, apart, folder)
-        summary = {
-            **scores,
-            "baselines": {each.name: each.metrics for each in simple},
-            **baselines.of_classes_in(final, job.test),
-            **of_clients,
-            "method": {
-                **job.config.parameters,
-                **method(stated(job.config, job.weights, job.process.settings)),
+        finished = pipeline.Finished(
+            options=job.config.recorded(),
+            about={
+                **pipeline.about(job, user_data),
+                **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
             },
-            "trained": job.process.settings,
-            **({"class_weights": class_weights.by_class(weight, job.clients)} if weight else {}),
-            **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
-            "train_seconds": sum(row["train_seconds"] for row in result.rounds),
-            "ms_per_step": _ms_per_step(job.config, job.clients, result.rounds),
-            **_exchanged(result.rounds),
-            "worker_mb": round(workers_bytes / 2**20),
-            "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
-            "seconds": time.perf_counter() - started,
-            "versions": _versions(),
-            **({"data": bfl.data.digest(user_data)} if user_data else {}),
-            **({"notes": list(job.notes)} if job.notes else {}),
-            "warnings": [
-                *job.warnings,
-                *result.warnings,
-                *_compared(job, final, simple),
-                *warnings,
-            ],
-        }
+            scores={
+                **scores,
+                "baselines": {each.name: each.metrics for each in simple},
+                **baselines.of_classes_in(final, job.test),
+                **of_clients,
+            },
+            cost={
+                "train_seconds": sum(row["train_seconds"] for row in result.rounds),
+                "ms_per_step": _ms_per_step(job.config, job.clients, result.rounds),
+                **pipeline.exchanged(result.rounds),
+                **_pruned(result.rounds[-1]),
+                "worker_mb": round(workers_bytes / 2**20),
+                "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
+                "seconds": time.perf_counter() - started,
+            },
+            rounds=result.rounds,
+            warnings=[*job.warnings, *result.warnings, *pipeline.compared(job, final, simple), *warnings],
+        )
         info = build.export_info(job.config, job.train, scores, job.weights, job.process.settings)
         status.phase("SavedModel, figures and report")
         if not is_private:
             drift.record(folder, job.clients, job.train)
-        write_results(folder, job.config, job.clients, job.test, final, result, summary, info, apart, unusual)
+        write_results(folder, job, final, result, finished, info, apart, unusual)
     return folder
-
-
-def _compared(job: Job, final: bfl.evaluation.Evaluation, simple: list[bfl.evaluation.Baseline]) -> list[str]:
-    """Return the warnings of a model that is no better than predictions without features.
-
-    Probabilities of a training with class weights are of another population, and are not compared.
-    """
-    from tfp_bfl.app.one_run import baselines  # Which imports TensorFlow.
-
-    if job.config.class_weight is not None:
-        return []
-    # Of rare classes a good model has the accuracy of the most frequent one, and a better NLL.
-    is_better = baselines.is_better(final, simple[0], job.test)
-    chance = [] if is_better else _no_better_than_chance(final.metrics, job.test, job.config)
-    return [*chance, *baselines.worse_than(final, simple, job.test)]
-
-
-def _simulated(
-    job: Job,
-    clients: bfl.data.ClientData,
-    folder: pathlib.Path,
-    on_round: OnRound,
-    start: bfl.models.ModelWeights | None,
-    runtime: object,
-) -> bfl.federated.SimulationResult:
-    """Run the rounds."""
-    config, test = job.config, {"test data": f"{job.test.num_examples} examples ({job.test.sha256()[:8]})"}
-    return bfl.federated.simulate(
-        job.trained,
-        clients,
-        rounds=config.rounds,
-        cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
-        seed=config.seed,
-        checkpoints=bfl.federated.Checkpointing(folder, config.checkpoint_every, config.keep_checkpoints, test),
-        monitor=bfl.federated.Monitor(job.evaluate, config.evaluate_every, on_round=on_round),
-        start=start,
-        prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
-        engine=bfl.federated.Backend(job.engine, runtime),
-    )
 
 
 def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: object) -> bfl.models.ModelWeights | None:
@@ -274,29 +228,11 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
 
 
 def _permuted(job: Job, result: bfl.federated.SimulationResult) -> dict[str, float]:
-    """Return the scores with permuted standard deviations of the layers' weights; nothing for a model without them."""
+    """Return the scores with permuted standard deviations beside those of the same examples without."""
     last = result.averaged.metrics if result.averaged else result.rounds[-1]
-    if result.ensemble or not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
-        return {}
-    with bfl.evaluation.permuted_stddevs(result.model):
-        permuted = job.evaluate(result.model)
-    scores = {
-        f"permuted_{name}": permuted[name] for name in ("accuracy", "rmse", "test_nll", "ece") if name in permuted
-    }
-    return {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"], **scores}
-
-
-def _no_better_than_chance(metrics: dict[str, Any], test: bfl.data.Source, config: RunConfig) -> list[str]:
-    """Return a warning in a list if the model predicts a constant, and log it."""
-    if test.target is not None:
-        of_mean = test.target.stddev * float(np.sqrt(np.mean(np.square(test.labels, dtype=np.float64))))
-        warning = bfl.federated.constant_warning(metrics["rmse"], of_mean)
-    else:
-        share = float(np.bincount(test.labels).max() / test.num_examples)
-        warning = bfl.federated.chance_warning(metrics["accuracy"], share, getattr(config, "learning_rate", None))
-    if warning:
-        logger.warning(warning)
-    return [warning] if warning else []
+    found = pipeline.permuted(result, job.evaluate) if "stddev_log_ratio" in last else {}
+    before = {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"]} if found else {}
+    return {**before, **found}
 
 
 def _of_last_round(job: Job, result: bfl.federated.SimulationResult) -> dict[str, float]:
@@ -312,8 +248,8 @@ def _of_last_round(job: Job, result: bfl.federated.SimulationResult) -> dict[str
 def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
     """Return the runtime of an engine that has one; None for another."""
     if engine == "ray":
-        return bfl.federated.ray_runtime()
-    return bfl.federated.local_workers() if engine == "tff" else contextlib.nullcontext()
+        return bfl.engines.ray.ray_runtime()
+    return bfl.engines.tff.local_workers() if engine == "tff" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -324,15 +260,6 @@ def _held(job: Job, folder: pathlib.Path) -> Iterator[bfl.data.ClientData]:
         return
     yield bfl.data.write_clients(job.clients, folder / "client_files")
     shutil.rmtree(folder / "client_files")
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of the installed packages that a run's numbers depend on."""
-    versions = {}
-    for name in _VERSIONED:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
 
 
 def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]) -> float:
@@ -346,11 +273,7 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]
     return 1000 * seconds[len(seconds) // 2] / (steps * share)
 
 
-def _exchanged(rounds: list[Row]) -> dict[str, float]:
-    """Return the MB to and from clients in all rounds, and a client's pruned weights in the last round; if counted."""
-    last = rounds[-1]
-    ways = [way for way in ("upload", "download") if f"{way}_bits" in last]
-    exchanged = {f"{way}_mb": sum(row[f"{way}_bits"] for row in rounds) / (8 * 2**20) for way in ways}
-    if last.get("pruned_weights"):
-        exchanged["pruned_weights"] = last["pruned_weights"] / (last["num_clients"] - last["num_faulty"])
-    return exchanged
+def _pruned(last: Row) -> dict[str, float]:
+    """Return a client's pruned weights in the last round; if counted."""
+    pruned = last.get("pruned_weights")
+    return {"pruned_weights": pruned / (last["num_clients"] - last["num_faulty"])} if pruned else {}

@@ -17,7 +17,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import client_scores, ensembles, records
 from tfp_bfl.app.one_run.progress import Reporter
-from tfp_bfl.app.one_run.revise import SITES, STATE
+from tfp_bfl.app.one_run.revise import CLIENTS
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
@@ -31,10 +31,10 @@ from tfp_bfl.files.writing import begun, space
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfp_bfl.servers import factors, online
+    from tfp_bfl.app.one_run.job import Job
+    from tfp_bfl.app.one_run.pipeline import Finished
 else:
     tf = Later("tensorflow")
-    factors, online = Later("tfp_bfl.servers.factors"), Later("tfp_bfl.servers.online")
 
 # A figure's width.
 FIGURE_PIXELS = 960
@@ -147,17 +147,16 @@ def _cut_before(lines: TextIO, number: int) -> None:
 
 def write_results(
     folder: pathlib.Path,
-    config: RunConfig,
-    clients: bfl.data.Clients,
-    test: bfl.data.Source,
+    job: Job,
     final: object,
     result: bfl.federated.SimulationResult,
-    summary: dict[str, Any],
+    finished: Finished,
     info: bfl.export.Info,
     apart: dict[str, np.ndarray] | None,
     unusual: bfl.evaluation.Unusual | None,
 ) -> None:
     """Write all metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
+    config, test, summary = job.config, job.test, finished.summary()
     # Of a run that broke off while it wrote them.
     for half in ("figures", "saved_model"):
         shutil.rmtree(folder / half, ignore_errors=True)
@@ -165,16 +164,16 @@ def write_results(
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
     bfl.export.save(result.model, folder / "saved_model", info, unusual)
     if config.algorithm == "fl_swag" and not config.ensemble:
-        state = online.from_stack(result.state.step, result.state.weights)
-        online.save(state, folder / STATE)
+        settings = bfl.servers.Product(None, config.diagonal_only, config.between_clients)
+        bfl.servers.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)
     if config.algorithm == "partitioned_vi" and not config.ensemble:
-        factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
+        bfl.servers.factors_of(result.state, job.clients.sizes).save(folder / CLIENTS)
     predictions = records.predictions_of(final, records.truth(test))
     if apart:
         write_arrays(folder / records.HELD_OUT, apart, compressed=True)
     named = client_scores.named(config, test.owners)
     write_arrays(folder / "predictions.npz", {**predictions, **named}, compressed=True)
-    results = records.results(folder.name, config, summary, result.rounds, predictions, test, clients)
+    results = records.results(folder.name, config, summary, result.rounds, predictions, test, job.clients)
     figures, weights = bfl.plots.run_figures(results), records.weights_in(summary)
     bfl.plots.write_report(folder / "report.html", [results], title=title(config, weights), figures=figures)
     (folder / "figures").mkdir()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.errors import check_number
-from tfp_bfl.faces import Later
 
 if TYPE_CHECKING:
-    from tfp_bfl.app.one_run.laplace import FinishedRun
-    from tfp_bfl.servers import curvatures
-else:
-    curvatures = Later("tfp_bfl.servers.curvatures")
+    from tfp_bfl.app.one_run.after import FinishedRun
 
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -31,17 +27,17 @@ class Chosen(NamedTuple):
     by: str
 
 
-def choose(given: float | None, finished: FinishedRun, state: curvatures.Curvatures) -> Chosen:
+def choose(given: float | None, finished: FinishedRun, state: Any) -> Chosen:
     """Choose the posterior temperature T: as given, else by held-out rows, else the default of the library.
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
-    no client trained on; test rows are not used. Otherwise T is 0.01, as of `variational`. For regression T is 1: the
-    noise of the labels is in the model.
+    no client trained on; test rows are not used. Otherwise, and for regression, T is the default of
+    `algorithms.laplace`.
 
     Args:
       given: T; None to choose it.
       finished: the run.
-      state: the clients' sums.
+      state: the clients' sums, a `servers.Held`, with the default temperature where none is given.
 
     Raises:
       InvalidArgument: T is not above 0.
@@ -49,9 +45,9 @@ def choose(given: float | None, finished: FinishedRun, state: curvatures.Curvatu
     if given is not None:
         return Chosen(check_number(given, "temperature"), "given")
     if finished.data.train.target is not None:
-        return Chosen(1.0, "the default for regression")
+        return Chosen(state.settings.temperature, "the default for regression")
     if finished.held_out is None:
-        return Chosen(bfl.clients.TEMPERATURES["categorical"], "the default: the run has no held-out rows (--hold-out)")
+        return Chosen(state.settings.temperature, "the default: the run has no held-out rows (--hold-out)")
     _, features, labels = finished.held_out.examples(0)
     score = build.scorer(finished.config, finished.data.test)
     nll = {T: score(model_at(T, finished, state), features, labels).metrics["test_nll"] for T in GRID}
@@ -59,13 +55,11 @@ def choose(given: float | None, finished: FinishedRun, state: curvatures.Curvatu
     return Chosen(best, f"the smallest NLL of {len(labels):,} held-out rows, of {GRID[0]:g} to {GRID[-1]:g}")
 
 
-def at(temperature: float, state: curvatures.Curvatures) -> curvatures.Curvatures:
+def at(temperature: float, state: Any) -> Any:
     """Return clients' sums with another posterior temperature."""
-    head = state.settings.head
-    head = None if head is None else head._replace(temperature=temperature)
-    return state._replace(settings=state.settings._replace(temperature=temperature, head=head))
+    return state._replace(settings=state.settings.at(temperature))
 
 
-def model_at(temperature: float, finished: FinishedRun, state: curvatures.Curvatures) -> Callable:
+def model_at(temperature: float, finished: FinishedRun, state: Any) -> Callable:
     """Return the model that predicts by the posterior of a temperature."""
-    return bfl.models.predictive_model(finished.model_fn(), curvatures.pool(at(temperature, state)))
+    return bfl.models.predictive_model(finished.model_fn(), at(temperature, state).pool())

@@ -62,6 +62,7 @@ RULES = Table(
 )
 ONE_SHOT = Table("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
 ROBUST = Table("robust aggregator", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
+STRUCTURES = Table("structure", ("last_layer", "diagonal"))
 STARTS = Table("start", ("mean", "clients"))
 KERNELS = Table("kernel", ("epanechnikov", "gaussian"))
 BANDWIDTHS = Table("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))

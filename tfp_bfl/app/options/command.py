@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -135,20 +135,38 @@ def _algorithm_in(args: Sequence[str]) -> str | None:
 
 def config_options(command: Any, without: Sequence[str] = ()) -> Any:
     """Add an option for each field of a configuration but those; the values are checked by it, not by click."""
-    from tfp_bfl.app.options.algorithms import ALGORITHMS, default_in_words
+    from tfp_bfl.app.options.algorithms import default_in_words
     from tfp_bfl.app.options.config import fields
+
+    words = {name: default_in_words(name, field.default) for name, field in fields().items()}
+    return _with_options(command, {name: x for name, x in fields().items() if name not in without}, words)
+
+
+def after_options(algorithm: str) -> Any:
+    """Add the options of an algorithm that follows a training; for "" those of all that no run has."""
+    from tfp_bfl.app.options.afterwards import AFTER
+    from tfp_bfl.app.options.config import fields
+
+    every = {name: field for kind in AFTER.values() for name, field in kind.model_fields.items()}
+    own = AFTER[algorithm].model_fields if algorithm else {name: x for name, x in every.items() if name not in fields()}
+    words = {name: str(field.default or "") for name, field in own.items()}
+    return lambda command: _with_options(command, own, words)
+
+
+def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, str]) -> Any:
+    """Add an option for each field, with its default in words."""
+    from tfp_bfl.app.options.afterwards import AFTER
+    from tfp_bfl.app.options.algorithms import ALGORITHMS
     from tfp_bfl.app.options.fields import extra
 
-    for name, field in reversed(fields().items()):
-        if name in without:
-            continue
+    for name, field in reversed(fields.items()):
         flag = f"--{name.replace('_', '-')}"
         if isinstance(field.default, bool):
             both = f"{flag}/--no-{flag[2:]}" if field.default else flag
             option = click.option(both, name, is_flag=True, default=None, help=field.description)
         else:
-            default, names = default_in_words(name, field.default), extra(field, "names")
-            choices = list(ALGORITHMS) if flag == _ALGORITHM else names.forms() if names else []
+            default, names = defaults[name], extra(field, "names")
+            choices = [*ALGORITHMS, *AFTER] if flag == _ALGORITHM else names.forms() if names else []
             short = "|".join(choices) if len("|".join(choices)) <= _LONGEST_CHOICES else ""
             words = [str(field.description)]
             unsaid = [choice for choice in choices if choice.partition(":")[0] not in words[0]]

@@ -30,7 +30,7 @@ from tfp_bfl.app.options.fields import (
 from tfp_bfl.app.options.own_model import NO_CODE, Code, check_trust, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.parameters import Value
-from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, must_be
+from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
 from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.tables import to_csv
@@ -383,13 +383,7 @@ def make_config(
         config._parameters = parameters
         return config
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, InvalidArgument):
-            raise cause from None
-        where = str(first["loc"][0])  # The rest names an alternative of a union.
-        forms = dict.fromkeys(must_be(one) for one in error.errors() if str(one["loc"][0]) == where)
-        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {' or '.join(forms)}.") from None
+        raise refusal(error) from None
 
 
 def _is_a_name(option: str) -> bool:

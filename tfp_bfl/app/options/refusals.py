@@ -75,6 +75,17 @@ def must_be(error: Any) -> str:
     return form.format(**error.get("ctx", {}))
 
 
+def refusal(error: pydantic.ValidationError, of: str = "") -> InvalidArgument:
+    """Return what was wrong with the values of options, in one sentence; `of` says of what they are."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidArgument):
+        return cause
+    where = str(first["loc"][0])  # The rest names an alternative of a union.
+    forms = dict.fromkeys(must_be(one) for one in error.errors() if str(one["loc"][0]) == where)
+    return InvalidArgument(f"{where}{of} is {shown(first['input'])}, but must be {' or '.join(forms)}.")
+
+
 def check_folder(config: Any) -> None:
     """Raise InvalidArgument where data_dir is given for a dataset that TFDS does not read."""
     from tfp_bfl import data

@@ -6,10 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfp_bfl.faces import export_later
+
 if TYPE_CHECKING:
     from tfp_bfl.engines.ray.cluster import RayEngine
-    from tfp_bfl.engines.ray.runtime import RayRuntime
+    from tfp_bfl.engines.ray.runtime import RayRuntime, ray_runtime
     from tfp_bfl.federated import BayesianProcess
+
+export_later(__name__, dict.fromkeys(("RayRuntime", "ray_runtime"), "tfp_bfl.engines.ray.runtime"))
+
+__all__ = ["RayRuntime", "ray_runtime"]
 
 
 def check_installed() -> None:

@@ -22,7 +22,7 @@ from tfp_bfl.data import ClientExamples, ClientFiles, Reference
 from tfp_bfl.engines.ray.runtime import RayRuntime, first_line, require_ray
 from tfp_bfl.engines.ray.tasks import Tasks
 from tfp_bfl.errors import ComputationError, InvalidArgument
-from tfp_bfl.federated.local import LocalEngine, client_of
+from tfp_bfl.federated.local import Accepts, LocalEngine, client_of
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed_spec, types_of
 from tfp_bfl.files.writing import space
 
@@ -46,10 +46,10 @@ class RayEngine(LocalEngine):
 
     Attributes:
       concurrent_calls: of the runtime's `num_workers`.
-      by_reference: it takes `data.Reference`s for datasets.
+      accepts: a `data.Reference` for each dataset.
     """
 
-    by_reference = True
+    accepts: Accepts = "references"
 
     def __init__(self, round: Round, runtime: RayRuntime):
         super().__init__(round)

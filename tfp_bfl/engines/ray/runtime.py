@@ -43,7 +43,7 @@ def ray_runtime(
     """Connect to a Ray cluster for the with-block, or start one of this machine that ends with it.
 
         files = bfl.data.write_clients(clients, "/shared/clients")
-        with bfl.federated.ray_runtime("10.0.0.1:6379") as runtime:
+        with bfl.engines.ray.ray_runtime("10.0.0.1:6379") as runtime:
             bfl.simulate(process, files, rounds=60, engine="ray", runtime=runtime)
 
     The task of a lost machine is done again on another, with the same numbers. A program that is connected already
@@ -89,7 +89,7 @@ def joined(runtime: RayRuntime | None) -> Iterator[RayRuntime]:
     """
     if runtime is not None and not isinstance(runtime, RayRuntime):
         raise InvalidArgument(
-            f"runtime is {shown(runtime)}, but the engine ray needs a cluster of federated.ray_runtime."
+            f"runtime is {shown(runtime)}, but the engine ray needs a cluster of engines.ray.ray_runtime."
         )
     with ray_runtime() if runtime is None else contextlib.nullcontext(runtime) as cluster:
         yield cluster

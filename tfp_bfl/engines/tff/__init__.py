@@ -7,9 +7,26 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.errors import missing_package
+from tfp_bfl.faces import export_later
+
+if TYPE_CHECKING:
+    from tfp_bfl.engines.tff.context import Runtime, local_workers, remote_workers
+    from tfp_bfl.engines.tff.installation import require_tff
+    from tfp_bfl.engines.tff.workers import Tls
+
+export_later(
+    __name__,
+    {
+        **dict.fromkeys(("Runtime", "local_workers", "remote_workers"), "tfp_bfl.engines.tff.context"),
+        "Tls": "tfp_bfl.engines.tff.workers",
+        "require_tff": "tfp_bfl.engines.tff.installation",
+    },
+)
+
+__all__ = ["Runtime", "Tls", "local_workers", "remote_workers", "require_tff"]
 
 
 def is_installed() -> bool:

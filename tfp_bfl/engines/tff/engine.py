@@ -12,6 +12,7 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.engines.tff.context import Runtime, local_workers
 from tfp_bfl.engines.tff.installation import require_tff
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.federated.local import Accepts
 from tfp_bfl.federated.process import BayesianProcess
 
 
@@ -20,7 +21,10 @@ class TffEngine:
 
     Attributes:
       concurrent_calls: of the runtime.
+      accepts: datasets.
     """
+
+    accepts: Accepts = "datasets"
 
     def __init__(self, process: BayesianProcess, runtime: Runtime):
         self._process = process.learning_process
@@ -53,8 +57,8 @@ def installed(runtime: Runtime | None) -> Iterator[Runtime]:
         return
     if not isinstance(runtime, Runtime):
         raise InvalidArgument(
-            f"runtime is {shown(runtime)}, but the engine tff needs workers of federated.local_workers or "
-            "federated.remote_workers."
+            f"runtime is {shown(runtime)}, but the engine tff needs workers of "
+            "engines.tff.local_workers or engines.tff.remote_workers."
         )
     with require_tff().framework.get_context_stack().install(runtime.context):
         yield runtime

@@ -61,7 +61,7 @@ class Attendance:
 
     def doubts(self, max_examples: int | None) -> list[str]:
         """Return a warning for each site with outlying statistics or an outlying number of examples."""
-        sentences = bfl.data.doubts(self.reported)
+        sentences = bfl.parties.doubts(self.reported)
         sizes = {site: summary[_SIZE] for site, summary in self.reported.items()}
         large = outstanding(sizes)
         for site, size in sizes.items():
@@ -157,7 +157,7 @@ def gather(
             if isinstance(reply, Refusal):
                 raise InvalidArgument(reply)
             summary = json.loads(reply)
-            bfl.data.check_description(site, summary)
+            bfl.parties.check_description(site, summary)
             reported[site] = summary
         except InvalidArgument as error:
             refused[site] = str(error)

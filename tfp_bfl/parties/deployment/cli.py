@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from tfp_bfl.app.options.command import Grouped, config_options
-from tfp_bfl.app.options.linear_model import model_options, names_of
 from tfp_bfl.app.options.refusals import OF_ONE_PLACE
 from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.glm.options import model_options, names_of
 from tfp_bfl.parties.deployment.signals import ends_with_cleanup
 
 DEPLOY_EXAMPLES = """

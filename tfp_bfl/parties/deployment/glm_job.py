@@ -15,7 +15,7 @@ from tfp_bfl.glm.agreement import MISSING, Plan
 from tfp_bfl.glm.encoding import Encoding
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question
-from tfp_bfl.glm.fit import check_options, fit_federation
+from tfp_bfl.glm.fitting import check_options, fit_federation
 from tfp_bfl.glm.fixed_point import PARTS
 from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
 from tfp_bfl.glm.outcomes import Outcome

@@ -20,7 +20,7 @@ from tfp_bfl.glm.encoding import Encoding, num_sums, settle
 from tfp_bfl.glm.federation import Question, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
-from tfp_bfl.glm.revise import revise_by_sums
+from tfp_bfl.glm.revision import revise_by_sums
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment import keys

@@ -304,4 +304,4 @@ class GlmSite:
         unknown = next((name for name in drop if name not in table.column_names), None)
         if unknown is not None:
             raise InvalidArgument(f"{where} has no column {shown(unknown)}, which its file drops.")
-        return table.drop_columns(list(drop)), where
+        return table.select([name for name in table.column_names if name not in drop]), where

@@ -11,9 +11,10 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, make_config, names_in
 from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.parties.tables import TableOptions, parse_options
+from tfp_bfl.parties.tables import parse_options
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 

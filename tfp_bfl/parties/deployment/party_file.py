@@ -11,9 +11,10 @@ import pydantic
 from tfp_bfl.app.options.config import read_yaml
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, must_be
 from tfp_bfl.data.cells import MOST_LEVELS
+from tfp_bfl.data.messages import MOST_CATEGORIES
 from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.parties.tables import MOST_CATEGORIES, TABLE_OPTIONS
+from tfp_bfl.parties.tables import TABLE_OPTIONS
 
 FILE, SECRET = "party.yaml", "secret"
 _SECRET_BYTES = 32

@@ -69,7 +69,7 @@ def write_results(
     shutil.rmtree(folder / "saved_model", ignore_errors=True)  # Of a server that died before the summary.
     bfl.export.save(result.model, folder / "saved_model", info)
     every = {site: scores.get(site) for site in parties.names}
-    _report(folder, options, {**metrics, "clients": of_clients}, result, schema, every, traffic)
+    _report(folder, options, {**metrics, "clients": of_clients}, result, schema, every, traffic, warnings)
     if scores:
         of_each = {f"{site}/{name}": x for site, sums in scores.items() for name, x in sums.items()}
         write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
@@ -79,7 +79,7 @@ def write_results(
         "parties": of_sites,
         "clients": of_clients,
         TRAFFIC: traffic,
-        "warnings": [*warnings, *result.warnings, *bfl.evaluation.client_warnings(of_clients)],
+        "warnings": [*warnings, *result.warnings],
     }
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
@@ -92,6 +92,7 @@ def _report(
     schema: bfl.data.Schema,
     of_sites: Mapping[str, Any],
     traffic: Mapping[str, Mapping[str, Any]],
+    warnings: Sequence[str],
 ) -> None:
     """Write the report of the run, from the rounds and the sites' sums."""
     summary = {name: x for name, x in metrics.items() if name != "round"}
@@ -106,7 +107,7 @@ def _report(
         labels=np.zeros(0, np.int32),
         uncertainties={},
         class_names=schema.class_names,
-        warnings=[*result.warnings, *bfl.evaluation.client_warnings(metrics["clients"])],
+        warnings=[*warnings, *result.warnings],
         parties=of_sites,
         client_names=tuple(of_sites),
         traffic=traffic,

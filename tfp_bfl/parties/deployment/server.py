@@ -18,10 +18,11 @@ from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.parties.comparison import score_doubts
+from tfp_bfl.parties.comparison import unseen
 from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.attendance import PARTIES, Attendance, FalseKeys, gather
 from tfp_bfl.parties.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
@@ -31,7 +32,7 @@ from tfp_bfl.parties.deployment.results import write_results
 from tfp_bfl.parties.deployment.site import OFFER
 from tfp_bfl.parties.deployment.traffic import Counted
 from tfp_bfl.parties.schema import TABLE
-from tfp_bfl.parties.tables import TableOptions, notes, parse_options
+from tfp_bfl.parties.tables import notes, parse_options
 
 logger = logging.getLogger(__name__)
 
@@ -159,13 +160,13 @@ def _serve(
         tests = {site: reported[site].get("num_test", 0) for site in names}
         scores = _Scores(channel, tests, sums_of, progress.note, carrier)
         with recorder(folder, config, progress, None) as on_round:
-            result = bfl.federated.simulate_parties(
+            result = bfl.parties.simulate_parties(
                 process,
                 parties,
                 carrier,
                 config.rounds,
                 quorum,
-                bfl.federated.SealedEngine if secure_sums else bfl.federated.PartyEngine,
+                bfl.parties.SealedEngine if secure_sums else bfl.parties.PartyEngine,
                 cohort_size=config.cohort_size,
                 seed=config.seed,
                 checkpoint_dir=folder / "checkpoints",
@@ -178,7 +179,8 @@ def _serve(
                 max_retries=config.max_retries,
             )
         attendance.write(folder)
-        suspects = score_doubts({site: scores.last.get(site) for site in names})
+        of_clients = bfl.evaluation.scores_of_sums(scores.last)
+        suspects = [*bfl.evaluation.client_warnings(of_clients), *unseen(names, scores.last)]
         for warning in suspects:
             progress.phase(warning)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
@@ -211,7 +213,7 @@ def _agreed(
     # Without the sites that it is of, as when a server ended between both files, it would be of others.
     if not ((folder / SCHEMA).exists() and (folder / PARTIES).exists()):
         reported = attendance.counted(max_examples)
-        schema, left = without_misfits(reported, lambda some: bfl.data.agree(name, some, tables), quorum)
+        schema, left = without_misfits(reported, lambda some: bfl.parties.agree(name, some, tables), quorum)
         attendance.leave_out(left)
         return schema
     record = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
@@ -340,7 +342,7 @@ class _Scores:
 
     def of(self, model: object) -> dict[str, float]:
         """Return the scores over the sites that answered, and their number `num_scored`; nothing if none did."""
-        content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
+        content = to_bytes(bfl.parties.to_arrays(bfl.models.predictive_weights(model)))
         answers = {}
         asked = [site for site in self._sizes if site not in self._carrier.silent]
         for site, reply in self._channel.ask(SCORE, dict.fromkeys(asked, content)):
@@ -348,7 +350,7 @@ class _Scores:
                 arrays = _arrays(reply)
                 if isinstance(arrays, str):
                     raise InvalidArgument(arrays)
-                sums = bfl.federated.from_arrays(arrays, self._spec)
+                sums = bfl.parties.from_arrays(arrays, self._spec)
                 bfl.evaluation.check_sums(sums, self._sizes[site])
                 answers[site] = sums
             except InvalidArgument as error:

@@ -16,6 +16,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -27,7 +28,7 @@ from tfp_bfl.parties.deployment.ledger import Ledger
 from tfp_bfl.parties.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.parties.schema import TABLE
 from tfp_bfl.parties.steps import Steps
-from tfp_bfl.parties.tables import NO_OPTIONS, TableOptions, parse_options, text_columns
+from tfp_bfl.parties.tables import parse_options, text_columns
 
 OFFER = "offer"
 _MOST_BYTES = 2**33
@@ -60,7 +61,7 @@ class Site:
         if self._file.max_example_epsilon is not None:
             bfl.privacy.composed_epsilon([], self._file.delta)  # Raises MissingDependency.
         self._read: tuple[TableOptions | None, bfl.data.PartData | None] = None, None
-        self._party: bfl.federated.Party | None = None
+        self._party: bfl.parties.Party | None = None
         self._why_not = NO_RUN
         self._ledger: Ledger | None = None
         self._open = contextlib.ExitStack()
@@ -100,7 +101,7 @@ class Site:
                 "or give them as columns of 0 and 1."
             )
         summary = {
-            **bfl.data.describe(data.train, options, self._file.max_categories),
+            **bfl.parties.describe(data.train, options, self._file.max_categories),
             "num_test": data.test.num_examples,
         }
         offer = keys.offer(self._startup, secret_of(self._folder))
@@ -132,7 +133,7 @@ class Site:
             self._why_not = str(error)
             raise
 
-    def _begin(self, message: str) -> bfl.federated.Party:
+    def _begin(self, message: str) -> bfl.parties.Party:
         try:
             job = json.loads(message)
             options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
@@ -153,7 +154,7 @@ class Site:
         self._config = config
         data = self.data(table_options(rules))
         with withholding("data"):
-            self._source, self._held = bfl.data.fitted(data.train, schema), bfl.data.fitted(data.test, schema)
+            self._source, self._held = bfl.parties.fitted(data.train, schema), bfl.parties.fitted(data.test, schema)
         if schema.columns:
             (self._folder / ENCODINGS).mkdir(exist_ok=True)
             write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job["schema"], indent=1) + "\n")
@@ -165,7 +166,7 @@ class Site:
         back = config.checkpoint_every * config.keep_checkpoints
         fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
         fields |= {"rounds": config.rounds, "charge": self._charge}
-        fields["steps"] = Steps(self._process.round.initialize().weights, _Versions(folder / "weights", back))
+        fields["steps"] = Steps(self._process, _Versions(folder / "weights", back), parties)
         if sums is None:
             masked.check_unbound(folder)
         else:
@@ -173,11 +174,11 @@ class Site:
         # After the checks, which cost nothing, and before the name is bound to the job.
         self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
         if sums is None:
-            return bfl.federated.Party(*arguments, **fields)
+            return bfl.parties.Party(*arguments, **fields)
         self._open.close()
         self._open = masked.bind(folder, digest)
         fields["promises"] = masked.PromiseFiles(folder / "promises")
-        return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
+        return bfl.parties.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
     def _charge(self, message: dict[str, np.ndarray]) -> None:
         if self._ledger is not None:
@@ -201,14 +202,17 @@ class Site:
         if not self._file.share_scores or self._ledger:
             raise InvalidArgument("It does not share scores.")
         model = self._process.model_fn()
-        loaded = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
+        loaded = bfl.parties.from_arrays(weights, bfl.models.predictive_spec(model, weights))
         model = bfl.models.predictive_model(model, loaded)
-        scores = build.scorer(self._config, self._held)(model, self._held.features, self._held.labels)
-        if self._held.target is not None:
-            return bfl.evaluation.number_sums(scores)
-        return bfl.evaluation.score_sums(scores, self._held.labels)
+        samples, seed = self._config.num_samples, self._config.seed
+        arguments = model, self._held.features, self._held.labels, samples, seed
+        if (target := self._held.target) is not None:
+            loaded = bfl.evaluation.evaluate_regression(*arguments, scale=target.scale, shift=target.mean)
+            truth = target.mean + target.scale * np.asarray(self._held.labels, np.float64)
+            return bfl.evaluation.number_sums(loaded, truth)
+        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
 
-    def _begun(self) -> bfl.federated.Party:
+    def _begun(self) -> bfl.parties.Party:
         if self._party is None:
             raise InvalidArgument(self._why_not)
         return self._party

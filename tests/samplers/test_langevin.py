@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from experiments.samplers import langevin_chain, psgld_step, sgld_step
 from tfp_bfl import evaluation, models
-from tfp_bfl.clients import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.errors import Diverged, InvalidArgument
 from tfp_bfl.layers import MCDropout
 from tfp_bfl.posterior import Samples
@@ -48,7 +48,7 @@ def iterate(step, weights, number, seed=0):
     return [np.float64(w) for w in run(weights)]
 
 
-@pytest.mark.deep(after="tests/baselines/test_langevin.py")
+@pytest.mark.deep(after="tests/samplers/test_langevin.py")
 @pytest.mark.statistical
 @pytest.mark.parametrize("stddev", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("share", [0.05, 1.0, 2.5])
@@ -176,7 +176,7 @@ def exact_posterior(prior_stddev=1.0):
     [{"step_size": 0.02, "batch_size": NUMBER}, {"step_size": 0.01, "batch_size": 8}],
     ids=["all examples", "batches"],
 )
-@pytest.mark.deep(after="tests/baselines/test_langevin.py")
+@pytest.mark.deep(after="tests/samplers/test_langevin.py")
 def test_chain_samples_the_posterior_of_a_logistic_regression(options):
     """The differences have the posterior by quadrature, the sums the prior N(0, 2): means within 5 standard errors by
     the effective sample size, 1e-5, standard deviations within 25 % (a missing factor 2 of drift, noise or N / B gives
@@ -191,7 +191,7 @@ def test_chain_samples_the_posterior_of_a_logistic_regression(options):
     np.testing.assert_allclose(rows.std(0), stddev, rtol=0.25)
 
 
-@pytest.mark.deep(after="tests/baselines/test_langevin.py")
+@pytest.mark.deep(after="tests/samplers/test_langevin.py")
 def test_preconditioned_chain_samples_nearly_the_posterior_of_a_logistic_regression():
     """Nearly, for want of the preconditioner's derivative: means within 0.2 standard deviations, these within 20 %."""
     options = {"step_size": 0.003, "batch_size": 8, "preconditioned": True}
@@ -216,7 +216,7 @@ def test_a_step_goes_half_the_step_size_along_the_gradient(batch_size, precondit
         np.testing.assert_allclose(np.ravel(a - b), wanted, rtol=1e-3)
 
 
-@pytest.mark.deep(after="tests/baselines/test_langevin.py")
+@pytest.mark.deep(after="tests/samplers/test_langevin.py")
 def test_batches_of_equal_examples_are_as_good_as_all():
     """Also the smaller last one of a pass: N / B follows it."""
     features, labels = np.full([5, 1], 3.0, np.float32), np.ones(5, np.int64)
@@ -257,7 +257,7 @@ def test_each_pass_sees_every_example_once_in_a_new_order(batch_size, sizes):
 
 
 @pytest.mark.parametrize(
-    "preconditioned", [pytest.param(False, marks=pytest.mark.deep(after="tests/baselines/test_langevin.py")), True]
+    "preconditioned", [pytest.param(False, marks=pytest.mark.deep(after="tests/samplers/test_langevin.py")), True]
 )
 def test_draws_depend_on_the_seed_and_the_step_alone(preconditioned):
     """Not on burn-in, thinning or how long the chain will be: what is longer begins with what is shorter."""
@@ -292,7 +292,7 @@ def test_step_size_may_change_with_the_steps():
     each(lambda a: np.testing.assert_allclose(a[4:], [a[3], a[3]], atol=1e-4), changed)
 
 
-DEEP = pytest.mark.deep(after="tests/baselines/test_langevin.py")
+DEEP = pytest.mark.deep(after="tests/samplers/test_langevin.py")
 MODELS = {
     "lenet": functools.partial(models.lenet, "deterministic", (8, 8, 1), 3),
     "lenet, dropout": functools.partial(models.lenet, "mc_dropout", (8, 8, 1), 3),
@@ -302,7 +302,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "mlp, bfloat16" else DEEP) for name in MODELS])
-@pytest.mark.deep(after="tests/baselines/test_langevin.py")
+@pytest.mark.deep(after="tests/samplers/test_langevin.py")
 def test_draws_are_a_posterior_for_predictions(name):
     model_fn = MODELS[name]
     features, labels = RNG.integers(256, size=[20, 8, 8, 1]).astype(np.uint8), np.arange(20) % 3

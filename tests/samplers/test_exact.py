@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from experiments.samplers import exact_chains, langevin_chain
 from tests.gaussians import model_fn
 from tfp_bfl import clients, models, posterior
 from tfp_bfl.errors import InvalidArgument
@@ -14,14 +15,14 @@ LABELS = np.zeros(20, np.int32)
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    "kernel", ["hmc", pytest.param("mala", marks=pytest.mark.deep(after="tests/baselines/test_exact.py"))]
+    "kernel", ["hmc", pytest.param("mala", marks=pytest.mark.deep(after="tests/samplers/test_exact.py"))]
 )
 def test_the_posterior_of_a_gaussian(kernel):
     """Means within 5 Monte Carlo errors, variances within 15 %, of 2,000 draws of four chains."""
     potential = clients.Potential(model_fn(2)(), "density")
     options = {"prior_stddev": 0.5, "num_leapfrog_steps": 3, "thin": 3}
     options["step_size"] = None if kernel == "hmc" else 0.02
-    chains = clients.exact_chains(
+    chains = exact_chains(
         potential, ROWS, LABELS, np.zeros((4, 2)), kernel=kernel, num_draws=500, burn_in=200, **options
     )
     draws = np.swapaxes(chains.draws.numpy(), 0, 1)
@@ -47,9 +48,7 @@ def test_the_posterior_of_a_gaussian(kernel):
 def test_arguments_out_of_range(given, message):
     potential = clients.Potential(model_fn(2)(), "density")
     with pytest.raises(InvalidArgument, match=message):
-        clients.exact_chains(
-            potential, ROWS, LABELS, **{"starts": np.zeros((1, 2)), "num_draws": 5, "burn_in": 10, **given}
-        )
+        exact_chains(potential, ROWS, LABELS, **{"starts": np.zeros((1, 2)), "num_draws": 5, "burn_in": 10, **given})
 
 
 def test_a_langevin_chain_is_of_the_same_potential():
@@ -57,11 +56,11 @@ def test_a_langevin_chain_is_of_the_same_potential():
     potential, step = clients.Potential(model_fn(2, 1.5)(), "density"), 0.01
     options = {"step_size": step, "num_steps": 1, "prior_stddev": None, "likelihood": "density", "seed": 3}
     rows = ROWS, np.float32(ROWS[::-1] * [2, -1])
-    ends = [clients.langevin_chain(model_fn(2, 1.5), x, LABELS, **options).values[0][0] for x in rows]
+    ends = [langevin_chain(model_fn(2, 1.5), x, LABELS, **options).values[0][0] for x in rows]
     gradients = [potential.gradient(potential.start(), tf.constant(x), tf.constant(LABELS))[1] for x in rows]
     np.testing.assert_allclose(gradients[0], 20 * 1.5 - ROWS.sum(0), rtol=1e-5)
     np.testing.assert_allclose(ends[0] - ends[1], -step / 2 * (gradients[0] - gradients[1]), rtol=1e-5)
-    with_prior = clients.langevin_chain(model_fn(2, 1.5), ROWS, LABELS, **{**options, "prior_stddev": 0.5}).values[0]
+    with_prior = langevin_chain(model_fn(2, 1.5), ROWS, LABELS, **{**options, "prior_stddev": 0.5}).values[0]
     np.testing.assert_allclose(with_prior[0] - ends[0], np.full(2, -step / 2 * 1.5 * 4), rtol=1e-4)
 
 
@@ -71,7 +70,7 @@ def test_a_chain_that_never_accepts_is_none():
     with pytest.raises(
         InvalidArgument, match=r"accepted 0 of its proposals, of which at least 0\.01 must be, at the step"
     ):
-        clients.exact_chains(potential, ROWS, LABELS, np.full((2, 2), 50.0), **options)
+        exact_chains(potential, ROWS, LABELS, np.full((2, 2), 50.0), **options)
 
 
 @pytest.mark.parametrize(("kind", "normalization"), [("mc_dropout", "none"), ("deterministic", "batch")])
@@ -81,4 +80,4 @@ def test_a_random_potential_is_refused(kind, normalization):
     potential = clients.Potential(model)
     features, labels = np.zeros((4, 8, 8, 1), np.float32), np.zeros(4, np.int32)
     with pytest.raises(InvalidArgument, match="draws masks" if kind == "mc_dropout" else "normalises by the batch"):
-        clients.exact_chains(potential, features, labels, np.zeros((1, potential.size)), num_draws=5, burn_in=10)
+        exact_chains(potential, features, labels, np.zeros((1, potential.size)), num_draws=5, burn_in=10)

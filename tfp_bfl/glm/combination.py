@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.fit import fit
+from tfp_bfl.glm.fitting import fit
 from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import Given, read

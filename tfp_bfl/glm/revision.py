@@ -11,7 +11,7 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.checks import few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.fit import gaussian_of_sums
+from tfp_bfl.glm.fitting import gaussian_of_sums
 from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT, Given, read

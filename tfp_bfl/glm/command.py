@@ -9,9 +9,9 @@ from typing import Any
 import click
 import numpy as np
 
-from tfp_bfl.app.options.linear_model import FAMILIES, model_options, names_of
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
+from tfp_bfl.glm.options import FAMILIES, model_options, names_of
 
 EXAMPLES = """
 \b

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tfp_bfl.contrib.normality.statistics import Normality
+from experiments.kernel_posterior.normality_statistics import Normality
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
 
@@ -28,7 +28,7 @@ def normality_histograms(
     shown; shares are of all coordinates.
 
     Args:
-      results: name -> what `tfp_bfl.evaluation.normality` returned.
+      results: name -> what `normality_statistics.normality` returned.
       reference: the same of Gaussian values of as many clients, drawn as grey areas; its p-values as the level line
         that they are.
       title: instead of none.

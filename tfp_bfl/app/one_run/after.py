@@ -1,7 +1,8 @@
-"""A finished run with a posterior: Laplace's approximation at its weights, by one more round over its clients."""
+"""A complete run with a posterior at its weights: by one more round over its clients, or several, without training."""
 
 from __future__ import annotations
 
+import datetime
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,11 +11,12 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets, temperatures
 from tfp_bfl.app.one_run.client_model import final_weights
 from tfp_bfl.app.one_run.records import config_with_code, is_private
-from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
+from tfp_bfl.app.one_run.revise import CLIENTS, new_folder, write
+from tfp_bfl.app.options.afterwards import After, AfterLaplace, AfterLastLayer
 from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.fields import Draws
-from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
 
@@ -22,98 +24,55 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfp_bfl import keras
-    from tfp_bfl.servers import curvatures
 else:
-    tf, curvatures = Later("tensorflow"), Later("tfp_bfl.servers.curvatures")
+    tf = Later("tensorflow")
+
+_ROUNDS = 10
 
 
-def laplace(
-    run: str | pathlib.Path,
-    output: str | pathlib.Path,
-    *,
-    structure: str = "last_layer",
-    prior_stddev: float | None = None,
-    prior_by_layer: bool = False,
-    temperature: float | None = None,
-    code: Mapping[str, str] = {},
+def find_posterior(
+    run: str | pathlib.Path, output: str | pathlib.Path, options: After, code: Mapping[str, str] = {}
 ) -> dict[str, Any]:
-    """Write a run with Laplace's posterior at its last weights to a new folder, and return its summary.
+    """Write a run with a posterior at its last weights to a new folder, and return its summary.
 
-    Each of the run's clients sends its sums at these weights (`algorithms.laplace`). The folder holds config.yaml,
-    curvatures.npz, saved_model/ and summary.json; `tfp-bfl clients` adds and removes clients of it.
+    Each of the run's clients sends its sums at these weights (`algorithms.laplace`, `algorithms.last_layer`). The
+    folder holds config.yaml, clients.npz, saved_model/ and summary.json; `tfp-bfl clients` adds and removes clients.
 
     Args:
       run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
       output: a new folder.
-      structure, prior_stddev, prior_by_layer: of `algorithms.laplace`.
-      temperature: T; None to choose it by held-out rows, else 0.01, for regression 1 (`temperatures.choose`).
+      options: of Laplace's approximation or of a last layer. A temperature that is None is chosen by held-out rows,
+        else it is the default of the algorithm (`temperatures.choose`).
       code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
 
     Returns:
       The scores on the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer),
-      log_marginal_likelihood, effective_parameters, distance to the mode, clients and warnings.
+      noise_stddev (of an exact regression), log_marginal_likelihood, effective_parameters, distance (to the mode, or of
+      the last Newton step), temperature and temperature_by, clients and warnings.
 
     Raises:
-      InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option is out of its
-        range. Then nothing is written.
+      InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option does not fit.
+        Then nothing is written.
     """
-    finished = finished_run(run, output, code, "Laplace's approximation")
-    settings: dict[str, Any] = {"prior_stddev": prior_stddev, "prior_by_layer": prior_by_layer}
-    if temperature is not None:
-        check_number(temperature, "temperature")
-    result, state = approximated(finished, structure=structure, **settings)
-    chosen = temperatures.choose(temperature, finished, state)
-    state = temperatures.at(chosen.value, state)
-    approximation = curvatures.approximate(state)
-    more: dict[str, Any] = {
-        "prior_stddev": approximation.prior_stddev.tolist(),
-        **{x: getattr(approximation, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
-        "structure": structure,
-        "temperature": chosen.value,
-        "temperature_by": chosen.by,
-        "warnings": list(result.warnings),
-    }
+    finished = finished_run(run, output, code, options.what)
     config, data = finished.config, finished.data
-    if structure == "diagonal" and data.train.target is None:
-        options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
+    result, state = fit(finished, options)
+    chosen = temperatures.choose(options.temperature, finished, state)
+    more: dict[str, Any] = {"temperature_by": chosen.by, "warnings": list(result.warnings)}
+    if isinstance(options, AfterLastLayer):
+        more["rounds"] = len(result.rounds)
+    elif isinstance(options, AfterLaplace) and options.structure == "diagonal" and data.train.target is None:
+        given: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
         model = temperatures.model_at(chosen.value, finished, state)
-        scores = bfl.evaluation.evaluate(model, data.test.features, data.test.labels, **options).metrics
+        scores = bfl.evaluation.evaluate(model, data.test.features, data.test.labels, **given).metrics
         more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
-    return write(finished.folder, config, data, CURVATURES, state, curvatures.pool(state), **more)
+    return write(finished.folder, config, data, temperatures.at(chosen.value, state), **more)
 
 
-def approximated(
-    finished: FinishedRun,
-    *,
-    structure: str = "last_layer",
-    prior_stddev: float | None = None,
-    prior_by_layer: bool = False,
-    temperature: float = 1.0,
-) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the round of clients' sums at a run's last weights, whose model predicts, and the sums at the server.
-
-    Args:
-      finished: the run.
-      structure, prior_stddev, prior_by_layer, temperature: of `algorithms.laplace`.
-
-    Raises:
-      InvalidArgument: an option is out of its range.
-    """
-    config, data = finished.config, finished.data
-    likelihood = {} if data.train.target is None else {"likelihood": build.LIKELIHOOD}
-    process = bfl.algorithms.laplace(
-        finished.model_fn,
-        structure=structure,
-        prior_stddev=prior_stddev,
-        prior_by_layer=prior_by_layer,
-        temperature=temperature,
-        element_spec=data.train.element_spec,
-        **likelihood,
-    )
-    result = bfl.simulate(process, finished.clients, rounds=1, start=finished.weights, seed=config.seed, engine="local")
-    groups = bfl.clients.layers_of(finished.model_fn(), structure) if prior_by_layer else ()
-    settings = curvatures.Settings(prior_stddev, temperature, groups)
-    return result, curvatures.from_stack(result.state.step, result.state.weights, settings)
+def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
+    """Return the path of a new folder under runs/ for a posterior at the weights of a run."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return str(pathlib.Path("runs") / f"{pathlib.Path(run).resolve().name}-{algorithm}-{now}")
 
 
 class FinishedRun(NamedTuple):
@@ -138,24 +97,73 @@ class FinishedRun(NamedTuple):
     held_out: bfl.data.Clients | None = None
 
 
+def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the `servers.Held` sums.
+
+    Raises:
+      InvalidArgument: an option does not fit the model or the data.
+    """
+    make = _last_layer if isinstance(options, AfterLastLayer) else _laplace
+    process, rounds, held = make(finished, options)
+    seed = finished.config.seed
+    result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
+    return result, held(result.state, process.settings["temperature"])
+
+
+def _laplace(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    likelihood: dict[str, Any] = {} if finished.data.train.target is None else {"likelihood": build.LIKELIHOOD}
+    spec = finished.data.train.element_spec
+    process = bfl.algorithms.laplace(finished.model_fn, element_spec=spec, **options.model_dump(), **likelihood)
+
+    def held(state: Any, temperature: float) -> Any:
+        groups = bfl.clients.layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
+        settings = bfl.servers.Curvatures(options.prior_stddev, temperature, groups)
+        return bfl.servers.Held.of_stack(state.step, state.weights, settings)
+
+    return process, 1, held
+
+
+def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    target, noise = finished.data.train.target, options.noise_stddev
+    if target is None and noise is not None:
+        raise InvalidArgument("noise_stddev is of regression, and the run is of classes: leave it out.")
+    noise = None if target is None or noise is None else noise / target.scale
+    process = bfl.algorithms.last_layer(
+        finished.model_fn,
+        likelihood="categorical" if target is None else "gaussian",
+        element_spec=finished.data.train.element_spec,
+        prior_stddev=options.prior_stddev,
+        noise_stddev=noise,
+        temperature=options.temperature,
+    )
+
+    def held(state: Any, temperature: float) -> Any:
+        head = bfl.posterior.Head(target is not None, options.prior_stddev, noise, temperature)
+        return bfl.servers.held_sums(state.step, state.weights, head)
+
+    return process, options.rounds or (_ROUNDS if target is None else 1), held
+
+
 def finished_run(
     run: str | pathlib.Path, output: str | pathlib.Path, code: Mapping[str, str], what: str
 ) -> FinishedRun:
     """Read a run that ended with point weights.
 
     Args:
-      run, output, code: as of `laplace`.
+      run, output, code: as of `find_posterior`.
       what: the posterior, as an error names it.
 
     Raises:
-      InvalidArgument: as `laplace`.
+      InvalidArgument: as `find_posterior`.
     """
     folder, source = new_folder(output), pathlib.Path(run)
     if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
         raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
     config = config_with_code(source, code)
-    if (source / CURVATURES).is_file():
-        raise InvalidArgument(f"{name(run)} has Laplace's posterior already: give the run that it was made of.")
+    if (source / CLIENTS).is_file():
+        raise InvalidArgument(
+            f"{name(run)} has a posterior already: give a run of fed_opt, or the one that it was made of."
+        )
     check_exact(config, what, name(run))
     if config.kind != "deterministic":
         raise InvalidArgument(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.kernel_posterior.normality_statistics import Normality, normality, normality_summary
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation import Normality, normality, normality_summary
 
 
 def gaussian(num_clients, num_coordinates, seed=0):
