@@ -26,13 +26,28 @@ MAY_IMPORT = {
     # The edges, which the core imports by the registry alone.
     "glm": {"app.one_run", "data", "evaluation", "plots", "__init__"},
     # The command line: `cli` and `doctor`.
-    "app": {"__init__", "app.options", "app.one_run", "app.many_runs", "data", "edges", "engines.tff", "federated"},
+    "app": {
+        "__init__",
+        "app.options",
+        "app.one_run",
+        "app.many_runs",
+        "data",
+        "edges",
+        "engines.tff",
+        "federated",
+        "options",
+    },
     "parties.edge": {"parties.deployment"},
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
-    "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "parties"},
-    "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
-    "app.one_run": {*PUBLIC, "app.options", "edges", "engines"},
-    "app.options": {*PUBLIC, "training"},
+    "bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "options", "parties"},
+    "app.many_runs": {*PUBLIC, "app.options", "app.one_run", "options"},
+    "app.one_run": {*PUBLIC, "app.options", "edges", "engines", "options"},
+    "app.options": {*PUBLIC, "options", "training"},
+    # Groups of options, whose arguments are made where they are asked for.
+    "options": {
+        *("__init__", "algorithms", "clients", "compression", "data", "federated", "privacy", "rules", "servers"),
+        "training",
+    },
     "algorithms": {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
         *("posterior", "rules", "weighting", "servers", "contrib.kernel"),
@@ -64,7 +79,7 @@ MAY_IMPORT = {
     "privacy": set(),
     "data": set(),
     **{name: set() for name in ("defaults", "errors", "faces", "files", "keras", "labels", "logs")},
-    **{name: set() for name in ("named", "tensors")},
+    **{name: set() for name in ("keywords", "named", "tensors")},
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = (
@@ -76,7 +91,7 @@ REFUSES = "tfp_bfl.app.one_run.run"
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm.fitting", "tfp_bfl.glm.report", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
-FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "tensors"}
+FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "keywords", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),

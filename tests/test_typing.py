@@ -4,14 +4,15 @@ import ast
 import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tfp_bfl.algorithms import compose
+import tfp_bfl as bfl
+from tfp_bfl.algorithms import compose, options
 from tfp_bfl.algorithms.compose import PROCESS_OPTIONS
-from tfp_bfl.algorithms.options import ComposeOptions
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROGRAM = """
@@ -127,9 +128,20 @@ def test_parameters_state_their_types():
     assert shares[""] <= MOST_ANY_OF_ALL
 
 
+@pytest.mark.parametrize("name", sorted({*bfl.algorithms.__all__} - {"compose", "ensemble"}))
+def test_the_signature_of_a_recipe_shows_each_option_and_its_types_know_it(name):
+    """Types may know options of other recipes of the kind, which are refused when the recipe is called."""
+    recipe = getattr(bfl.algorithms, name)
+    shown = inspect.signature(recipe).parameters
+    own = recipe.own_signature.parameters
+    keywords = getattr(options, re.fullmatch(r"Unpack\[(\w+)\]", own["options"].annotation)[1])
+    assert len(shown) > len(own) and all(x.kind is not x.VAR_KEYWORD for x in shown.values())
+    assert {*shown} - {*own} <= {*keywords.__annotations__}
+
+
 def test_the_options_of_compose_are_those_that_it_takes():
-    taken = [name for name, x in inspect.signature(compose).parameters.items() if x.kind is x.KEYWORD_ONLY]
-    assert set(ComposeOptions.__annotations__) == {*taken, *PROCESS_OPTIONS}
+    taken = {name for name, x in inspect.signature(compose).parameters.items() if x.kind is x.KEYWORD_ONLY}
+    assert {*options.ComposeOptions.__annotations__} == taken >= {*PROCESS_OPTIONS}
 
 
 @pytest.mark.deep(after="tests/test_architecture.py")

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.algorithms.compose import split_options
+from tfp_bfl.algorithms.compose import passing_on, split_options
 from tfp_bfl.contracts import ClientWork, ServerStep
 
 
@@ -51,8 +51,9 @@ def server_step(weighting):
     return ServerStep(initialize, step, tell=lambda state, weights: state["control"], meet=meet, extra=True)
 
 
+@passing_on(client_work)
 def my_scaffold(model_fn, **options):
-    for_work, for_process = split_options(my_scaffold, client_work, options)
+    for_work, for_process = split_options(my_scaffold, options)
     work, step = client_work(model_fn, **for_work), server_step(for_work["weighting"])
     return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", step, **for_process)
 

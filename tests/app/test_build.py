@@ -10,9 +10,9 @@ import yaml
 import tfp_bfl as bfl
 from tests.processes import in_this_process
 from tfp_bfl.app.one_run import build, datasets
-from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.methods import ALGORITHMS
 from tfp_bfl.posterior.samples import num_draws
 from tfp_bfl.training.inference import DEFAULT_INFERENCE, default_optimizer, default_rate
 from tfp_bfl.training.updates import rate_of
@@ -152,8 +152,7 @@ def test_options_reach_a_chain(options_of):
     assert (given["memory"], given["participation"], given["refresh_every"]) == (False, 0.5, 100)
     assert (given["estimator"], given["compressor"]) == ("anchored", "sparsifier:0.5")
     assert options_of(chain_of("dg_sgld", prior_stddev=0.5))["prior_stddev"] == 0.5
-    own = [chain_of(name).own_options() for name in CHAINS]
-    assert [options.steps(100) for options in own] == [1, 3, 3]
+    assert [ALGORITHMS[name].steps(chain_of(name), 100) for name in CHAINS] == [1, 3, 3]
 
 
 def test_surrogates_are_fitted_to_the_clients_of_the_training(options_of):

@@ -7,9 +7,9 @@ import tfp_bfl as bfl
 from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import build
-from tfp_bfl.app.options.class_weights import likelihood
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.class_weights import likelihood
 
 RNG = np.random.default_rng(0)
 LABELS = np.repeat([0, 1], [30, 10])
@@ -28,7 +28,7 @@ CLIENTS = SOURCE.partition(bfl.data.iid(4), seed=0)
 )
 def test_weights_are_of_the_classes_of_all_clients(given, weights):
     config = make_config(None, {"algorithm": "fed_opt", "kind": "deterministic", "class_weight": given})
-    text = likelihood(config.class_weight, lambda: CLIENTS, {})["likelihood"]
+    text = likelihood(config.class_weight, lambda: CLIENTS)["likelihood"]
     np.testing.assert_allclose([float(x) for x in text.partition(":")[2].split(",")], weights, rtol=1e-6)
     assert make_config(None, {**config.recorded()}).class_weight == config.class_weight
 
@@ -48,7 +48,7 @@ def test_weights_are_of_the_classes_of_all_clients(given, weights):
 )
 def test_weights_that_are_none_are_refused(given, message):
     with pytest.raises(InvalidArgument, match=message):
-        likelihood(given, lambda: CLIENTS, {})
+        likelihood(given, lambda: CLIENTS)
 
 
 def test_a_summary_states_the_weights(tmp_path):
@@ -60,7 +60,7 @@ def test_a_summary_states_the_weights(tmp_path):
 def test_numbers_have_no_classes(capsys):
     options = ["--dataset", "diabetes", "--model", "mlp", "--class-weight", "balanced"]
     assert run_command_line(["run", *options, "--partition", "iid"]) == 2
-    assert "class_weight is of classification, but the labels are numbers" in capsys.readouterr().err
+    assert "class_weight is of classification, and diabetes has numbers for labels" in capsys.readouterr().err
 
 
 def test_chains_have_none():

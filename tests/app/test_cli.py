@@ -14,9 +14,9 @@ import yaml
 import tfp_bfl as bfl
 from tests.kit import lines_of, summary_of
 from tfp_bfl.app.cli import cli, clients, run_command_line
-from tfp_bfl.app.options.algorithms import serves
 from tfp_bfl.app.options.config import fields
 from tfp_bfl.engines import tff
+from tfp_bfl.options.methods import serves
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 

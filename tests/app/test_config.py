@@ -5,9 +5,9 @@ import re
 import pytest
 import yaml
 
-from tfp_bfl.app.options.algorithms import ALGORITHMS, default_in_words, in_words, serves, takers
 from tfp_bfl.app.options.config import fields, make_config
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.methods import ALGORITHMS, arguments, default_in_words, in_words, serves, takers
 
 
 def write(tmp_path, text):
@@ -148,13 +148,13 @@ def test_options_by_client_are_text_with_commas_or_lists():
     lists = {"compressor": ["quantiser:4", "none", "none"], "participation": [0.5, 0.75, 1]}
     of = lambda given: make_config(None, {"algorithm": "qlsd", "clients": 3, **given})
     assert of(lists).compressor == of(text).compressor == text["compressor"]
-    assert of(lists).own_options().compressors() == lists["compressor"]
+    assert arguments(of(lists), list)["compressor"] == lists["compressor"]
 
 
 @pytest.mark.parametrize("engine", ["local", "compiled"])
 def test_chains_count_bits_where_xla_does_not_compile_the_round(engine):
     config = make_config(None, {"algorithm": "qlsd", "engine": engine})
-    assert config.own_options().arguments(config, None)["count_bits"] == (engine == "local")
+    assert arguments(config, list)["count_bits"] == (engine == "local")
 
 
 def test_every_option_of_an_algorithm_is_tried():

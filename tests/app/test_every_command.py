@@ -18,8 +18,8 @@ import yaml
 
 from tests.app.test_every_option import COMMON, NEEDS, VALUES
 from tfp_bfl.app.cli import cli, run_command_line
-from tfp_bfl.app.options.algorithms import takers
 from tfp_bfl.app.options.config import fields
+from tfp_bfl.options.methods import takers
 
 pytestmark = pytest.mark.cpu_seconds(60)
 
@@ -241,9 +241,8 @@ def table(tmp_path_factory):
 @pytest.fixture
 def replaced(monkeypatch):
     """Replace the work of the commands by an exception with what it gets."""
-    from tfp_bfl.app.bench import one_method, program
-    from tfp_bfl.app.many_runs import cells, sweep
     from tfp_bfl.app.one_run import run
+    from tfp_bfl.bench import cells, one_method, program, sweep
     from tfp_bfl.parties.deployment import demo, kits, submit
 
     for module, name in [

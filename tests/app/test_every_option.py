@@ -15,11 +15,11 @@ import tfp_bfl as bfl
 from tests.app.test_config import OWN
 from tfp_bfl.app.one_run import build, client_scores, datasets, pipeline
 from tfp_bfl.app.one_run.job import prepare
-from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.algorithms import ALGORITHMS, takers
 from tfp_bfl.app.options.config import RunConfig, class_of, make_config
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
+from tfp_bfl.options import choices
+from tfp_bfl.options.methods import ALGORITHMS, takers
 
 pytestmark = pytest.mark.cpu_seconds(60)
 
@@ -111,7 +111,7 @@ def called(options, monkeypatch):
         train, test = data()
         shares = datasets.shares(config, train)
         with monkeypatch.context() as patched:
-            patched.setattr(bfl.algorithms, config.own_options().recipe, raising)
+            patched.setattr(bfl.algorithms, config.algorithm, raising)
             patched.setattr(bfl.clients, "fit_surrogates", lambda model_fn, clients, **given: given)
             patched.setattr(bfl.models, "MODELS", dict.fromkeys(bfl.models.MODELS, raising))
             patched.setattr(bfl.models, "as_model_fn", lambda function: function)

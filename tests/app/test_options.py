@@ -7,10 +7,7 @@ import pytest
 import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.app.one_run import build
-from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options, default_in_words, serves
-from tfp_bfl.app.options.config import RunConfig, fields, make_config
-from tfp_bfl.app.options.fields import ManyRounds, Options, Weighted, argument_names, extra, option
+from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
 from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
 from tfp_bfl.clients.sites import SITES_INFERENCE
@@ -18,30 +15,18 @@ from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
-from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.federated.personal import EVALUATION_NOISES
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
+from tfp_bfl.options import choices
+from tfp_bfl.options.group import Group, extra, group, option
+from tfp_bfl.options.methods import ALGORITHMS, OWN, argument_names, arguments, default_in_words, method_of, serves
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.training.schedules import SCHEDULES
 from tfp_bfl.training.target import KLS
 from tfp_bfl.weights.personal_variances import RANGES
 
-AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
-# What a recipe passes its other options on to.
-PASSED_ON = {
-    "variational": [*AVERAGING, bfl.clients.variational],
-    **{name: [*AVERAGING, bfl.clients.sites] for name in ("partitioned_vi", "bayesian_admm")},
-    "fl_swag": [bfl.clients.swag],
-    **{name: [*AVERAGING, bfl.clients.variational] for name in ALGORITHMS if name.startswith(("fed_", "scaffold"))},
-    **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
-    "qlsd": [*AVERAGING, bfl.clients.stochastic_gradient],
-    "dg_sgld": [*AVERAGING, bfl.clients.coupled_langevin],
-    "fsgld": [*AVERAGING, bfl.clients.conducive_langevin],
-    **{name: [*AVERAGING, bfl.clients.meta_learning] for name in ("meta_learning", "meta_vd")},
-    "p_fed_bayes": [*AVERAGING, bfl.clients.personal_posterior],
-}
 GROUPS = {
     "kernel_options": bfl.contrib.kernel.kernel_posterior,
     "variance_options": bfl.models.PERSONAL_VARIANCES["hypernetwork"],
@@ -51,15 +36,13 @@ GROUPS = {
 OTHER_DEFAULTS = {
     **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
     **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("partitioned_vi", "bayesian_admm")},
-    # Client work for programs has a constant rate; their recipes give it another one (`SAMPLING_RATE`).
-    **{(name, "learning_rate"): (0.001, None) for name in ("fed_pa", "fed_kppa")},
     **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld", "fsgld")},
     ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
     ("dg_sgld", "local_steps"): (1, 5),
     ("qlsd", "compressor"): ("quantiser:256", "quantiser:256"),
     **{(name, "batch_size"): (None, 32) for name in ("qlsd", "dg_sgld", "fsgld")},
     **{(name, "batch_size"): (64, 32) for name in ("meta_learning", "meta_vd")},
-    **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld", "fsgld")},
+    **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld")},
 }
 
 # Recipes for a program, one of which trains before, and for the commands `laplace` and `last-layer` on a
@@ -68,16 +51,12 @@ APART = {"ensemble", "fed_lap", "laplace", "last_layer"}
 
 
 def accepted(name):
-    """The arguments of a recipe, and of what it passes them on to, with their defaults."""
-    found = {}
-    for function in (getattr(bfl.algorithms, name), *PASSED_ON[name]):
-        for argument, parameter in inspect.signature(function).parameters.items():
-            found.setdefault(argument, parameter.default)
-    return found
+    """The arguments of a recipe with their defaults."""
+    return {x: y.default for x, y in inspect.signature(getattr(bfl.algorithms, name)).parameters.items()}
 
 
 def test_every_recipe_has_its_options():
-    assert set(ALGORITHMS) == set(bfl.algorithms.__all__) - {"compose"} - APART == set(PASSED_ON)
+    assert set(ALGORITHMS) == set(bfl.algorithms.__all__) - {"compose"} - APART
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -86,32 +65,26 @@ def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
     for name_here, path in argument_names(options).items():
         if name_here in ("momentum", "optimizer") and name.startswith(("fed_", "scaffold")):
             continue  # Of the optimizer that is the argument.
+        if name_here == "burn_in_rounds" and "thinning" in accepted(name):
+            continue  # A part of it.
         group, _, argument = path.rpartition(".")
         if group:
             assert group in accepted(name)
         known = (
             {k: p.default for k, p in inspect.signature(GROUPS[group]).parameters.items()} if group else accepted(name)
         )
-        ours = options.defaults.get(name_here, options.model_fields[name_here].default)
+        ours = options.defaults.get(name_here, options.options[name_here].default)
         theirs = known[argument]
         assert (theirs, ours) == OTHER_DEFAULTS.get((name, name_here), (ours, ours)), name_here
 
 
-def test_local_epochs_have_one_default_in_python_and_on_the_command_line():
-    """But for FL-SWAG, which has one round."""
-    found = {}
-    for function in (getattr(bfl.clients, name) for name in bfl.clients.__all__ if name.islower()):
-        parameters = inspect.signature(function).parameters
-        if "local_epochs" in parameters:
-            found.setdefault(function.__module__, set()).add(parameters["local_epochs"].default)
-    assert found.pop("tfp_bfl.clients.swag") == {ALGORITHMS["fl_swag"].defaults["local_epochs"]} == {20}
-    assert len(found) >= 6 and all(defaults == {LOCAL_EPOCHS} for defaults in found.values())
-    assert fields()["local_epochs"].default == LOCAL_EPOCHS
+def test_the_signature_of_run_shows_each_option():
+    assert {*fields()} <= {*inspect.signature(bfl.run).parameters}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_recipe_gets_what_it_knows(name):
-    given = make_config(None, {"algorithm": name}).own_options().arguments(make_config(None, {"algorithm": name}), list)
+    given = arguments(make_config(None, {"algorithm": name}), list)
     assert given.keys() <= accepted(name).keys()
     assert {
         "batch_size",
@@ -120,10 +93,10 @@ def test_a_recipe_gets_what_it_knows(name):
 
 
 def test_each_option_is_described_and_declared_once():
-    classes = {c for options in (*ALGORITHMS.values(), RunConfig) for c in options.__mro__}
+    groups = {kind for method in (*ALGORITHMS.values(), OWN) for kind in method.groups}
     for name, field in fields().items():
         assert field.description.endswith("."), name
-        homes = {c for c in classes if name in vars(c).get("__annotations__", {})}
+        homes = [kind for kind in (*groups, RunConfig) if name in vars(kind).get("__annotations__", {})]
         assert len(homes) == 1, name
 
 
@@ -131,21 +104,22 @@ def test_each_option_is_described_and_declared_once():
 def test_a_configuration_holds_the_options_of_its_own_algorithm_alone(algorithm):
     config = make_config(None, {"algorithm": algorithm})
     assert set(type(config).model_fields) == {name for name in fields() if serves(name, algorithm)}
-    assert isinstance(config, RunConfig) and isinstance(config, ALGORITHMS[algorithm])
+    assert isinstance(config, RunConfig)
     others = [name for name in fields() if not serves(name, algorithm)]
     assert others and all(getattr(config, name) == fields()[name].default for name in others)
     with pytest.raises(AttributeError):
         config.no_option  # noqa: B018
-    assert len(type(config).__mro__) < 26
+    assert sum(cls.__module__.startswith("tfp_bfl") for cls in type(config).__mro__) <= 6
 
 
-def test_options_stand_in_any_order():
-    """The order of an algorithm's bases is its own: no class joins those of all."""
+def test_two_groups_that_declare_one_option_are_refused():
+    @group
+    class Other(Group):
+        proximal: float = option(0.5, "Of nothing.")
 
-    class Reversed(Weighted, ManyRounds):
-        recipe = "reversed"
-
-    assert {"weighting", "schedule"} <= set(Reversed.model_fields)
+    twice = ALGORITHMS["fed_prox"]._replace(groups=(*ALGORITHMS["fed_prox"].groups, Other))
+    with pytest.raises(bfl.errors.InvalidArgument, match="proximal is an option of the groups Proximal and Other"):
+        twice.options  # noqa: B018
 
 
 def test_names_are_those_of_the_tables():
@@ -196,11 +170,15 @@ def test_names_are_those_of_the_tables():
     assert used == set(tables) - {choices.VARIATIONAL}
 
 
-def test_an_option_that_is_added_is_in_the_call_and_in_the_help():
-    class More(ALGORITHMS["fed_prox"]):
+def test_an_option_that_is_added_is_in_the_call_and_in_the_help(monkeypatch):
+    @group
+    class More(Group):
         extra_share: float = option(0.5, "Of nothing.", argument="ensemble.share")
 
-    given = More.model_construct(extra_share=0.25).arguments(make_config(None, {"algorithm": "fed_prox"}), list)
+    method = ALGORITHMS["fed_prox"]
+    monkeypatch.setitem(ALGORITHMS, "fed_prox", method._replace(groups=(*method.groups, More)))
+    made = class_of.__wrapped__("fed_prox")
+    given = arguments(made(algorithm="fed_prox", kind="deterministic", extra_share=0.25), list)
     assert given["ensemble"] == {"share": 0.25} and given["proximal"] == 0.01
     assert (
         default_in_words("rounds", 60)
@@ -210,8 +188,8 @@ def test_an_option_that_is_added_is_in_the_call_and_in_the_help():
 
 def test_an_algorithm_that_is_none():
     with pytest.raises(bfl.errors.InvalidArgument, match="no algorithm 'fedprox': did you mean 'fed_prox'"):
-        algorithm_options("fedprox")
-    assert issubclass(algorithm_options("fed_prox"), Options)
+        method_of("fedprox")
+    assert method_of("fed_prox").make is bfl.algorithms.fed_prox
 
 
 @pytest.mark.parametrize(

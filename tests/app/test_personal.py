@@ -12,6 +12,7 @@ from tests.units import in_units
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import build, client_scores
 from tfp_bfl.app.options.config import make_config
+from tfp_bfl.options.methods import method_of
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -94,7 +95,7 @@ def test_options_reach_the_recipes(monkeypatch):
 @pytest.mark.parametrize(("learner", "steps"), [("plain", 20), ("maml", 8), ("hessian_free_maml", 8)])
 def test_steps_of_a_learner(learner, steps):
     options = {"algorithm": "meta_learning", "learner": learner, "batch_size": 10, "local_epochs": 2}
-    assert make_config(None, options).own_options().steps(100) == steps
+    assert method_of("meta_learning").steps(make_config(None, options), 100) == steps
 
 
 def test_options_reach_the_model():

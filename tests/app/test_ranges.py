@@ -4,10 +4,10 @@ import pytest
 
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run.job import prepare
-from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import class_of, make_config
 from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import LARGEST, SMALLEST, InvalidArgument
+from tfp_bfl.options.methods import ALGORITHMS
 
 # Option -> an algorithm that has it.
 OPTIONS = {

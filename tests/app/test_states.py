@@ -16,14 +16,14 @@ from tests.kit import info_of, summary_of
 from tests.units import in_units
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.many_runs.sweep import options_of_run, settled_options
 from tfp_bfl.app.one_run.predict import predict
 from tfp_bfl.app.options import resolve
-from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import fields as all_fields
 from tfp_bfl.app.options.config import make_config
+from tfp_bfl.bench.sweep import options_of_run, settled_options
 from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.export.statement import in_words, statement, temperature_of
+from tfp_bfl.options.methods import ALGORITHMS
 from tfp_bfl.training.inference import (
     DEFAULT_INFERENCE,
     TEMPERATURES,
@@ -45,7 +45,7 @@ TEMPERATURE = TEMPERATURES["categorical"]
 DEFAULTS = {
     **{"rule": default_rule(None), "inference": DEFAULT_INFERENCE, "noise": default_noise(DEFAULT_INFERENCE)},
     **{"optimizer": DEFAULT_OPTIMIZER, "learning_rate": default_rate(DEFAULT_INFERENCE)},
-    **{"temperature": TEMPERATURE, "kl": "total", "schedule": ALGORITHMS["variational"].default_schedule},
+    **{"temperature": TEMPERATURE, "kl": "total", "schedule": ALGORITHMS["variational"].schedule},
 }
 UNUSED = ("rule", "inference", "noise", "temperature", "kl", "prior_stddev", "min_stddev", "kind")
 PLAIN = """
@@ -164,7 +164,7 @@ def test_a_sweep_knows_its_runs_by_the_options_that_they_were_given(run):
 def test_resolved_leaves_nothing_open_that_the_algorithm_fills_in(algorithm, regression):
     config = make_config(None, {"algorithm": algorithm})
     found = resolve.resolved(config, regression)
-    fields = ALGORITHMS[algorithm].model_fields
+    fields = type(config).model_fields
     assert all(getattr(found, name) is not None for name in DEFAULTS if name in fields)
     assert all(getattr(found, name) == getattr(config, name) for name in all_fields() if name not in fields)
     assert resolve.resolved(found, regression) == found

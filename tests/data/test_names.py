@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from tests.fuzz.harness import inputs
-from tfp_bfl.app.options import class_weights
 from tfp_bfl.data import Clients, Source, read_own, read_part, read_rows
 from tfp_bfl.data.names import CATEGORY_RULES, as_category, canonical, compositions
 from tfp_bfl.data.rows import read_encoded
@@ -22,6 +21,7 @@ from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.glm import agreement, encoding
 from tfp_bfl.glm.design import Outcome, read_design
 from tfp_bfl.glm.options import names_of
+from tfp_bfl.options import class_weights
 from tfp_bfl.parties import agree, describe
 from tfp_bfl.parties.tables import parse_options
 

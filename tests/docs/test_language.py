@@ -7,8 +7,8 @@ import pytest
 
 from experiments import claims
 from tests.own_files import ROOT, python_files
-from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.options.methods import fields
 
 NOT_FIRST = {
     *("What", "Whether", "Who", "Whose", "Those", "Of", "How", "That", "Which", "Why", "Where", "Without", "Its"),
@@ -159,8 +159,8 @@ def test_sentences_of_programs_say_site_and_not_party():
 
 
 def test_help_is_a_noun_phrase_or_an_imperative():
-    classes = (RunConfig, *(algorithm_options(name) for name in ALGORITHMS))
-    helps = {name: field.description for of in classes for name, field in of.model_fields.items() if field.description}
+    every = {**RunConfig.model_fields, **fields()}
+    helps = {name: field.description for name, field in every.items() if field.description}
     assert len(helps) > 100
     assert {name: text for name, text in helps.items() if text.split()[0] in NOT_FIRST} == {}
     assert {name: text for name, text in helps.items() if not text.endswith(".")} == {}

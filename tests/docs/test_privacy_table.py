@@ -9,9 +9,9 @@ import tfp_bfl as bfl
 from experiments.claims import table_under
 from tests.own_files import ROOT
 from tfp_bfl.app.one_run import build
-from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.methods import ALGORITHMS
 from tfp_bfl.parties.deployment.job import make_job
 
 TEXT = (ROOT / "docs" / "privacy.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, Unpack, cast, overload
+from typing import Any, TypeAlias, TypeVar, Unpack, cast, overload
 
 from tfp_bfl import clients, federated, keras, models
 from tfp_bfl import weighting as weightings
@@ -21,10 +21,12 @@ from tfp_bfl.compression import Compressor
 from tfp_bfl.contracts import WEIGHTS, AnyRule, ClientWork, ModelGatherRule, ModelRule, ServerStep, Work
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.keywords import keywords_of, show
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import Given, Sent
 
+_Recipe = TypeVar("_Recipe", bound=Callable[..., federated.BayesianProcess])
 Model: TypeAlias = keras.Model | Callable[[], keras.Model]
 
 
@@ -127,6 +129,7 @@ PROCESS_OPTIONS = tuple(
     for name in inspect.signature(federated.build_process).parameters
     if name not in ("model_fn", "client_work", "weigh", "rule", "server_step", "privacy")
 )
+show(compose, [inspect.signature(federated.build_process).parameters[name] for name in PROCESS_OPTIONS])
 COMPRESSION = ("compressor", "per_tensor", "error_memory")
 # Those that a recipe passes on.
 SHARED_OPTIONS = (
@@ -136,30 +139,56 @@ SHARED_OPTIONS = (
     "augmentation",
     "privacy",
     "secure_sums",
-    *(name for name in PROCESS_OPTIONS if name not in ("burn_in_rounds", "notices")),
+    *(name for name in PROCESS_OPTIONS if name not in ("burn_in_rounds", "notices", "thinning")),
 )
 
 
-def split_options(
-    recipe: Callable[..., object],
+def passing_on(
     work: Callable[..., object],
-    options: Mapping[str, object],
     shared: tuple[str, ...] = SHARED_OPTIONS,
+    without: tuple[str, ...] = (),
+    **defaults: object,
+) -> Callable[[_Recipe], _Recipe]:
+    """Let the signature of a recipe show the options that it passes on by `**options`, see `split_options`.
+
+    Args:
+      work: makes its client work.
+      shared: options of `compose`.
+      without: options of the client work that the recipe gives itself.
+      **defaults: of the recipe, where they differ from those of work and `compose`.
+    """
+
+    def decorate(recipe: _Recipe) -> _Recipe:
+        recipe.own_signature = inspect.signature(recipe)  # type: ignore[attr-defined]
+        own = recipe.own_signature.parameters  # type: ignore[attr-defined]
+        given = {name: x for name, x in keywords_of(work).items() if name not in {*own, *without}}
+        if "optimizer_fn" in given:  # Under another name, too.
+            given["optimizer"] = given["optimizer_fn"].replace(name="optimizer")
+        of_process = {name: x for name, x in keywords_of(compose).items() if name in shared}
+        every = {**given, **of_process}
+        show(recipe, [x.replace(default=defaults.get(name, x.default)) for name, x in every.items()])
+        recipe.passes_on = tuple(given), shared  # type: ignore[attr-defined]
+        return recipe
+
+    return decorate
+
+
+def split_options(
+    recipe: Callable[..., object], options: Mapping[str, object]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a recipe's options for its client work, and those for `compose`.
+    """Return the options of a recipe that is `passing_on` them for its client work, and those for `compose`.
 
     `optimizer` is another name of `optimizer_fn`.
 
     Raises:
       InvalidArgument: an option of neither; the message names the recipe.
     """
-    if "optimizer" in options and "optimizer_fn" in inspect.signature(work).parameters:
+    of_work, shared = recipe.passes_on  # type: ignore[attr-defined]
+    if "optimizer" in options and "optimizer_fn" in of_work:
         if "optimizer_fn" in options:
             raise InvalidArgument("optimizer and optimizer_fn are the same option: give one of them.")
         options = {"optimizer_fn" if name == "optimizer" else name: x for name, x in options.items()}
-    recipe_options = [name for name, x in inspect.signature(recipe).parameters.items() if x.kind is x.KEYWORD_ONLY]
-    of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in recipe_options]
-    _check_names(options, (*recipe_options, *of_work, *shared), recipe.__name__)
+    _check_names(options, tuple(inspect.signature(recipe).parameters), recipe.__name__)
     process = {name: x for name, x in options.items() if name in shared or name not in of_work}
     given = {name: x for name, x in options.items() if name in of_work}
     if "weighting" in of_work and "weighting" in shared:  # By which the work finds the size of the target.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl import clients, federated
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
+from tfp_bfl.algorithms.options import WeighedOptions
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
@@ -32,8 +33,9 @@ class Dynamic(NamedTuple):
     sized: tf.Tensor
 
 
+@passing_on(clients.variational)
 def fed_dyn(
-    model_fn: Model, *, alpha: float = 0.01, rule: AnyRule = DEFAULT_RULE, **options: object
+    model_fn: Model, *, alpha: float = 0.01, rule: AnyRule = DEFAULT_RULE, **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:
     """Federated averaging with a dynamically regularised loss on the clients.
 
@@ -60,7 +62,7 @@ def fed_dyn(
     check_number(alpha, "alpha")
     if "proximal" in options:
         raise InvalidArgument("fed_dyn has a proximal term of its own, alpha: leave proximal out.")
-    work, process = split_options(fed_dyn, clients.variational, options)
+    work, process = split_options(fed_dyn, options)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     reach_of(**work)
     return compose(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl import clients, federated
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
+from tfp_bfl.algorithms.options import WeighedOptions
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage
 
 
-def fed_nova(model_fn: Model, *, rule: AnyRule = DEFAULT_RULE, **options: object) -> federated.BayesianProcess:
+@passing_on(clients.variational)
+def fed_nova(
+    model_fn: Model, *, rule: AnyRule = DEFAULT_RULE, **options: Unpack[WeighedOptions]
+) -> federated.BayesianProcess:
     """Federated averaging of the clients' displacements, each normalised by its number of steps.
 
     d_k = (w_k - w) / a_k,   w <- w + (sum_k b_k a_k) sum_k b_k d_k
@@ -38,7 +42,7 @@ def fed_nova(model_fn: Model, *, rule: AnyRule = DEFAULT_RULE, **options: object
 
     Source: Wang et al. 2020 (arXiv:2007.07481), algorithm 1 and section 4.1.
     """
-    work, process = split_options(fed_nova, clients.variational, options)
+    work, process = split_options(fed_nova, options)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     step = ServerStep(lambda weights: (), _step, extra=True, metrics=lambda extra: {"relative_steps": 1 + extra})
     return compose(model_fn, _client(model_fn, work), rule, step._replace(name="fed_nova"), notices=notices, **process)

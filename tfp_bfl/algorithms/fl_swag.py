@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from tfp_bfl import clients, federated, models, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
+from tfp_bfl.algorithms.options import SwagOptions
 from tfp_bfl.errors import check_count
 
 
+@passing_on(clients.swag, ("element_spec", "seed", "min_examples"), min_examples=10)
 def fl_swag(
     model_fn: Model,
     *,
@@ -17,9 +19,8 @@ def fl_swag(
     between_clients: bool = True,
     curvature: bool = True,
     prior: Any = None,
-    min_examples: int = 10,
     max_columns: int = 20,
-    **options: object,
+    **options: Unpack[SwagOptions],
 ) -> federated.BayesianProcess:
     """Build FL-SWAG: each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the
     Gaussians.
@@ -47,8 +48,7 @@ def fl_swag(
         once; None for posteriors that hold none.
       min_examples: a client with fewer is refused.
       max_columns: rows of a client's deviations, of which it sends all.
-      **options: of `compose` (element_spec, seed of the noise) and of `tfp_bfl.clients.swag` (local_epochs,
-        burn_in_epochs, collect_every, min_variance, batch_size, learning_rate, momentum, weight_decay).
+      **options: of `compose` and of `clients.swag`.
 
     Raises:
       InvalidArgument: options as of `tfp_bfl.clients.swag`, a prior over other weights, or a model that has variational
@@ -58,10 +58,10 @@ def fl_swag(
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.fl_swag(model_fn, last_layer=True)
     """
-    client_options, process = split_options(fl_swag, clients.swag, options, ("element_spec", "seed"))
+    client_options, process = split_options(fl_swag, options)
     model_fn = models.as_model_fn(model_fn)
     work = clients.swag(model_fn, last_layer=last_layer, max_columns=max_columns, curvature=curvature, **client_options)
     num_weights = len(clients.swag_weights(model_fn(), last_layer))
-    least = max(check_count(min_examples, "min_examples"), clients.smallest_client(**client_options))
+    least = max(check_count(process.pop("min_examples", 10), "min_examples"), clients.smallest_client(**client_options))
     step = servers.online_product(num_weights, max_columns, prior, diagonal_only, between_clients, last_layer)
     return compose(model_fn, work, rules.stacked(), step, weighting="equal", min_examples=least, **process)

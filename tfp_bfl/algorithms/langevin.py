@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from tfp_bfl import clients, federated, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
+from tfp_bfl.algorithms.options import GradientOptions
 from tfp_bfl.compression import Compressor
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.models import as_model_fn
@@ -19,6 +20,7 @@ from tfp_bfl.models import as_model_fn
 SHARED = ("element_spec", "seed", "min_examples")
 
 
+@passing_on(clients.stochastic_gradient, SHARED, ("memory_rate",))
 def qlsd(
     model_fn: Model,
     *,
@@ -30,7 +32,7 @@ def qlsd(
     refresh_every: int = 100,
     curvature: float | str | None = None,
     thinning: federated.Thinning | None = None,
-    **options: object,
+    **options: Unpack[GradientOptions],
 ) -> federated.BayesianProcess:
     """QLSD: w <- w - gamma G + sqrt(2 gamma) Z, G of the clients' compressed gradients; the rounds are draws.
 
@@ -55,12 +57,11 @@ def qlsd(
         by the curvature at the weights of `model_fn`, whatever the run starts from. The check is of rounds with all
         clients, and cohorts lower the bound further. None for no check.
       thinning: burn-in, rounds from one kept draw to the next, and how many predict; None for all rounds.
-      **options: of `compose` (element_spec, seed, min_examples) and of `clients.stochastic_gradient` (per_tensor,
-        batch_size, participation, fixed_point, likelihood, count_bits).
+      **options: of `compose` and of `clients.stochastic_gradient`.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2, and supplement S1.1 for clients that differ.
     """
-    work, process = split_options(qlsd, clients.stochastic_gradient, options, SHARED)
+    work, process = split_options(qlsd, options)
     work |= {"estimator": estimator, "compressor": compressor}
     anchored, mode = estimator == "anchored", work.get("fixed_point")
     rate = clients.memory_rate(model_fn, **work) if anchored and memory else None
@@ -85,6 +86,7 @@ def qlsd(
     return _chain(model_fn, local, servers.langevin(step, step_size), thinning, process)
 
 
+@passing_on(clients.coupled_langevin, SHARED)
 def dg_sgld(
     model_fn: Model,
     *,
@@ -92,7 +94,7 @@ def dg_sgld(
     coupling: float,
     prior_stddev: float | None = 1.0,
     thinning: federated.Thinning | None = None,
-    **options: object,
+    **options: Unpack[GradientOptions],
 ) -> federated.BayesianProcess:
     """DG-SGLD: each client runs a separate chain, coupled to the server's weights, which are drawn given all of them.
 
@@ -100,16 +102,16 @@ def dg_sgld(
       step_size: gamma, of the clients' steps.
       coupling: rho, the variance of the clients' weights about the server's: each client's factor is smoothed by it.
       model_fn, prior_stddev, thinning: as of `qlsd`.
-      **options: of `compose` (element_spec, seed, min_examples) and of `clients.coupled_langevin` (local_steps,
-        batch_size, likelihood).
+      **options: of `compose` and of `clients.coupled_langevin`.
 
     Source: Plassier et al. 2021 (arXiv:2106.06300).
     """
-    work, process = split_options(dg_sgld, clients.coupled_langevin, options, SHARED)
+    work, process = split_options(dg_sgld, options)
     local = clients.coupled_langevin(model_fn, step_size=step_size, coupling=coupling, **work)
     return _chain(model_fn, local, servers.couple(coupling, prior_stddev), thinning, process)
 
 
+@passing_on(clients.conducive_langevin, SHARED)
 def fsgld(
     model_fn: Model,
     surrogates: Any,
@@ -117,7 +119,7 @@ def fsgld(
     step_size: float,
     prior_stddev: float | None = 1.0,
     thinning: federated.Thinning | None = None,
-    **options: object,
+    **options: Unpack[GradientOptions],
 ) -> federated.BayesianProcess:
     """FSGLD: one client a round takes several steps of the chain, with Gaussians in place of the absent clients.
 
@@ -126,12 +128,11 @@ def fsgld(
     Args:
       surrogates: of the clients, in the order of their numbers: `clients.fit_surrogates`.
       model_fn, step_size, prior_stddev, thinning: as of `qlsd`.
-      **options: of `compose` (element_spec, seed, min_examples) and of `clients.conducive_langevin` (local_steps,
-        batch_size, likelihood).
+      **options: of `compose` and of `clients.conducive_langevin`.
 
     Source: El Mekkaoui et al. 2021 (arXiv:2004.11231).
     """
-    work, process = split_options(fsgld, clients.conducive_langevin, options, (*SHARED, "surrogates"))
+    work, process = split_options(fsgld, options)
     local = clients.conducive_langevin(model_fn, surrogates, step_size=step_size, prior_stddev=prior_stddev, **work)
     return _chain(model_fn, local, servers.follow(len(surrogates)), thinning, process)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from tfp_bfl import clients, federated, models, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
+from tfp_bfl.algorithms.options import GradientOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.training.inference import default_temperature
 
 
+@passing_on(clients.laplace, ("element_spec", "seed", "min_examples"))
 def laplace(
     model_fn: Model,
     *,
@@ -17,7 +19,7 @@ def laplace(
     prior_stddev: float | None = None,
     prior_by_layer: bool = False,
     temperature: float | None = None,
-    **options: object,
+    **options: Unpack[GradientOptions],
 ) -> federated.BayesianProcess:
     """Build the one round after federated averaging that makes a posterior at its weights w*.
 
@@ -38,15 +40,14 @@ def laplace(
       prior_by_layer: a t for each layer. For the structure "diagonal".
       temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times. None for the default
         of the likelihood: 0.01 for classes, 1 for regression (`clients.TEMPERATURES`). `process.settings` states it.
-      **options: of `compose` (element_spec, seed, min_examples) and of `tfp_bfl.clients.laplace` (likelihood,
-        batch_size).
+      **options: of `compose` and of `clients.laplace`.
 
     Raises:
       InvalidArgument: options out of their ranges, or a model as `clients.laplace_weights` refuses it.
 
     Source: MacKay 1992; Daxberger et al. 2021 (arXiv:2106.14806); Immer et al. 2021 (arXiv:2104.04975) for the prior.
     """
-    work, process = split_options(laplace, clients.laplace, options, ("element_spec", "seed", "min_examples"))
+    work, process = split_options(laplace, options)
     model_fn = models.as_model_fn(model_fn)
     local, full = clients.laplace(model_fn, structure=structure, **work), structure == "last_layer"
     if full and prior_by_layer:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from tfp_bfl import clients, federated, models, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
+from tfp_bfl.algorithms.options import FrozenOptions
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.training.inference import default_temperature
 
@@ -11,6 +14,7 @@ from tfp_bfl.training.inference import default_temperature
 _UNITS = {"categorical": "categorical", "gaussian": "gaussian:1"}
 
 
+@passing_on(clients.last_layer_sums, ("element_spec", "seed", "min_examples"))
 def last_layer(
     model_fn: Model,
     *,
@@ -18,7 +22,7 @@ def last_layer(
     prior_stddev: float | None = None,
     noise_stddev: float | None = None,
     temperature: float | None = None,
-    **options: object,
+    **options: Unpack[FrozenOptions],
 ) -> federated.BayesianProcess:
     """Build Bayesian regression of the labels on the features of a frozen network, from sums of clients.
 
@@ -43,7 +47,7 @@ def last_layer(
       noise_stddev: of Gaussian labels; None for the maximum of the marginal likelihood.
       temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times. None for the default
         of the likelihood: 0.01 for classes, 1 for regression (`clients.TEMPERATURES`). `process.settings` states it.
-      **options: of `compose` (element_spec, seed, min_examples) and of `tfp_bfl.clients.last_layer_sums` (batch_size).
+      **options: of `compose` and of `clients.last_layer_sums`.
 
     Raises:
       InvalidArgument: options out of their ranges, or a model as `clients.laplace_weights` refuses it.
@@ -58,8 +62,7 @@ def last_layer(
       >>> bfl.simulate(process, clients, rounds=1, engine="local").model.output_shape
       (None, 2)
     """
-    shared = ("element_spec", "seed", "min_examples")
-    work, process = split_options(last_layer, clients.last_layer_sums, options, shared)
+    work, process = split_options(last_layer, options)
     model_fn, unit = models.as_model_fn(model_fn), lookup(_UNITS, likelihood, "likelihood")
     gaussian = likelihood == "gaussian"
     if noise_stddev is not None and not gaussian:

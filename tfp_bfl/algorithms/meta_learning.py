@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import numpy as np
 
 from tfp_bfl import clients, federated, models, posterior, rules, servers, weighting
-from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
+from tfp_bfl.algorithms.compose import Model, compose, known_options, passing_on, split_options
+from tfp_bfl.algorithms.options import WeighedOptions
 from tfp_bfl.clients.personal import NO_PRECISION
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.federated.faults import LIMITS
@@ -16,13 +18,14 @@ from tfp_bfl.servers.optimizers import Optimizer, ServerOptimizer
 SHARED = ("augmentation", "element_spec", "seed", "min_examples")
 
 
+@passing_on(clients.meta_learning)
 def meta_learning(
     model_fn: Model,
     *,
     learner: str = "maml",
     rule: str = "naive_weighted_average",
     server_optimizer: ServerOptimizer | None = None,
-    **options: object,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """Build a process that trains weights to be adapted by one step on a client's data, pooled by any rule.
 
@@ -34,17 +37,17 @@ def meta_learning(
       learner: one of `clients.LEARNERS`.
       rule: for the weights.
       server_optimizer: of `servers.server_optimizer`; None to take the pool.
-      **options: of `compose` and of `clients.meta_learning` (local_epochs, batch_size, learning_rate, logit_rate,
-        inner_rate, clip_norm, difference, kl_reduction, kl_weight, likelihood).
+      **options: of `compose` and of `clients.meta_learning`.
 
     Source: Finn et al. 2017 (arXiv:1703.03400); Nichol et al. 2018 (arXiv:1803.02999); Fallah et al. 2020
     (arXiv:2002.07948).
     """
-    work, process = split_options(meta_learning, clients.meta_learning, options)
+    work, process = split_options(meta_learning, options)
     step = servers.optimize(server_optimizer) if server_optimizer else servers.replace()
     return compose(model_fn, clients.meta_learning(model_fn, learner=learner, **work), rule, step, **process)
 
 
+@passing_on(clients.meta_learning)
 def meta_vd(
     model_fn: Model,
     *,
@@ -56,7 +59,7 @@ def meta_vd(
     threshold: float | None = None,
     variance_options: dict[str, object] | None = None,
     server_options: dict[str, object] | None = None,
-    **options: object,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """MetaVD: every client's own dropout, which a hypernetwork on the server gives it, around any learner.
 
@@ -77,7 +80,7 @@ def meta_vd(
 
     Source: Jeon et al. 2023 (arXiv:2510.20225).
     """
-    work, process = split_options(meta_vd, clients.meta_learning, options)
+    work, process = split_options(meta_vd, options)
     make = lookup(models.PERSONAL_VARIANCES, variances, "source of variances")
     source = make(num_clients, **known_options(make, variance_options, f"variances {variances!r}", ("num_clients",)))
     if not source.learned and work.setdefault("logit_rate", None) not in (None, 0.0):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from tfp_bfl import clients, federated, servers
-from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, split_options
+from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, passing_on, split_options
+from tfp_bfl.algorithms.options import WeighedOptions
 
 # `clients.compressed` is of work that keeps nothing.
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in (*COMPRESSION, "privacy"))
 
 
+@passing_on(clients.personal_posterior, SHARED)
 def p_fed_bayes(
-    model_fn: Model, *, rule: str = "naive_weighted_average", **options: object
+    model_fn: Model, *, rule: str = "naive_weighted_average", **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:
     """pFedBayes: each client keeps a posterior v_k of its own, held by a KL to what all share, which follows it.
 
@@ -21,10 +25,9 @@ def p_fed_bayes(
     Args:
       model_fn: builds a Keras model with variational weights and without BatchNorm.
       rule: for the w_k; "naive_weighted_average" averages their means and variances, as published.
-      **options: of `compose` (weighting, robust, augmentation, element_spec, seed, max_change_norm, min_examples) and
-        of `clients.personal_posterior` (local_epochs, batch_size, learning_rate, kl_weight, likelihood).
+      **options: of `compose` and of `clients.personal_posterior`.
 
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1.
     """
-    work, process = split_options(p_fed_bayes, clients.personal_posterior, options, SHARED)
+    work, process = split_options(p_fed_bayes, options)
     return compose(model_fn, clients.personal_posterior(model_fn, **work), rule, servers.replace(), **process)

@@ -8,11 +8,12 @@ FedPA (Al-Shedivat et al. 2021), SGLD and FedKP (Johansson & Gullbrandson 2022).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from tfp_bfl import clients, federated, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
+from tfp_bfl.algorithms.compose import Model, compose, known_options, passing_on, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
+from tfp_bfl.algorithms.options import SamplingOptions, WeighedOptions
 from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers.optimizers import ServerOptimizer
@@ -25,8 +26,9 @@ SAMPLING_RATE = 0.03
 MEAN = "naive_weighted_average"
 
 
+@passing_on(clients.variational)
 def fed_opt(
-    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: object
+    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:
     """FedOpt: local training, the mean of the clients, the server's optimizer; without one, federated averaging.
 
@@ -37,8 +39,7 @@ def fed_opt(
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
       server_optimizer: of `servers.server_optimizer`, or any of `tff.learning.optimizers`; None for SGD of rate 1.
-      **options: of `compose` (weighting, robust, element_spec, seed, max_change_norm, min_examples) and of
-        `clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, proximal).
+      **options: of `compose` and of `clients.variational`.
 
     Source: Reddi et al. 2021 (arXiv:2003.00295), algorithm 1; McMahan et al. 2017.
 
@@ -50,8 +51,9 @@ def fed_opt(
     return compose(model_fn, clients.variational(model_fn, **work), MEAN, _step(server_optimizer), **process)
 
 
+@passing_on(clients.variational, proximal=0.01)
 def fed_prox(
-    model_fn: Model, *, proximal: float = 0.01, server_optimizer: ServerOptimizer | None = None, **options: object
+    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:
     """FedProx: `fed_opt` with the term mu / 2 ||w - w_server||^2 in the clients' loss.
 
@@ -66,12 +68,13 @@ def fed_prox(
       >>> process = bfl.algorithms.fed_prox(model_fn, proximal=0.1)
     """
     work, process = _options(fed_prox, options)
-    local = clients.variational(model_fn, proximal=proximal, **work)
+    local = clients.variational(model_fn, **{"proximal": 0.01, **work})
     return compose(model_fn, local, MEAN, _step(server_optimizer), **process)
 
 
+@passing_on(clients.variational)
 def fed_ag(
-    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: object
+    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:
     """FedAG: `fed_opt` that predicts with draws from the Gaussian of the clients' weights.
 
@@ -88,13 +91,14 @@ def fed_ag(
     return compose(model_fn, clients.variational(model_fn, **work), rules.client_gaussian(), step, **process)
 
 
+@passing_on(clients.variational)
 def fed_be(
     model_fn: Model,
     features: Array,
     *,
     ensemble: dict[str, object] | None = None,
     server_optimizer: ServerOptimizer | None = None,
-    **options: object,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """FedBE: an ensemble drawn from the clients' distribution teaches the server's model on unlabelled data.
 
@@ -121,29 +125,30 @@ def fed_be(
     return compose(model_fn, clients.variational(model_fn, **work), rules.stacked(), step, **process)
 
 
+@passing_on(clients.posterior_averaging, learning_rate=None)
 def fed_pa(
-    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: object
+    model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: Unpack[SamplingOptions]
 ) -> federated.BayesianProcess:
     """FedPA: clients sample from their posteriors and send the step to the product's mode, Sigma_k^-1 (w - mean_k).
 
     Args:
       model_fn: as `fed_opt`.
       server_optimizer: as `fed_opt`; its rate must be lower, the larger the shrinkage (`clients.posterior_delta`).
-      **options: of `compose` and `clients.posterior_averaging` (shrinkage, burn_in_rounds, local_burn_in_epochs,
-        steps_per_sample, local_epochs, batch_size, learning_rate, optimizer_fn).
+      **options: of `compose` and `clients.posterior_averaging`.
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithm 1.
     """
     return _sampled(fed_pa, model_fn, MEAN, server_optimizer, options)
 
 
+@passing_on(clients.variational)
 def fed_kp(
     model_fn: Model,
     *,
     start: str = "clients",
     kernel_options: dict[str, object] | None = None,
     server_optimizer: ServerOptimizer | None = None,
-    **options: object,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """FedKP: `fed_opt` with the mode of a kernel density over the clients' values in the place of their mean.
 
@@ -165,13 +170,14 @@ def fed_kp(
     return compose(model_fn, clients.variational(model_fn, **work), rule, _step(server_optimizer), **process)
 
 
+@passing_on(clients.posterior_averaging, learning_rate=None)
 def fed_kppa(
     model_fn: Model,
     *,
     start: str = "clients",
     kernel_options: dict[str, object] | None = None,
     server_optimizer: ServerOptimizer | None = None,
-    **options: object,
+    **options: Unpack[SamplingOptions],
 ) -> federated.BayesianProcess:
     """FedKPPA: FedPA's clients with clustered FedKP's server.
 
@@ -184,6 +190,7 @@ def fed_kppa(
     return _sampled(fed_kppa, model_fn, _kernel(start, kernel_options), server_optimizer, options)
 
 
+@passing_on(clients.variational)
 def fed_sgld(
     model_fn: Model,
     *,
@@ -191,7 +198,7 @@ def fed_sgld(
     burn_in_rounds: int = 0,
     max_samples: int = 20,
     server_optimizer: ServerOptimizer | None = None,
-    **options: object,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round; the rounds are samples.
 
@@ -222,15 +229,14 @@ def _sampled(
     options: Mapping[str, object],
 ) -> federated.BayesianProcess:
     """Return the process of a recipe with clients that sample from their posteriors (`clients.posterior_averaging`)."""
-    work, process = _options(recipe, options, clients.posterior_averaging)
+    work, process = _options(recipe, _sampling(options))
     local = clients.posterior_averaging(model_fn, **work)
     burn_in = work.get("burn_in_rounds", 0)
     return compose(model_fn, local, rule, _step(server_optimizer), burn_in_rounds=burn_in, **process)
 
 
-def _options(recipe: Callable[..., object], options: Mapping[str, object], work: Any = None) -> tuple[dict, dict]:
-    options = options if work is None else _sampling(options)
-    given, process = split_options(recipe, work or clients.variational, options)
+def _options(recipe: Callable[..., object], options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    given, process = split_options(recipe, options)
     warning = fixed_point_warning(MEAN, given.get("optimizer_fn") or DEFAULT_OPTIMIZER)
     return given, {**process, "notices": (warning,) if warning else ()}
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl import clients, federated, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
+from tfp_bfl.algorithms.options import WeighedOptions
 from tfp_bfl.clients.displacement import flat_values, reach_of
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
@@ -34,12 +35,13 @@ class Controlled(NamedTuple):
     inner: Any
 
 
+@passing_on(clients.variational)
 def scaffold(
     model_fn: Model,
     *,
     rule: AnyRule = DEFAULT_RULE,
     server_optimizer: ServerOptimizer | None = None,
-    **options: object,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """Federated averaging with clients that step along the mean gradient of all clients.
 
@@ -69,7 +71,7 @@ def scaffold(
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.scaffold(model_fn, optimizer="sgd")
     """
-    work, process = split_options(scaffold, clients.variational, options)
+    work, process = split_options(scaffold, options)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
     step = _server(inner, work["weighting"], process.get("privacy"))

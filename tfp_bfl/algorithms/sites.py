@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from tfp_bfl import clients, federated, models, rules, servers
-from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, split_options
+from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, passing_on, split_options
+from tfp_bfl.algorithms.options import TrainingOptions, WeighedOptions
 
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", *COMPRESSION, "privacy"))
+NOT_WEIGHED = tuple(name for name in SHARED if name != "weighting")
 
 
-def partitioned_vi(model_fn: Model, *, damping: float | None = None, **options: object) -> federated.BayesianProcess:
+@passing_on(clients.sites, SHARED, ("step_size", "send_site", "empty"))
+def partitioned_vi(
+    model_fn: Model, *, damping: float | None = None, **options: Unpack[WeighedOptions]
+) -> federated.BayesianProcess:
     """Partitioned variational inference: q = prior prod_k t_k, a factor t_k for each client, who keeps it.
 
     t_k <- t_k (q_k / q)^damping,   q <- q prod_k (q_k / q)^damping
@@ -23,9 +28,7 @@ def partitioned_vi(model_fn: Model, *, damping: float | None = None, **options: 
       model_fn: builds a Keras model with variational weights; or such a model.
       damping: above 0 and at most 1, None for 1 / K: with much of it clients who move the same weights overshoot
         together.
-      **options: of `compose` (weighting of the point weights, element_spec, seed, max_change_norm, min_examples) and of
-        `clients.sites` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay, step_damping,
-        likelihood, temperature).
+      **options: of `compose` and of `clients.sites`.
 
     Raises:
       InvalidArgument: as `clients.sites` and `compose`. (A robust aggregator would change sites without
@@ -37,11 +40,12 @@ def partitioned_vi(model_fn: Model, *, damping: float | None = None, **options: 
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.partitioned_vi(model_fn, local_epochs=5)
     """
-    work, process = split_options(partitioned_vi, clients.sites, options, SHARED)
+    work, process = split_options(partitioned_vi, options)
     local = clients.sites(model_fn, damping=damping, **work)
     return compose(model_fn, local, rules.distributed_weight_consolidation(), servers.replace(), **process)
 
 
+@passing_on(clients.sites, NOT_WEIGHED, ("send_site", "empty"))
 def bayesian_admm(
     model_fn: Model,
     *,
@@ -49,7 +53,7 @@ def bayesian_admm(
     damping: float | None = None,
     empty_sites: bool = False,
     server_step_size: float | None = None,
-    **options: object,
+    **options: Unpack[TrainingOptions],
 ) -> federated.BayesianProcess:
     """Bayesian ADMM: partitioned inference with a step size that holds clients to q, and an averaging server.
 
@@ -74,8 +78,7 @@ def bayesian_admm(
     Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM. Departure: q begins at the model's first posterior,
     and theirs at the prior, with clients that begin at personal networks in the first round alone.
     """
-    shared = tuple(name for name in SHARED if name != "weighting")
-    work, process = split_options(bayesian_admm, clients.sites, options, shared)
+    work, process = split_options(bayesian_admm, options)
     held: dict[str, Any] = {"step_size": step_size, "damping": damping}
     local = clients.sites(model_fn, send_site=False, empty=empty_sites, **held, **work)
     step = servers.dual(
@@ -86,6 +89,7 @@ def bayesian_admm(
     return compose(model_fn, local, rules.log_linear_pool(), step, weighting="equal", **process)
 
 
+@passing_on(clients.laplace_sites, ("element_spec", "seed", "min_examples"))
 def fed_lap(
     model_fn: Model,
     *,
@@ -93,7 +97,7 @@ def fed_lap(
     prior_stddev: float = 1.0,
     step_size: float = 1.0,
     damping: float | None = None,
-    **options: object,
+    **options: Unpack[TrainingOptions],
 ) -> federated.BayesianProcess:
     """FedLap: federated ADMM as partitioned inference by Laplace's approximation; FedLap-Cov with precisions.
 
@@ -112,15 +116,14 @@ def fed_lap(
       step_size: rho. FedLap: the larger, the nearer clients stay to w_g; rho / t^2 should be of the order of the
         curvature of a client's data.
       damping: as `partitioned_vi`.
-      **options: of `compose` (element_spec, seed, min_examples) and of `clients.laplace_sites` (local_epochs,
-        batch_size, learning_rate, optimizer_fn, likelihood, temperature).
+      **options: of `compose` and of `clients.laplace_sites`.
 
     Raises:
       InvalidArgument: as `clients.laplace_sites` and `compose`.
 
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325). Equations derived (`clients.laplace_sites`).
     """
-    work, process = split_options(fed_lap, clients.laplace_sites, options, ("element_spec", "seed", "min_examples"))
+    work, process = split_options(fed_lap, options)
     held: dict[str, Any] = {"prior_stddev": prior_stddev, "step_size": step_size, "damping": damping}
     local = clients.laplace_sites(model_fn, covariance=covariance, **held, **work)
     step = servers.laplace_dual(covariance=covariance, **held)

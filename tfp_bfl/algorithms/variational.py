@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from tfp_bfl import clients, federated, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.fitting import counts_alike
 from tfp_bfl.algorithms.fixed_points import default_rule, notices_of
+from tfp_bfl.algorithms.options import TrainingOptions
 from tfp_bfl.contracts import AnyRule
 from tfp_bfl.training.inference import settings_for
 
 
+@passing_on(clients.variational)
 def variational(
     model_fn: Model,
     rule: AnyRule | None = None,
     weighting: str = "train_size",
-    *,
-    robust: str | None = None,
-    **options: object,
+    **options: Unpack[TrainingOptions],
 ) -> federated.BayesianProcess:
     """Fit the broadcast posterior on each client by the negative ELBO; pool the clients' posteriors by `rule`.
 
@@ -28,12 +30,9 @@ def variational(
       rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool". None for the rule under which the inference is
         stationary at the posterior: "mean_precision_average", or "log_linear_pool" with natural gradients
         (`algorithms.fixed_points`). Another pair is a warning of the run.
-      weighting, robust: as `compose`.
-      **options: of `compose` (element_spec, seed of the noise, max_change_norm, min_examples) and of
-        `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay,
-        stddev_rate, step_damping, kl, temperature, likelihood, update_prior, pretrained, proximal, example_privacy),
-        with its defaults. `optimizer` is another name of optimizer_fn. kl is "product" for a rule for one shot unless
-        it is given.
+      weighting: as `compose`.
+      **options: of `compose` and of `clients.variational`, with its defaults. `optimizer` is another name of
+        optimizer_fn. kl is "product" for a rule for one shot unless it is given.
 
     Raises:
       InvalidArgument: as `compose`.
@@ -42,7 +41,7 @@ def variational(
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.variational(model_fn, "log_linear_pool", local_epochs=5)
     """
-    work, process = split_options(variational, clients.variational, options)
+    work, process = split_options(variational, options)
     settings = settings_for(
         **{name: work.get(name) for name in ("inference", "temperature", "kl")},
         likelihood=work.get("likelihood", "categorical"),
@@ -52,11 +51,9 @@ def variational(
     )
     rule = default_rule(settings.inference) if rule is None else rule
     whole = rules.whole_model(rule)
-    counted = "equal" if counts_alike(robust) else weighting
+    counted = "equal" if counts_alike(process.get("robust")) else weighting
     local = clients.variational(model_fn, **{**work, **settings._asdict(), "weighting": counted})
     notices: tuple[str, ...] = ()
     if not whole.one_shot and not work.get("update_prior"):  # Its target moves with each round.
         notices = notices_of(model_fn, whole, work.get("optimizer_fn"), settings.inference)
-    return compose(
-        model_fn, local, rule, servers.replace(), weighting=weighting, robust=robust, notices=notices, **process
-    )
+    return compose(model_fn, local, rule, servers.replace(), weighting=weighting, notices=notices, **process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 import tensorflow as tf
 
@@ -10,8 +11,7 @@ from tfp_bfl import keras
 from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, laplace_weights
 from tfp_bfl.contracts import SITE_CHANGE, ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.defaults import LOCAL_EPOCHS
-from tfp_bfl.errors import check_counts, check_numbers
+from tfp_bfl.errors import check_numbers
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten
@@ -20,6 +20,7 @@ from tfp_bfl.training.batches import over_batches
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
+from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.potential import check_independent
 from tfp_bfl.training.schedules import inverse_decay
 from tfp_bfl.training.target import Target
@@ -32,12 +33,11 @@ _CURVATURE_SEED = 2**29 + 2
 
 
 @stating
+@with_passes()
 def laplace_sites(
     model_fn: Callable[[], keras.Model],
     *,
     covariance: bool = False,
-    local_epochs: int = LOCAL_EPOCHS,
-    batch_size: int = 32,
     learning_rate: Schedule | None = None,
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
     likelihood: str | Likelihood = "categorical",
@@ -45,6 +45,7 @@ def laplace_sites(
     prior_stddev: float = 1.0,
     step_size: float = 1.0,
     damping: float | None = None,
+    **passes: Unpack[Passes],
 ) -> ClientWork[Site]:
     """Build client work that trains point weights from the server's w and refines the client's own site t_k.
 
@@ -78,7 +79,7 @@ def laplace_sites(
     from partitioned variational inference with Laplace's approximation; the paper's own were not compared.
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
-    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    local_epochs, batch_size = checked(passes)
     check_numbers(temperature=temperature, step_size=step_size, prior_stddev=prior_stddev)
     check_schedules(learning_rate=learning_rate)
     check_damping(damping)

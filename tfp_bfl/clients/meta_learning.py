@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
@@ -11,13 +11,13 @@ from tfp_bfl import keras
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.defaults import LOCAL_EPOCHS
-from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers, lookup
+from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.inference import stated_training, stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, Pruned, ServerMessage, TrainingMetrics, layout
 from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
@@ -34,12 +34,11 @@ class _Sums(NamedTuple):
 
 
 @stating
+@with_passes(batch_size=64)
 def meta_learning(
     model_fn: Callable[[], keras.Model],
     *,
     learner: str = "plain",
-    local_epochs: int = LOCAL_EPOCHS,
-    batch_size: int = 64,
     learning_rate: Schedule | None = None,
     logit_rate: Schedule | None = None,
     inner_rate: float = 0.02,
@@ -48,6 +47,7 @@ def meta_learning(
     kl_reduction: str = "sum",
     kl_weight: Schedule = 1.0,
     likelihood: str | Likelihood = "categorical",
+    **passes: Unpack[Passes],
 ) -> ClientWork:
     """Return client work by stochastic gradient descent on point weights, means and logits of variances, together.
 
@@ -81,7 +81,7 @@ def meta_learning(
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     _check(learner, kl_reduction, model_fn(), logit_rate)
-    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    local_epochs, batch_size = checked(passes, batch_size=64)
     check_numbers(inner_rate=inner_rate, clip_norm=clip_norm, difference=difference)
     check_schedules(learning_rate=learning_rate, logit_rate=logit_rate, kl_weight=kl_weight)
     learning_rate = RATES[learner] if learning_rate is None else learning_rate

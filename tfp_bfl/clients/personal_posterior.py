@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.defaults import LOCAL_EPOCHS
-from tfp_bfl.errors import InvalidArgument, check_counts, check_number
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, gaussian_kl
@@ -20,6 +19,7 @@ from tfp_bfl.training.adam import Moments, adam_step
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout
 from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
@@ -46,14 +46,14 @@ class _Carried(NamedTuple):
 
 
 @stating
+@with_passes()
 def personal_posterior(
     model_fn: Callable[[], keras.Model],
     *,
-    local_epochs: int = LOCAL_EPOCHS,
-    batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     kl_weight: float = 10.0,
     likelihood: str | Likelihood = "categorical",
+    **passes: Unpack[Passes],
 ) -> ClientWork:
     """Return client work that fits the client's own posterior v_k beside its copy w_k of the server's posterior w.
 
@@ -80,7 +80,7 @@ def personal_posterior(
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1 (pFedBayes).
     """
     model_fn = as_model_fn(model_fn)
-    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    local_epochs, batch_size = checked(passes)
     check_number(kl_weight, "kl_weight")
     check_schedules(learning_rate=learning_rate)
     density, own_layout = parse_likelihood(likelihood), layout(model_fn())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import as_model_fn
@@ -20,6 +19,7 @@ from tfp_bfl.training.batches import steps_per_epoch
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer, optimizer_of
+from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import ByOptimizer, Schedule, check_schedules
 from tfp_bfl.weights import ClientResult, ServerMessage
@@ -73,6 +73,7 @@ class _Averages(NamedTuple):
 
 
 @stating
+@with_passes()
 def posterior_averaging(
     model_fn: Callable[[], keras.Model],
     *,
@@ -80,11 +81,10 @@ def posterior_averaging(
     burn_in_rounds: int = 0,
     local_burn_in_epochs: int = 0,
     steps_per_sample: int | None = None,
-    local_epochs: int = LOCAL_EPOCHS,
-    batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     optimizer_fn: Optimizer = lambda: keras.optimizers.SGD(momentum=0.9),
     likelihood: str | Likelihood = "categorical",
+    **passes: Unpack[Passes],
 ) -> ClientWork:
     """Return client work that samples by iterate-averaged SGD (IASG) and moves the weights by `posterior_delta`.
 
@@ -119,7 +119,7 @@ def posterior_averaging(
     optimizer_of(optimizer_fn)
     check_schedules(learning_rate=learning_rate)
     check_number(shrinkage, "shrinkage", zero=True)
-    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    local_epochs, batch_size = checked(passes)
     check_counts(0, burn_in_rounds=burn_in_rounds, local_burn_in_epochs=local_burn_in_epochs)
     if steps_per_sample is not None:
         check_count(steps_per_sample, "steps_per_sample")

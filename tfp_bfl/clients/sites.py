@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 import tensorflow as tf
@@ -11,8 +11,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.defaults import LOCAL_EPOCHS
-from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers
+from tfp_bfl.errors import InvalidArgument, check_numbers
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
 from tfp_bfl.tensors import Scalar
@@ -20,6 +19,7 @@ from tfp_bfl.training.inference import settings_for, stating, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.natural import ByCurvature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer
+from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.target import Target, target_of
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule
@@ -52,11 +52,10 @@ class MovingSite(NamedTuple):
 
 
 @stating
+@with_passes()
 def sites(
     model_fn: Callable[[], keras.Model],
     *,
-    local_epochs: int = LOCAL_EPOCHS,
-    batch_size: int = 32,
     learning_rate: Schedule | None = None,
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
     inference: str = SITES_INFERENCE,
@@ -70,6 +69,7 @@ def sites(
     send_site: bool = True,
     empty: bool = False,
     keep_momentum: bool = False,
+    **passes: Unpack[Passes],
 ) -> ClientWork:
     """Return client work that refines the client's own factor t_k of q = prior prod_k t_k, with natural parameters
 
@@ -113,7 +113,7 @@ def sites(
     IVON-ADMM; its v_k is -t_k.
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
-    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    local_epochs, batch_size = checked(passes)
     temperature = settings_for(inference, temperature, likelihood=likelihood).temperature
     check_numbers(temperature=temperature, step_size=step_size)
     _check_sites(damping, empty, send_site, keep_momentum, inference)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.contracts import DYNAMIC, PADDED, ClientWork, Work, num_present
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.defaults import LOCAL_EPOCHS
-from tfp_bfl.errors import check_counts, check_number, lookup
+from tfp_bfl.errors import check_number, lookup
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
 from tfp_bfl.training.inference import default_optimizer, settings_for, stating, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer
+from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.target import KLS, Target, target_of
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule
@@ -26,11 +26,10 @@ from tfp_bfl.weights.flat import Prior
 
 
 @stating
+@with_passes()
 def variational(
     model_fn: Callable[[], keras.Model],
     *,
-    local_epochs: int = LOCAL_EPOCHS,
-    batch_size: int = 32,
     learning_rate: Schedule | None = None,
     optimizer_fn: Optimizer | None = None,
     inference: str | None = None,
@@ -46,6 +45,7 @@ def variational(
     pretrained: bool = False,
     proximal: float = 0.0,
     example_privacy: ExamplePrivacy | None = None,
+    **passes: Unpack[Passes],
 ) -> ClientWork:
     """Return client work that fits the posterior to the client's data from the server's posterior on.
 
@@ -100,7 +100,7 @@ def variational(
         or another inference than "backprop".
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
-    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    local_epochs, batch_size = checked(passes)
     check_number(proximal, "proximal", zero=True)
     given: Any = {"likelihood": likelihood, "update_prior": update_prior, "example_privacy": bool(example_privacy)}
     inference, temperature, kl = settings_for(inference, temperature, kl, **given)
@@ -122,7 +122,7 @@ def variational(
     def build() -> Work:
         trainer = Trainer(model_fn, update_fn, proximal, likelihood=density, example_privacy=example_privacy)
         target = functools.partial(target_of, kl, weighting, temperature)
-        return _work(trainer, prior_of, target, local_epochs, batch_size)
+        return _work(trainer, prior_of, target, (local_epochs, batch_size))
 
     # Batches of examples in private have a chance for each example, and any size.
     return ClientWork(build, is_private=example_privacy is not None, shapes=DYNAMIC if example_privacy else PADDED)
@@ -132,8 +132,7 @@ def _work(
     trainer: Trainer,
     prior_of: Callable[[FlatWeights, ServerMessage], Prior],
     target: Callable[..., Target],
-    local_epochs: int,
-    batch_size: int,
+    passes: tuple[int, int],
 ) -> Work:
     """Return the client work of a trainer.
 
@@ -141,14 +140,14 @@ def _work(
       trainer: of the model.
       prior_of: weights and message -> the prior.
       target: prior, federation and the client's number of examples -> the target.
-      local_epochs, batch_size: of the client's training.
+      passes: local epochs and batch size.
     """
 
     @tf.function(autograph=False)
     def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
         number, prior = num_present(examples), prior_of(trainer.weights, message)
         of_client = target(prior, message.federation, tf.cast(number, tf.float32))
-        metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=of_client)
+        metrics, _ = trainer.train(message, examples, seed, *passes, target=of_client)
         return ClientResult(trainer.weights.store(), number, metrics)
 
     return work

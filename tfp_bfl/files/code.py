@@ -10,6 +10,14 @@ from typing import Any
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 
+# What stands for a function that was given in Python, of which a record can say no more.
+GIVEN = "given"
+
+
+def names_code(value: object) -> bool:
+    """Return whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
+    return isinstance(value, str) and (value == GIVEN or ".py:" in value)
+
 
 def function_of(value: str, wanted: str) -> Callable[..., Any]:
     """Return the function that FILE.py:FUNCTION names; the file's code is run.
@@ -57,6 +65,16 @@ def made_by(function: Callable[..., Any], option: str, kinds: tuple[type, ...], 
     if not isinstance(made, kinds):
         raise InvalidArgument(f"{what} returns {shown(made)}, but must return {wanted}.")
     return made
+
+
+def called(what: str, function: Callable[..., Any], *arguments: object, **options: object) -> Any:
+    """Return what a user's function returns, its errors as InvalidArgument that begin with `what`."""
+    try:
+        return function(*arguments, **options)
+    except InvalidArgument:
+        raise
+    except Exception as error:
+        raise InvalidArgument(f"{what} fails: {failure(error)}.") from error
 
 
 def failure(error: Exception) -> str:

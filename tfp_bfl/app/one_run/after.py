@@ -13,12 +13,11 @@ from tfp_bfl.app.one_run.client_model import final_weights
 from tfp_bfl.app.one_run.records import config_with_code, is_private
 from tfp_bfl.app.one_run.revise import CLIENTS, new_folder, write
 from tfp_bfl.app.options.afterwards import After, AfterLaplace, AfterLastLayer
-from tfp_bfl.app.options.algorithms import algorithm_options
 from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.app.options.fields import Draws
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
+from tfp_bfl.options import fits
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -208,11 +207,10 @@ def check_one_network(config: RunConfig, what: str, process: bfl.federated.Bayes
     Raises:
       InvalidArgument: it ends with an ensemble, a chain or personal models.
     """
-    own = algorithm_options(config.algorithm)
-    many = issubclass(own, Draws) or own.personal
+    many = not fits.ends_with_one_network(config)
     if process is not None:
         many = many or process.is_personal or process.thinning is not None
-    if many or config.ensemble is not None:
+    if many:
         source = "An ensemble" if config.ensemble is not None else config.algorithm
         raise InvalidArgument(
             f"{source} ends with more than one network, and {what} is at the weights of one: use fed_opt without "

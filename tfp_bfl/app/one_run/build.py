@@ -11,13 +11,13 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.ensembles import num_samples
 from tfp_bfl.app.options import own_model
-from tfp_bfl.app.options.algorithms import OwnAlgorithm, Variational
-from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.app.options.fields import LIKELIHOOD, Options, argument_names
+from tfp_bfl.app.options.config import RunConfig, class_of
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.parameters import check_names, taken_by
-from tfp_bfl.app.options.resolve import check_effect, resolved, stated, weights_of
+from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options import fits
+from tfp_bfl.options.methods import OWN, argument_names, arguments, fitted, method_of
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
@@ -66,10 +66,10 @@ def _user_model_fn(
     config: RunConfig, source: bfl.data.Source | bfl.data.Schema, function: object, common: dict[str, Any]
 ) -> Callable[[], keras.Model]:
     """Build the model of a user's function, which must take the options of models that were given."""
-    options = config.own_options()
-    of_model = [name for name in _OF_A_MODEL if name not in ("model", "kind", "seed", *options.of_recipe)]
+    method = method_of(config.algorithm)
+    of_model = [name for name in _OF_A_MODEL if name not in ("model", "kind", "seed", *method.of_recipe)]
     given = config.given(of_model)
-    default = type(options).defaults.get("kind", "flipout")
+    default = method.defaults.get("kind", "flipout")
     return own_model.model_fn(
         function,
         source,
@@ -112,19 +112,6 @@ def _unlabelled(config: RunConfig) -> Any:
     """Return the examples without labels that the server holds."""
     data = datasets.load(config)
     return datasets.shares(config, data.train, data.clients).unlabelled
-
-
-def _check_regression(options: Options, config: RunConfig, source: bfl.data.Source | bfl.data.Schema) -> None:
-    if not options.regression:
-        raise InvalidArgument(
-            f"{config.algorithm} is of classification, and {source.name} has numbers for labels: choose another "
-            "algorithm."
-        )
-    for name in ("pretrain_share", *(["evaluate_clients"] if options.adapts else [])):
-        if getattr(config, name):
-            raise InvalidArgument(
-                f"{name} is of classification, and {source.name} has numbers for labels: leave it out."
-            )
 
 
 def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
@@ -210,7 +197,7 @@ def _check_parameters(config: RunConfig, code: Code) -> None:
     """Check that options of the run that were given are no parameters of functions that do not receive them."""
     functions = own_model.functions_of(config.recorded(), code)
     if functions:
-        received = {"model": set(_OF_A_MODEL), "algorithm": set(argument_names(OwnAlgorithm).values())}
+        received = {"model": set(_OF_A_MODEL), "algorithm": set(argument_names(OWN).values())}
         given = config.given(type(config).model_fields)
         check_names(functions, given, lambda role, name: name in received.get(role, ()))
 
@@ -237,7 +224,7 @@ def process(
       InvalidArgument: its options don't fit the data or each other.
     """
     shared = {} if secure_sums is None else {"secure_sums": secure_sums}
-    return _recipe(config.own_options(), config, source, unlabelled, code, clients, **shared)
+    return _recipe(config, config, source, unlabelled, code, clients, **shared)
 
 
 def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
@@ -248,12 +235,14 @@ def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE
         options.update(
             {name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")}
         )
-    alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **options)
+    common = {name: getattr(config, name) for name in RunConfig.model_fields}
+    options |= {"algorithm": "variational", "rule": "naive_weighted_average", "weighting": "equal"}
+    alone = class_of("variational").model_construct(**{**common, **options})
     return _recipe(alone, config, source, code=code._replace(rule=None))
 
 
 def _recipe(
-    options: Options,
+    of: RunConfig,
     config: RunConfig,
     source: bfl.data.Source | bfl.data.Schema,
     unlabelled: Callable[[], Any] = lambda: None,
@@ -261,21 +250,22 @@ def _recipe(
     clients: Callable[[], bfl.data.Clients | None] = lambda: None,
     **shared: object,
 ) -> bfl.federated.BayesianProcess:
-    arguments = options.arguments(config, unlabelled)
-    rule = arguments.get("rule")
+    given = arguments(of, unlabelled)
+    rule = given.get("rule")
     if code.rule is not None or own_model.names_code(rule):
-        arguments["rule"] = own_model.rule_of(code.rule, rule, config.parameters)
+        given["rule"] = own_model.rule_of(code.rule, rule, config.parameters)
     if source.target is not None:
-        _check_regression(options, config, source)
-        arguments["likelihood"] = LIKELIHOOD
-    built, arguments = model_fn(config, source, code), {"element_spec": source.element_spec, **arguments, **shared}
-    arguments |= options.fitted(built, clients, {k: x for k, x in arguments.items() if k == "likelihood"})
-    if not isinstance(options, OwnAlgorithm):
-        return getattr(bfl.algorithms, options.recipe)(built, **arguments)
+        fits.check_numbers(of, f"{source.name} has numbers for labels")
+        given["likelihood"] = LIKELIHOOD
+    built, given = model_fn(config, source, code), {"element_spec": source.element_spec, **given, **shared}
+    given |= fitted(of, built, clients, {k: x for k, x in given.items() if k == "likelihood"})
+    method = method_of(of.algorithm)
+    if method is not OWN:
+        return method.make(built, **given)
     function = code.algorithm or own_model.load(config.algorithm, "algorithm")
     # A record holds all options: those with another value than the default were chosen.
-    places = {**argument_names(OwnAlgorithm), **_PARTS}
+    places = {**argument_names(OWN), **_PARTS}
     asked = {places[name] for name in config.given(places)}
-    chosen = {name: x for name, x in arguments.items() if name in asked or name in shared}
+    chosen = {name: x for name, x in given.items() if name in asked or name in shared}
     chosen |= taken_by(function, config.parameters)
-    return own_model.process_of(function, built, chosen, {k: x for k, x in arguments.items() if k not in chosen})
+    return own_model.process_of(function, built, chosen, {k: x for k, x in given.items() if k not in chosen})

@@ -12,10 +12,10 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.records import config_with_code
-from tfp_bfl.app.options.algorithms import ALGORITHMS, in_words
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name
+from tfp_bfl.options.methods import ALGORITHMS, PERSONAL, in_words
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
@@ -43,8 +43,8 @@ def client_model(
     if not (folder / "config.yaml").is_file():
         raise InvalidArgument(f"{name(run)} is a model, not the folder of a run, which holds those of the clients.")
     config = config_with_code(folder, code)
-    if not config.own_options().personal:
-        personal = in_words(algorithm for algorithm, options in ALGORITHMS.items() if options.personal)
+    if not config.is_personal:
+        personal = in_words(algorithm for algorithm, method in ALGORITHMS.items() if PERSONAL in method.gives)
         raise InvalidArgument(
             f"{config.algorithm} makes one model for all clients, and only {personal} one for each: leave --client out."
         )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.options import class_weights
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.options import class_weights
 
 if TYPE_CHECKING:
     from tfp_bfl.app.one_run.job import Job
@@ -249,7 +249,7 @@ def personal(
     Returns:
       The evaluations before, those after (none for a user's algorithm, which has no inner rate), and their metrics.
     """
-    adapts = type(job.config.own_options()).adapts
+    adapts = job.config.adapts
     found: list[Any] = []
 
     def evaluate(model: Any, features: Any, labels: Any) -> dict[str, float]:
@@ -281,7 +281,7 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
     if config.algorithm != "p_fed_bayes":
         of_loss = {name: getattr(config, name) for name in ("kl_weight", "kl_reduction")}
     if config.class_weight:
-        of_loss |= class_weights.likelihood(config.class_weight, lambda: trained, {})
+        of_loss |= class_weights.likelihood(config.class_weight, lambda: trained)
     work = bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.options.algorithms import serves
-from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.config import RunConfig, names_in
 from tfp_bfl.app.options.given_data import GivenData, named, read_given, recorded
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import OF_DATA
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options.methods import serves
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
@@ -55,10 +55,10 @@ def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
             config.client_column,
             config.test_data,
             config.task,
-            config.columns("drop"),
+            names_in(config.drop),
             config.separator,
-            only=config.columns("only"),
-            categorical=config.columns("categorical"),
+            only=names_in(config.only),
+            categorical=names_in(config.categorical),
             date_unit=config.date_unit,
         )
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))

@@ -12,6 +12,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
 from tfp_bfl.app.options.resolve import POINT, of_gaussians, resolved, title
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options import methods
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,7 +154,7 @@ def prepare(
         train, test, shares = read.result()
     bfl.federated.check_clients(process, shares.clients, config.cohort_size, config.popularity)
     bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
-    if weights != POINT or config.own_options().point_weights or config.ensemble:
+    if weights != POINT or methods.POINT in methods.method_of(config.algorithm).requires or config.ensemble:
         number = min(test.num_examples, EXAMPLES_AT_ONCE)
         bfl.evaluation.check_num_samples(ensembles.num_samples(config), number, test.num_outputs)
     everybody = client_scores.everybody(shares.clients, shares.unseen)
@@ -167,7 +168,7 @@ def prepare(
 
 def scores_personal(config: RunConfig, process: bfl.federated.BayesianProcess) -> bool:
     """Return whether clients are scored by models of their own."""
-    return process.is_personal or type(config.own_options()).adapts
+    return process.is_personal or config.adapts
 
 
 def _of_privacy(config: RunConfig, process: bfl.federated.BayesianProcess) -> tuple[str, ...]:

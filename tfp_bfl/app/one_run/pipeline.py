@@ -16,11 +16,11 @@ from tfp_bfl.app.one_run import build, client_scores
 from tfp_bfl.app.one_run.client_scores import Parts
 from tfp_bfl.app.one_run.job import Job
 from tfp_bfl.app.one_run.records import truth
-from tfp_bfl.app.options import class_weights
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.resolve import method, stated
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
+from tfp_bfl.options import class_weights
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -142,6 +142,11 @@ def exchanged(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the megabytes to and from clients in all rounds, as far as they were counted."""
     ways = [way for way in ("upload", "download") if f"{way}_bits" in rounds[-1]]
     return {f"{way}_mb": sum(row[f"{way}_bits"] for row in rounds) / (8 * MB) for way in ways}
+
+
+def controls(job: Job) -> list[bfl.evaluation.Baseline]:
+    """Score the baselines of `baselines.baselines` on the test data of a job."""
+    return baselines.baselines(job.clients, job.test)
 
 
 def compared(job: Job, final: Any, simple: Sequence[bfl.evaluation.Baseline]) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -13,10 +15,11 @@ from tfp_bfl.app.one_run import after
 from tfp_bfl.app.one_run.run import OnRound, execute
 from tfp_bfl.app.one_run.run import resume as go_on
 from tfp_bfl.app.options.afterwards import AFTER, after_options, split_after
-from tfp_bfl.app.options.config import make_config, read_yaml
+from tfp_bfl.app.options.config import fields, make_config, read_yaml
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.keywords import show
 
 
 class _Run(NamedTuple):
@@ -107,6 +110,10 @@ def run(
     result = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     result.data = given
     return result
+
+
+_keyword = functools.partial(Parameter, kind=Parameter.KEYWORD_ONLY)
+show(run, [_keyword(name, default=x.default, annotation=x.annotation) for name, x in fields().items()])
 
 
 def _after(output: str | pathlib.Path | None, given: dict[str, Any]) -> Run:

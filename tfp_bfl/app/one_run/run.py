@@ -25,6 +25,7 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
+from tfp_bfl.options.methods import method_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -145,7 +146,7 @@ def _run(
         is_private = records.is_private(job.config, job.process)
         apart, unusual = job.apart(result.model), None if is_private else job.unusual(result.model)
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
-        simple = baselines.baselines(job.clients, job.test)
+        simple = pipeline.controls(job)
         if job.shards:
             status.phase("scores of the clients")
         of_clients, warnings = client_scores.scored(job, result, final, apart, folder)
@@ -266,8 +267,7 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]
     """Return the median over the rounds, the first (which traces) left out; a cohort counts as its share of all
     clients' steps.
     """
-    options = config.own_options()
-    steps = sum(options.steps(int(size)) for size in clients.sizes)
+    steps = sum(method_of(config.algorithm).steps(config, int(size)) for size in clients.sizes)
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
     seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)
     return 1000 * seconds[len(seconds) // 2] / (steps * share)

@@ -18,7 +18,6 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import client_scores, ensembles, records
 from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.revise import CLIENTS
-from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
@@ -27,6 +26,7 @@ from tfp_bfl.faces import Later
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.writing import begun, space
+from tfp_bfl.options import choices
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import pydantic
 
-from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.algorithms import canonical
-from tfp_bfl.app.options.fields import Count, Positive, extra, option
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.options import choices
+from tfp_bfl.options.group import Count, Positive, extra, option
+from tfp_bfl.options.methods import canonical
 
 
 class After(NoTruthAsNumber):

@@ -61,7 +61,7 @@ class Grouped(click.Command):
         return [*super().get_params(ctx), *ctx.meta.get(_PARAMETERS, ())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from tfp_bfl.app.options.algorithms import in_words, serves, takers
+        from tfp_bfl.options.methods import in_words, serves, takers
 
         algorithm = ctx.meta.get(_ALGORITHM)
         first: dict[str, Any] = {name: None for name in self.first if algorithm is None or serves(name, algorithm)}
@@ -123,7 +123,7 @@ def _code_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _algorithm_in(args: Sequence[str]) -> str | None:
     """Return the algorithm that arguments name, if there is one of that name, else None."""
-    from tfp_bfl.app.options.algorithms import ALGORITHMS, canonical
+    from tfp_bfl.options.methods import ALGORITHMS, canonical
 
     for i, arg in enumerate(args):
         flag, equals, value = arg.partition("=")
@@ -135,8 +135,8 @@ def _algorithm_in(args: Sequence[str]) -> str | None:
 
 def config_options(command: Any, without: Sequence[str] = ()) -> Any:
     """Add an option for each field of a configuration but those; the values are checked by it, not by click."""
-    from tfp_bfl.app.options.algorithms import default_in_words
     from tfp_bfl.app.options.config import fields
+    from tfp_bfl.options.methods import default_in_words
 
     words = {name: default_in_words(name, field.default) for name, field in fields().items()}
     return _with_options(command, {name: x for name, x in fields().items() if name not in without}, words)
@@ -156,8 +156,8 @@ def after_options(algorithm: str) -> Any:
 def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, str]) -> Any:
     """Add an option for each field, with its default in words."""
     from tfp_bfl.app.options.afterwards import AFTER
-    from tfp_bfl.app.options.algorithms import ALGORITHMS
-    from tfp_bfl.app.options.fields import extra
+    from tfp_bfl.options.group import extra
+    from tfp_bfl.options.methods import ALGORITHMS
 
     for name, field in reversed(fields.items()):
         flag = f"--{name.replace('_', '-')}"

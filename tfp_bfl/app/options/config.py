@@ -12,21 +12,7 @@ import pydantic
 import yaml
 from pydantic.fields import FieldInfo
 
-from tfp_bfl.app.options import algorithms as algorithms
-from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.algorithms import algorithm_options, canonical, in_words, serves, takers
 from tfp_bfl.app.options.datasets import is_table, names_clients, recorded_data
-from tfp_bfl.app.options.fields import (
-    INT32_MAX,
-    Count,
-    CountOrZero,
-    Options,
-    Positive,
-    Share,
-    ShareOrZero,
-    extra,
-    option,
-)
 from tfp_bfl.app.options.own_model import NO_CODE, Code, check_trust, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.parameters import Value
@@ -34,6 +20,19 @@ from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no
 from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.tables import to_csv
+from tfp_bfl.options import choices, fits, methods
+from tfp_bfl.options.group import (
+    INT32_MAX,
+    Count,
+    CountOrZero,
+    Positive,
+    Share,
+    ShareOrZero,
+    extra,
+    of_config,
+    option,
+)
+from tfp_bfl.options.methods import canonical, in_words, method_of, serves, takers
 
 MOST_LETTERS = 4096
 
@@ -187,7 +186,7 @@ class RunConfig(NoTruthAsNumber):
     def __getattr__(self, name: str) -> Any:
         if name[:1] != "_" and name in (self.__pydantic_private__ or {}).get("_parameters", ()):
             return self.parameters[name]
-        field = algorithms.fields().get(name)
+        field = methods.fields().get(name)
         return super().__getattr__(name) if field is None else field.default  # type: ignore[misc]
 
     @pydantic.model_validator(mode="before")
@@ -226,15 +225,15 @@ class RunConfig(NoTruthAsNumber):
                 f"average_rounds is {self.average_rounds}, but the run has {self.rounds} rounds: give at most that "
                 "many."
             )
-        if self.ensemble is not None:
-            self._check_ensemble(self.ensemble)
         if self.width is not None and self.model != "conv_net" and not names_code(self.model):
             raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
         if self.initial_stddev is not None and self.min_stddev > self.initial_stddev:
             raise InvalidArgument(
                 f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
             )
-        self.own_options().check(self)
+        fits.check(self)
+        for kind in method_of(self.algorithm).groups:
+            of_config(kind, self).check(self)
         # Late, so that `--help` does without NumPy.
         from tfp_bfl import data
         from tfp_bfl.data.cohorts import check_cohort_size
@@ -249,23 +248,6 @@ class RunConfig(NoTruthAsNumber):
         if self.popularity is not None:
             check_alpha(self.popularity, "popularity")
         return self
-
-    def _check_ensemble(self, members: int) -> None:
-        adapts = algorithm_options(self.algorithm).adapts
-        of_one = ("pretrain_share", "privacy_clip_norm", "example_clip_norm")
-        for name in (*of_one, *(["evaluate_clients"] if adapts else [])):
-            if getattr(self, name):
-                raise InvalidArgument(f"{name} belongs to runs of one model: leave {name} or ensemble out.")
-        if algorithm_options(self.algorithm).personal:
-            raise InvalidArgument(f"{self.algorithm} trains a model for each client: leave ensemble out.")
-        if self.num_samples < members:
-            raise InvalidArgument(
-                f"num_samples is {self.num_samples}, but the ensemble has {members} members: give at least as many."
-            )
-
-    def columns(self, name: str) -> tuple[str, ...]:
-        """Return the columns that an option names, such as "drop"."""
-        return names_in(getattr(self, name))
 
     @property
     def data_name(self) -> str:
@@ -289,10 +271,28 @@ class RunConfig(NoTruthAsNumber):
         name = (self.rule if self.algorithm == "variational" else None) or self.algorithm
         return pathlib.Path(name).stem if names_code(name) else name
 
-    def own_options(self) -> Options:
-        """Return the options of this algorithm."""
-        options = algorithm_options(self.algorithm)
-        return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
+    @property
+    def is_personal(self) -> bool:
+        """Whether each client has a personal model."""
+        return methods.PERSONAL in method_of(self.algorithm).gives
+
+    @property
+    def adapts(self) -> bool:
+        """Whether clients are scored by models of their own, before and after a step of adaptation."""
+        return methods.ADAPTED in method_of(self.algorithm).gives
+
+    def has(self, name: str) -> bool:
+        """Return whether an option is one of this algorithm, or of all."""
+        return name in type(self).model_fields
+
+    def rate(self) -> float:
+        """Return the learning rate, the default filled in."""
+        method = method_of(self.algorithm)
+        return method.rate(self) if method.rate else self.learning_rate or float(method.defaults["learning_rate"])
+
+    def schedule_name(self) -> str:
+        """Return the name of the schedule, the default filled in."""
+        return self.schedule or ("exponential" if self.learning_rate_decay else method_of(self.algorithm).schedule)
 
     def recorded(self) -> dict[str, Any]:
         """Return all that decides the result: without the folder."""
@@ -300,7 +300,7 @@ class RunConfig(NoTruthAsNumber):
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Return those of the named options with another value than their default under this algorithm."""
-        defaults = algorithm_options(self.algorithm).defaults
+        defaults = method_of(self.algorithm).defaults
         own = type(self).model_fields
         default = lambda name: defaults.get(name, own[name].default)
         return {name: x for name in names if name in own and (x := getattr(self, name)) != default(name)}
@@ -313,7 +313,7 @@ class RunConfig(NoTruthAsNumber):
 @functools.cache
 def fields() -> dict[str, FieldInfo]:
     """Return the options of a run and of all algorithms, by name."""
-    return {**RunConfig.model_fields, **algorithms.fields()}
+    return {**RunConfig.model_fields, **methods.fields()}
 
 
 @functools.cache
@@ -323,8 +323,9 @@ def class_of(algorithm: str) -> type[RunConfig]:
     Raises:
       InvalidArgument: there is none of that name.
     """
-    options = algorithm_options(algorithm)
-    return type(options.__name__ + "Config", (options, RunConfig), {"model_config": {"defer_build": False}})
+    method = method_of(algorithm)
+    options: Any = {name: (field.annotation, field) for name, field in method.options.items()}
+    return pydantic.create_model(f"{method.recipe}_config", __base__=RunConfig, **options)
 
 
 def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, Any]]:
@@ -338,7 +339,7 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
         return class_of("variational"), values
     algorithm = canonical(algorithm)
     options_class, values = class_of(algorithm), {**values, "algorithm": algorithm}
-    defaults = algorithm_options(algorithm).defaults
+    defaults = method_of(algorithm).defaults
     if names_code(values.get("model")):
         defaults = {name: x for name, x in defaults.items() if name != "kind"}
     for name in [name for name in values if not serves(name, algorithm)]:

@@ -13,7 +13,7 @@ from tfp_bfl.app.options.parameters import name_of, taken_by
 from tfp_bfl.data.own import NAME
 from tfp_bfl.data.partition_names import GIVEN as GIVEN_PARTITION
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.files.code import failure
+from tfp_bfl.files.code import called
 
 _GIVEN = "given: "
 # The data of a function last called.
@@ -114,12 +114,7 @@ def named(value: str, parameters: Mapping[str, Any]) -> GivenData:
     file = pathlib.Path(value.rpartition(":")[0]).stat()
     key = value, file.st_mtime_ns, file.st_size, tuple(sorted(own.items()))
     if key not in _NAMED:
-        try:
-            made = function(**own)
-        except InvalidArgument:
-            raise
-        except Exception as error:
-            raise InvalidArgument(f"{name_of('dataset', function)} fails: {failure(error)}.") from error
+        made = called(name_of("dataset", function), function, **own)
         is_pair = isinstance(made, dict) and set(made) == {"train", "test"}
         _NAMED.clear()
         _NAMED[key] = GivenData(made["train"], made["test"]) if is_pair else GivenData(made)

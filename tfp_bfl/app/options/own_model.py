@@ -20,10 +20,10 @@ from tfp_bfl.app.options.parameters import (
 )
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.files.code import failure, function_of, made_by
+from tfp_bfl.files.code import GIVEN as GIVEN
+from tfp_bfl.files.code import called, function_of, made_by
+from tfp_bfl.files.code import names_code as names_code
 
-# What stands for a function that was given in Python, of which a record can say no more.
-GIVEN = "given"
 # Options that take FILE.py:FUNCTION.
 OPTIONS = ("model", "rule", "algorithm", "dataset")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -47,11 +47,6 @@ class Code(NamedTuple):
 
 
 NO_CODE = Code()
-
-
-def names_code(value: object) -> bool:
-    """Return whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
-    return isinstance(value, str) and (value == GIVEN or ".py:" in value)
 
 
 def load(value: str, option: str = "model") -> Callable[..., Any]:
@@ -107,12 +102,7 @@ def model_fn(
     if rate is not None and not takes_all(function):
         del arguments["dropout_rate"]
     build_keras_2 = models.as_model_fn(function if is_model(function) else functools.partial(function, **arguments))
-    try:
-        model = build_keras_2()
-    except InvalidArgument:
-        raise
-    except Exception as error:
-        raise InvalidArgument(f"{what} fails: {failure(error)}.") from error
+    model = called(what, build_keras_2)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
     models.check_form(model)
@@ -194,13 +184,7 @@ def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str,
         if not (takes_all(function) or name in parameters):
             raise InvalidArgument(f"{what} takes no {name}, which is given: leave it out, or let it take {name}.")
     taken = {name: x for name, x in others.items() if x is not None and (takes_all(function) or name in parameters)}
-    given = {**taken, **chosen}
-    try:
-        process = function(model_fn, **given)
-    except InvalidArgument:
-        raise
-    except Exception as error:
-        raise InvalidArgument(f"{what} fails: {failure(error)}.") from error
+    process = called(what, function, model_fn, **{**taken, **chosen})
     if type(process) is not BayesianProcess:
         raise InvalidArgument(
             f"{what} returns {shown(process)}, but must return a process, such as algorithms.compose(...) gives."

@@ -23,7 +23,13 @@ def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
     if is_model(function):
         return {}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: x for name, x in inspect.signature(function).parameters.items() if x.kind in by_name}
+    return {name: x for name, x in _signature(function).parameters.items() if x.kind in by_name}
+
+
+def _signature(function: Any) -> inspect.Signature:
+    """Return the signature of a function as it is written, without what a recipe passes on (`algorithms.compose`)."""
+    own: inspect.Signature = getattr(function, "own_signature", None) or inspect.signature(function)
+    return own
 
 
 def is_model(function: object) -> bool:
@@ -33,9 +39,7 @@ def is_model(function: object) -> bool:
 
 def takes_all(function: Any) -> bool:
     """Return whether a function has `**options`."""
-    return not is_model(function) and any(
-        x.kind is x.VAR_KEYWORD for x in inspect.signature(function).parameters.values()
-    )
+    return not is_model(function) and any(x.kind is x.VAR_KEYWORD for x in _signature(function).parameters.values())
 
 
 def name_of(role: str, function: object) -> str:

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.options.algorithms import OwnAlgorithm
 from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.app.options.fields import LIKELIHOOD
-from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
+from tfp_bfl.files.code import names_code
+from tfp_bfl.options.methods import OWN, method_of
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 else:
     fixed_points, inference = Later("tfp_bfl.algorithms.fixed_points"), Later("tfp_bfl.training.inference")
 
+# Of labels that are numbers.
+LIKELIHOOD = "heteroscedastic"
 GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point weights"
 # Options of a posterior over weights, which a model without Gaussian weights does not use.
 _OF_POSTERIOR = ("rule", "inference", "noise", "kl", "temperature", "update_prior", "pretrained")
@@ -51,40 +52,37 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
     """
     if kind is not None and config.kind is None:
         config = config.model_copy(update={"kind": kind})
-    options: Any = config.own_options()
-    if isinstance(options, OwnAlgorithm):  # What it takes for options that are None only its code says.
+    if method_of(config.algorithm) is OWN:  # What it takes for options that are None only its code says.
         return config
-    fields = type(options).model_fields
     values: dict[str, Any] = {}
-    if "optimizer" in fields:
-        values["optimizer"] = options.optimizer or inference.default_optimizer(getattr(options, "update_prior", False))
-    if "learning_rate" in fields:
-        values["learning_rate"] = options.rate()
-    if "schedule" in fields:
-        values["schedule"] = options.schedule_name()
-    if "inference" in fields:
-        settings = settings_of(options, regression)
-        values |= {**settings._asdict(), "noise": options.noise or inference.default_noise(settings.inference)}
-        values["rule"] = getattr(options, "rule", None) or fixed_points.default_rule(settings.inference)
+    if config.has("optimizer"):
+        values["optimizer"] = config.optimizer or inference.default_optimizer(config.update_prior)
+    if config.has("learning_rate"):
+        values["learning_rate"] = config.rate()
+    if config.has("schedule"):
+        values["schedule"] = config.schedule_name()
+    if config.has("inference"):
+        settings = settings_of(config, regression)
+        values |= {**settings._asdict(), "noise": config.noise or inference.default_noise(settings.inference)}
+        values["rule"] = config.rule or fixed_points.default_rule(settings.inference)
         if names_code(values["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
             del values["kl"]
-    values = {name: x for name, x in values.items() if name in fields}  # Options of other algorithms stay as they are.
+    values = {name: x for name, x in values.items() if config.has(name)}  # Others stay as they are.
     if weights not in (None, GAUSSIAN):
         values = {name: x for name, x in values.items() if name not in _OF_POSTERIOR}
     return config.model_copy(update=values)
 
 
-def settings_of(options: object, regression: bool) -> inference.Settings:
+def settings_of(config: RunConfig, regression: bool) -> inference.Settings:
     """Return inference, temperature and KL scaling of an algorithm with Gaussian weights on clients."""
-    rule = getattr(options, "rule", None)
+    rule = config.rule
     return inference.settings_for(
-        getattr(options, "inference", None)
-        or (options.default_inference() if hasattr(options, "default_inference") else None),
-        getattr(options, "temperature", None),
-        getattr(options, "kl", None),
+        config.inference or method_of(config.algorithm).inference(config),
+        config.temperature,
+        config.kl,
         likelihood=LIKELIHOOD if regression else "categorical",
-        update_prior=getattr(options, "update_prior", False),
-        example_privacy=getattr(options, "example_clip_norm", None) is not None,
+        update_prior=config.update_prior,
+        example_privacy=config.example_clip_norm is not None,
         one_shot=rule is not None and not names_code(rule) and bfl.rules.whole_model(rule).one_shot,
     )
 
@@ -112,7 +110,7 @@ def stated(config: RunConfig, weights: str | None, trained: Mapping[str, Any]) -
     unused = set(_unused(config, weights))
     if names_code(config.model):  # Which defaults the function took, only its code says.
         unused |= {*_OF_MODEL} - {*config.given(_OF_MODEL)}
-    is_own = isinstance(config.own_options(), OwnAlgorithm)
+    is_own = method_of(config.algorithm) is OWN
     kept = {name for name, x in recorded.items() if (names_code(x) if is_own else x is not None)}
     recorded |= {name: x for name, x in trained.items() if name not in {*kept, *config.parameters}}
     return {"weights": weights, **{name: x for name, x in recorded.items() if name not in unused}}
@@ -124,7 +122,7 @@ def _unused(config: RunConfig, weights: str) -> list[str]:
     if weights != DROPOUT:
         unused.append("dropout_rate")  # output_dropout is refused.
     unused += ["prior_stddev", "min_stddev"] if config.kind == "variational_dropout" else ["parametrization"]
-    return [name for name in unused if name not in config.own_options().of_recipe]
+    return [name for name in unused if name not in method_of(config.algorithm).of_recipe]
 
 
 def check_effect(config: RunConfig, weights: str) -> None:
@@ -157,7 +155,7 @@ def of_gaussians(config: RunConfig, weights: str) -> tuple[str, ...]:
       config: of the run.
       weights: of the model, as `weights_of` returns them.
     """
-    if weights != GAUSSIAN or config.own_options().defaults.get("kind") != "deterministic":
+    if weights != GAUSSIAN or method_of(config.algorithm).defaults.get("kind") != "deterministic":
         return ()
     return (
         f"{config.algorithm} trains Gaussian weights here, and sends a mean and a standard deviation of each: for "

@@ -193,7 +193,7 @@ def _serve(
 
 def largest_weight(config: RunConfig, sizes: np.ndarray) -> float:
     """Return the largest weight of a site, by whose steps masked numbers are rounded: 1 where all count alike."""
-    alike = config.algorithm == "bayesian_admm" or getattr(config.own_options(), "weighting", None) == "equal"
+    alike = config.algorithm == "bayesian_admm" or config.weighting == "equal"
     return 1.0 if alike else float(sizes.max())
 
 

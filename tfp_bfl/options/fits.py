@@ -1,0 +1,110 @@
+"""Checks of an algorithm against a run: the one place that looks at what `methods.Method` requires and gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.options import choices
+from tfp_bfl.options.chain_groups import are_all
+from tfp_bfl.options.methods import ADAPTED, CLASSES, EVEN, PERSONAL, POINT, SAMPLES, method_of
+
+# Weightings that compare no posteriors.
+_BY_SIZE = ("equal", "train_size")
+
+
+def check(config: Any) -> None:
+    """Raise InvalidArgument where a configuration does not fit its algorithm."""
+    _check_kind(config)
+    if config.has("weighting") and config.weighting not in _BY_SIZE:
+        _check_comparison(config)
+    requires = method_of(config.algorithm).requires
+    if EVEN in requires and config.popularity is not None and not are_all(config):
+        raise InvalidArgument(
+            "popularity draws clients unevenly, and the chain would be of another posterior: leave popularity out."
+        )
+    if "one client" in requires and config.cohort_size != 1:
+        raise InvalidArgument(
+            f"cohort_size is {config.cohort_size}, but in {config.algorithm} one client runs the chain in each round: "
+            "leave it out, or give 1."
+        )
+    if config.ensemble is not None:
+        _check_ensemble(config, config.ensemble)
+
+
+def _check_kind(config: Any) -> None:
+    requires, kind, recipe = method_of(config.algorithm).requires, config.kind, config.algorithm
+    variational = choices.VARIATIONAL.forms()
+    if POINT in requires and kind in variational:
+        raise InvalidArgument(f"{recipe} finds a posterior over point weights: use kind 'deterministic'.")
+    if kind is None:
+        return
+    if "kind flipout" in requires and kind != "flipout":
+        raise InvalidArgument(
+            f"{recipe} finds a posterior over weights with a fixed prior, kind {kind!r} has none: use kind 'flipout'."
+        )
+    if "variational weights" in requires and kind not in variational:
+        raise InvalidArgument(
+            f"{recipe} keeps a posterior over weights for each client, and kind {kind!r} has none: use kind 'flipout'."
+        )
+    if "kind variational_dropout" in requires and kind != "variational_dropout":
+        raise InvalidArgument(
+            f"{recipe} gives each client dropout of its own, and kind {kind!r} learns none: use kind "
+            "'variational_dropout'."
+        )
+
+
+def _check_comparison(config: Any) -> None:
+    method, use = method_of(config.algorithm), "use 'equal' or 'train_size'"
+    if POINT in method.requires:
+        raise InvalidArgument(
+            f"Weighting by {config.weighting} compares posteriors, which {config.algorithm} does not: {use}."
+        )
+    if config.kind not in (None, *choices.VARIATIONAL.forms()):
+        raise InvalidArgument(
+            f"Weighting by {config.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
+        )
+    if config.has("variances"):
+        raise InvalidArgument(
+            f"Weighting by {config.weighting} compares posteriors, and those of {config.algorithm} have variances of "
+            f"the clients' own: {use}."
+        )
+
+
+def _check_ensemble(config: Any, members: int) -> None:
+    gives = method_of(config.algorithm).gives
+    of_one = ("pretrain_share", "privacy_clip_norm", "example_clip_norm")
+    for name in (*of_one, *(["evaluate_clients"] if ADAPTED in gives else [])):
+        if getattr(config, name):
+            raise InvalidArgument(f"{name} belongs to runs of one model: leave {name} or ensemble out.")
+    if PERSONAL in gives:
+        raise InvalidArgument(f"{config.algorithm} trains a model for each client: leave ensemble out.")
+    if config.num_samples < members:
+        raise InvalidArgument(
+            f"num_samples is {config.num_samples}, but the ensemble has {members} members: give at least as many."
+        )
+
+
+def check_numbers(config: Any, labels: str = "the labels are numbers", scored: bool = False) -> None:
+    """Raise InvalidArgument where a configuration does not fit labels that are numbers.
+
+    Args:
+      config: of the run.
+      labels: what an error says of them.
+      scored: each client is scored, whatever `evaluate_clients` says.
+    """
+    method = method_of(config.algorithm)
+    if CLASSES in method.requires:
+        raise InvalidArgument(f"{config.algorithm} is of classification, and {labels}: choose another algorithm.")
+    if scored and ADAPTED in method.gives:
+        raise InvalidArgument(
+            f"{config.algorithm} has personal models, which are measured for classes only: choose another algorithm."
+        )
+    for name in ("pretrain_share", "class_weight", *(["evaluate_clients"] if ADAPTED in method.gives else [])):
+        if getattr(config, name):
+            raise InvalidArgument(f"{name} is of classification, and {labels}: leave it out.")
+
+
+def ends_with_one_network(config: Any) -> bool:
+    """Return whether a training ends with the weights of one network."""
+    return config.ensemble is None and not {PERSONAL, SAMPLES} & method_of(config.algorithm).gives

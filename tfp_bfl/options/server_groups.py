@@ -1,0 +1,223 @@
+"""Groups of options of what clients send, who counts how much, and what the server makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.errors import InvalidArgument, check_delta, check_noise, shown
+from tfp_bfl.files.code import names_code
+from tfp_bfl.options import choices
+from tfp_bfl.options.group import Group, Positive, PositiveOrZero, Share, ShareOrZero, group, option
+
+_RATES = ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
+
+
+@group
+class GlobalOptimizer(Group):
+    """The server's optimizer."""
+
+    server_optimizer: str | None = option(
+        None,
+        "Optimizer of the server, with the clients' mean change as its gradient; by default the mean itself.",
+        names=choices.SERVER_OPTIMIZERS,
+    )
+    server_learning_rate: Positive | None = option(
+        None,
+        f"Learning rate of the server's optimizer; {_RATES} by default.",
+        argument=None,
+    )
+    server_momentum: ShareOrZero = option(0.0, "SGD momentum of the server (0 to 1).", argument=None)
+
+    def check(self, config: Any) -> None:
+        self.require("server_optimizer", "the server's optimizer", "server_learning_rate", "server_momentum")
+        if self.server_momentum and self.server_optimizer != "sgd":
+            raise InvalidArgument(
+                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
+            )
+
+    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        optimizer = None
+        if self.server_optimizer is not None:
+            others = {"momentum": self.server_momentum} if self.server_momentum else {}
+            optimizer = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
+        return {**given, "server_optimizer": optimizer}
+
+
+@group
+class Bound(Group):
+    """Clients whose weights moved far are left out."""
+
+    max_change_norm: Positive | None = option(
+        None, "Maximum distance of a client's weights from the server's; clients beyond it are left out of the round."
+    )
+
+
+@group
+class Aggregation(Group):
+    """The server's aggregation rule can be chosen."""
+
+    rule: str | None = option(
+        None,
+        "Aggregation rule, or FILE.py:FUNCTION, which is executed; by default the rule under which the "
+        "clients' steps converge to the posterior.",
+        names=choices.RULES,
+    )
+
+    def check(self, config: Any) -> None:
+        takes_arguments = any(":" in form for form in choices.RULES.forms())
+        if self.rule is not None and takes_arguments and not names_code(self.rule):
+            bfl.rules.parse_rule(self.rule)
+
+
+@group
+class Defence(Group):
+    """Robust aggregation."""
+
+    robust: str | None = option(
+        None,
+        "Robust aggregation against adversarial clients: clip:MAX_NORM, trimmed:SHARE, median or "
+        "centered_clip; none by default.",
+        names=choices.ROBUST,
+    )
+
+    def check(self, config: Any) -> None:
+        if self.robust is not None:
+            bfl.rules.parse_robust(self.robust)
+
+
+@group
+class Weighting(Group):
+    """Weights of the clients."""
+
+    weighting: str = option(
+        "train_size", "Weight of each client in the aggregation (see `tfp-bfl list`).", names=choices.WEIGHTINGS
+    )
+
+
+@group
+class PrivateClients(Group):
+    """Client-level differential privacy."""
+
+    privacy_clip_norm: Positive | None = option(
+        None,
+        "Client-level differential privacy: clipping norm of a client's sum of means, in standard deviations.",
+        argument=None,
+    )
+    privacy_variance_clip_norm: Positive | None = option(
+        None, "Clipping norm of the variances; by default a twentieth of privacy_clip_norm.", argument=None
+    )
+    privacy_noise: PositiveOrZero = option(
+        1.0, "Noise multiplier: standard deviation of the noise divided by privacy_clip_norm.", argument=None
+    )
+    privacy_delta: Share = option(1e-5, "Delta of the reported epsilon.", argument=None)
+
+    def check(self, config: Any) -> None:
+        of_clients = ("privacy_variance_clip_norm", "privacy_noise")
+        of_both = () if config.example_clip_norm is not None else ("privacy_delta",)
+        self.require("privacy_clip_norm", "differential privacy", *of_clients, *of_both)
+        check_noise(self.privacy_noise, "privacy_noise")
+        check_delta(self.privacy_delta, "privacy_delta")
+
+    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        if self.privacy_clip_norm is None:
+            return given
+        if config.cohort_size is None:
+            raise InvalidArgument(
+                "privacy_clip_norm hides clients of whom few take part at a time, and here all do: give cohort_size."
+            )
+        numbers = self.privacy_noise, config.cohort_size, self.privacy_delta, self.privacy_variance_clip_norm
+        return {**given, "privacy": bfl.privacy.Privacy(self.privacy_clip_norm, *numbers)}
+
+
+def _as_text(value: object) -> Any:
+    """Return a sequence of names as text with commas, and anything else as it is."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+@group
+class Compression(Group):
+    """Compression of the clients' messages."""
+
+    compressor: Annotated[str | None, BeforeValidator(_as_text)] = option(
+        None,
+        "Compression of the clients' messages: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or "
+        "none, which only counts bits; of qlsd also one for each client, separated by commas.",
+        names=choices.COMPRESSORS,
+    )
+    per_tensor: bool = option(False, "Compress each tensor of the model separately.")
+
+    def check(self, config: Any) -> None:
+        self.require("compressor", "the compressor", "per_tensor")
+        several = config.has("participation")
+        if self.compressor is not None and "," in self.compressor and not several:
+            raise InvalidArgument(
+                f"compressor is {shown(self.compressor)}, but only qlsd takes one for each client: give one for all."
+            )
+        for name in self.compressor.split(",") if self.compressor else ():
+            compressor = bfl.compression.parse_compressor(name.strip())
+            if several and not compressor.unbiased:
+                raise InvalidArgument(
+                    f"compressor is {compressor.name!r}, which is biased, and so would the chain be: give one such as "
+                    "quantiser:16."
+                )
+            if not several and not compressor.unbiased and not config.error_memory:
+                raise InvalidArgument(
+                    f"compressor is {compressor.name!r}, which leaves the same values out for good: give error_memory, "
+                    "or one that is unbiased, such as sparsifier:0.1."
+                )
+
+
+@group
+class ErrorMemory(Group):
+    """Error feedback of a compressor."""
+
+    error_memory: bool = option(
+        False, "Add the compression error of earlier messages to the next message (error feedback)."
+    )
+
+    def check(self, config: Any) -> None:
+        if self.error_memory and config.compressor is None:
+            raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
+
+
+@group
+class Distillation(Group):
+    """The server learns from unlabelled examples."""
+
+    unlabelled_share: Share = option(0.1, "Fraction of the data that the server holds without labels.", argument=None)
+
+    def check(self, config: Any) -> None:
+        if self.unlabelled_share + (config.pretrain_share or 0) >= 1:
+            raise InvalidArgument(
+                f"unlabelled_share and pretrain_share are {self.unlabelled_share} and {config.pretrain_share}, which "
+                "leaves the clients nothing: together they must be below 1."
+            )
+
+    def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        return {**given, "features": unlabelled()}
+
+
+@group
+class Density(Group):
+    """A kernel density over the clients."""
+
+    kernel_start: str = option(
+        "clients",
+        "Starting points of mean shift: all clients (clustered), or their mean.",
+        argument="start",
+        names=choices.STARTS,
+    )
+    kernel: str = option(
+        "epanechnikov", "Kernel of the density.", argument="kernel_options.kernel", names=choices.KERNELS
+    )
+    bandwidth: str = option(
+        "silverman",
+        "Selector of the bandwidth (see `tfp-bfl list`).",
+        argument="kernel_options.bandwidth",
+        names=choices.BANDWIDTHS,
+    )
+    bandwidth_scale: Positive = option(1.0, "Factor of the bandwidth.", argument="kernel_options.scale")
