@@ -317,6 +317,7 @@ def test_many_categories_and_lies_about_columns(tmp_path):
         {"name": "a\nb"},
         {"order": ["f"]},
         {"numbering": [3, 6]},
+        {"kind": "rising number", "levels": {}, "numbering": [10**400, 1]},
     ):
         table_of = [{**x, **lie} if x["name"] == "sex" else x for x in own["table"]]
         with pytest.raises(InvalidArgument, match="The description of west's data does not have the form"):

@@ -57,7 +57,6 @@ def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categ
         for client, own in clients:
             if np.all(cells.values[own] == ""):
                 continue
-            mine = np.isin(np.arange(len(column.empty)), own)
-            part = read_cells(column.filter(mine), Troubles("", "")) if is_number[own].any() else cells
+            part = read_cells(column.take(own), Troubles("", "")) if is_number[own].any() else cells
             kinds[client] = "text" if part is not None and part.kind in TEXT_KINDS else "numbers"
         check_one_kind(name, kinds.items())

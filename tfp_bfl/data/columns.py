@@ -123,14 +123,14 @@ class Decoded:
             empty = self.text.is_null()
         self.empty: np.ndarray = empty.to_numpy()
 
-    def filter(self, mask: np.ndarray) -> Decoded:
-        """Return the cells of a mask, with the same levels."""
+    def take(self, rows: np.ndarray) -> Decoded:
+        """Return the cells of some rows, with the same levels."""
         import pyarrow
 
-        part, kept = object.__new__(Decoded), pyarrow.array(mask)
+        part, kept = object.__new__(Decoded), pyarrow.array(rows)
         part.name, part.has_codes, part.order, part.is_text = self.name, self.has_codes, self.order, self.is_text
-        part.values, part.empty = self.values.filter(kept), self.empty[mask]
-        part.text = None if self.text is None else self.text.filter(kept)
+        part.values, part.empty = self.values.take(kept), self.empty[rows]
+        part.text = None if self.text is None else self.text.take(kept)
         return part
 
     @functools.cached_property
@@ -192,7 +192,8 @@ class Columns:
 
     def filter(self, mask: np.ndarray) -> Columns:
         """Return the rows of a mask."""
-        return Columns([column.filter(mask) for column in self._columns.values()], self._commas, self._points)
+        rows = np.flatnonzero(mask)
+        return Columns([column.take(rows) for column in self._columns.values()], self._commas, self._points)
 
     def decimal_commas(self, names: Collection[str]) -> str:
         """Return a column with commas that can only be decimal; "" if there is none.

@@ -167,7 +167,7 @@ def _checked(
         reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
         reason = " ".join(reason.split()).rstrip(".")
         raise InvalidArgument(f"The table {where} can't be read: {reason}.") from None
-    names = [x for i, x in enumerate(as_names(stored)) if x in named or not _is_index(table, i, x)]
+    names = _without_index(table, as_names(stored), named)
     for name in drop:
         lookup(dict.fromkeys(names), name, "column", f"in {where} for --drop")
     names = [name for name in names if name not in drop]
@@ -286,15 +286,19 @@ def _header(head: str, separator: str) -> list[str]:
         return []
 
 
-def _is_index(table: Any, i: int, name: str) -> bool:
-    """Return whether column i is a row index by pandas' record or by its name, or has neither name nor values."""
+def _without_index(table: Any, names: Sequence[str], named: Collection[str]) -> list[str]:
+    """Return the names of the columns but those that are a row index by pandas' record or by their name, and those that
+    have neither a name nor values.
+    """
     try:
         index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
-        recorded = name in {canonical(x) for x in index if isinstance(x, str)}
+        recorded = {canonical(name) for name in index if isinstance(name, str)}
     except (ValueError, KeyError, TypeError):
-        recorded = False
-    unnamed = name == "" and table.column(i).null_count == table.num_rows
-    return recorded or unnamed or (_INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__")))
+        recorded = set()
+    looks = lambda i, name: _INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__"))
+    unnamed = lambda i, name: name == "" and table.column(i).null_count == table.num_rows
+    is_index = lambda i, name: name in recorded or unnamed(i, name) or looks(i, name)
+    return [name for i, name in enumerate(names) if name in named or not is_index(i, name)]
 
 
 def with_canonical_names(table: Any, where: str) -> Columns:
