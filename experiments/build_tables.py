@@ -44,7 +44,7 @@ STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "qlsd": (*WHOLE, ("full", ("--size", "full"))),
     "robustness": WHOLE,
 }
-LIBRARY = ("tfp_bfl/app/bench", "tfp_bfl/evaluation", "tfp_bfl/files", "tfp_bfl/plots")
+LIBRARY = ("tfp_bfl/bench", "tfp_bfl/evaluation", "tfp_bfl/files", "tfp_bfl/plots")
 # Numbers of every cell or client, for programs: no page shows them.
 FOR_PROGRAMS = ("raw.csv", "clients.csv", "digits.csv")
 
@@ -88,7 +88,7 @@ def build(study: str, arguments: Sequence[str], results: pathlib.Path) -> None:
       results: the folder of its results, which has the records.
     """
     if study == BENCH:
-        from tfp_bfl.app.bench.results import write_tables
+        from tfp_bfl.bench.results import write_tables
 
         write_tables(results)
         return

@@ -1,4 +1,4 @@
-"""The command of a study: its cells, which of them, and where. `tfp_bfl.app.many_runs.cells` runs them."""
+"""The command of a study: its cells, which of them, and where. `tfp_bfl.bench.cells` runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from experiments.records import Record, keep_records, read_records
-from tfp_bfl.app.many_runs.cells import (
+from tfp_bfl.bench.cells import (
     SUMMARY,
     Options,
     Work,
@@ -54,7 +54,7 @@ def run_study(
       describe: summary -> a line for the console.
       listed: only list the cells.
       tables_only: run nothing.
-      others: of `tfp_bfl.app.many_runs.cells.run_cells` and `check_cells`.
+      others: of `tfp_bfl.bench.cells.run_cells` and `check_cells`.
 
     Raises:
       UsageError: no cell has such a name.
@@ -77,7 +77,7 @@ class Study(NamedTuple):
       only: what a cell's name must hold.
       listed: only list the cells.
       tables_only: run nothing.
-      jobs, threads: as of `tfp_bfl.app.many_runs.cells.run_cells`.
+      jobs, threads: as of `tfp_bfl.bench.cells.run_cells`.
       output: the folder of the cells' folders.
       results: the folder of its tables.
       missing: leave out cells that have a record there.

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tfp_bfl.app.many_runs.cells import Options
+from tfp_bfl.bench.cells import Options
 from tfp_bfl.errors import InvalidArgument
 
 RECORDS = "records.jsonl"

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import tensorflow as tf
+from click.testing import CliRunner
 
 from tfp_bfl.app.cli import run_command_line
 
@@ -46,3 +47,27 @@ def assert_same(actual, wanted, rtol=0.0, atol=0.0):
     tf.nest.assert_same_structure(actual, wanted, check_types=False)
     for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+class FakeStudy:
+    """Stands for `run_cell` of a study's program: writes what `summary` makes of a cell's options, and counts."""
+
+    def __init__(self, summary):
+        self.runs, self.fails_at, self._summary = [], None, summary
+
+    def __call__(self, folder, options):
+        if len(self.runs) == self.fails_at:
+            raise KeyboardInterrupt
+        self.runs.append(folder.name)
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({"options": options, **self._summary(options)}))
+
+
+def fake_study(monkeypatch, folder, program, summary):
+    """Replace the work of a study's program, whose `invoke` runs in the folder; see `FakeStudy`."""
+    fake = FakeStudy(summary)
+    monkeypatch.setattr(program, "run_cell", fake)
+    folders = ["--output", str(folder / "cells"), "--results", str(folder / "results")]
+    fake.invoke = lambda *arguments: CliRunner().invoke(program.main, [*arguments, *folders])
+    fake.folder = folder
+    return fake

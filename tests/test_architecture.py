@@ -39,7 +39,7 @@ MAY_IMPORT = {
     },
     "parties.edge": {"parties.deployment"},
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
-    "app.bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "options", "parties"},
+    "bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "options", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run", "options"},
     "app.one_run": {*PUBLIC, "app.options", "edges", "engines", "options"},
     "app.options": {*PUBLIC, "options", "training"},

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.kernel_posterior import bandwidths, client_stacks, config
-from tfp_bfl.app.many_runs.cells import SUMMARY
+from tfp_bfl.bench.cells import SUMMARY
 from tfp_bfl.contrib.kernel import posterior as kernel
 
 

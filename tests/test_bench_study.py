@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.bench import page
-from tfp_bfl.app.bench import reading
+from tfp_bfl.bench import reading
 from tfp_bfl.evaluation.repeats import paired_difference
 
 COSTS = ["rounds", "MB up", "MB down", "CPU s", "not finished"]

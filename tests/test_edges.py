@@ -21,7 +21,7 @@ TESTS = ("test_edges.py", "test_errors.py", "rules/test_equations.py", "app/test
 def test_the_commands_of_an_edge_that_is_not_there_say_what_to_install(monkeypatch):
     monkeypatch.setattr(edges, "EDGES", ABSENT)
     commands = {command.name: command for command in edges.commands()}
-    assert commands.keys() == {"bench", "deploy", "glm", "tune"}
+    assert commands.keys() == {"bench", "deploy", "glm", "sweep", "tune"}
     for arguments in ([], ["run", "--help"], ["--output", "new"]):
         with pytest.raises(MissingDependency, match=r"^tfp-bfl deploy needs .*no_sites, .*pip install '\.\[sites\]'"):
             commands["deploy"].main(arguments, standalone_mode=False)
@@ -36,6 +36,12 @@ def test_a_package_that_is_not_installed_is_one_sentence_and_status_2(monkeypatc
     assert run_command_line(["doctor"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tfp-bfl: tfp-bfl doctor needs tfp_bfl.glm, which is not installed; install it with pip ")
+
+
+def test_runs_with_several_seeds_need_the_sweeps(monkeypatch, capsys):
+    monkeypatch.setattr(edges, "EDGES", ABSENT)
+    assert run_command_line(["run", "--seeds", "0..1"]) == 2
+    assert capsys.readouterr().err.startswith("tfp-bfl: --seeds needs tfp_bfl.no_bench, which is not installed; ")
 
 
 def test_a_package_of_an_edge_that_is_not_there(monkeypatch):

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.global_posterior import cell, federation, run, scores, tables
@@ -21,6 +20,7 @@ from experiments.global_posterior.config import (
     PUBLISHED_METHODS,
     SIZES,
 )
+from tests.kit import fake_study
 
 SMALL = {
     "dataset": "digits",
@@ -174,31 +174,14 @@ def made(options):
     return {"options": options, "rows": dict.fromkeys(names, values), "training": training, "seconds": 1.0}
 
 
-class Fake:
-    """Stands for `run_cell`, and counts."""
-
-    def __init__(self):
-        self.runs, self.fails_at = [], None
-
-    def __call__(self, folder, options):
-        if len(self.runs) == self.fails_at:
-            raise KeyboardInterrupt
-        self.runs.append(folder.name)
-        folder.mkdir(parents=True)
-        failed = {"options": options, "failed": "Diverged: because", "seconds": 1.0}
-        summary = failed if options["method"] == "mc_dropout" else {**made(options), "seconds": 1.0}
-        (folder / "summary.json").write_text(json.dumps(summary))
+def finished(options):
+    """Return the summary of a cell, of which one method diverges."""
+    return {"failed": "Diverged: because", "seconds": 1.0} if options["method"] == "mc_dropout" else made(options)
 
 
 @pytest.fixture
 def study(monkeypatch, tmp_path):
-    """Invokes the program in a folder, with a fake in the place of the work."""
-    fake = Fake()
-    monkeypatch.setattr(run, "run_cell", fake)
-    folders = ["--output", str(tmp_path / "cells"), "--results", str(tmp_path / "results")]
-    fake.invoke = lambda *arguments: CliRunner().invoke(run.main, [*arguments, *folders])
-    fake.folder = tmp_path
-    return fake
+    return fake_study(monkeypatch, tmp_path, run, finished)
 
 
 def read(path):

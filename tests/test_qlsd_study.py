@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from experiments.qlsd import config, gaussian, logistic, run, toy
 from experiments.qlsd.config import NETWORKS
+from tests.kit import fake_study
 
 TINY = {"rounds": 30, "burn_in": 10, "runs": 2}
 
@@ -179,31 +179,15 @@ def made(options):
     return {**dict.fromkeys([*names, "seconds", "seconds_per_1e5_steps"], options["step"]), "rounds": 100}
 
 
-class Fake:
-    """Stands for `run_cell`, and counts."""
-
-    def __init__(self):
-        self.runs, self.fails_at = [], None
-
-    def __call__(self, folder, options):
-        if len(self.runs) == self.fails_at:
-            raise KeyboardInterrupt
-        self.runs.append(folder.name)
-        folder.mkdir(parents=True)
-        failed = options["study"] == "toy" and options["method"] == "LSD#"
-        found = {"failed": "Diverged: because", "seconds": 1.0} if failed else made(options)
-        (folder / "summary.json").write_text(json.dumps({"options": options, **found}))
+def finished(options):
+    """Return the summary of a cell, of which one method diverges on the toy."""
+    failed = options["study"] == "toy" and options["method"] == "LSD#"
+    return {"failed": "Diverged: because", "seconds": 1.0} if failed else made(options)
 
 
 @pytest.fixture
 def study(monkeypatch, tmp_path):
-    """Invokes the program in a folder, with a fake in the place of the work."""
-    fake = Fake()
-    monkeypatch.setattr(run, "run_cell", fake)
-    folders = ["--output", str(tmp_path / "cells"), "--results", str(tmp_path / "results")]
-    fake.invoke = lambda *arguments: CliRunner().invoke(run.main, [*arguments, *folders])
-    fake.folder = tmp_path
-    return fake
+    return fake_study(monkeypatch, tmp_path, run, finished)
 
 
 def read(path):

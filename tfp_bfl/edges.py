@@ -1,7 +1,8 @@
 """The edges: packages of tfp_bfl that the core runs without. A tree without their folders is complete.
 
 The core imports no edge. It asks this module, which finds each edge by name and imports its module `edge`. That module
-has `COMMANDS`, commands of `tfp-bfl`, and may have `baselines(clients, test)`, further baselines of a run.
+has `COMMANDS`, commands of `tfp-bfl`, and may have `baselines(clients, test)`, further baselines of a run, and
+`run_many`, which runs a configuration with several seeds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Edge(NamedTuple):
 
 # By the name of the extra in setup.cfg that installs what the edge needs.
 EDGES = {
-    "bench": Edge("tfp_bfl.app.bench", ("bench", "tune")),
+    "bench": Edge("tfp_bfl.bench", ("sweep", "bench", "tune")),
     "glm": Edge("tfp_bfl.glm", ("glm",)),
     "sites": Edge("tfp_bfl.parties", ("deploy",)),
 }

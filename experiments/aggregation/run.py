@@ -21,9 +21,9 @@ from experiments.aggregation.tables import config_of, read_cell, run_of, write_t
 from experiments.cells import Study, study_options
 from experiments.records import Record, best_trial, read_records
 from tfp_bfl import errors
-from tfp_bfl.app.many_runs.cells import SUMMARY
-from tfp_bfl.app.many_runs.sweep import options_of_run, run_or_resume
 from tfp_bfl.app.options.resolve import resolved
+from tfp_bfl.bench.cells import SUMMARY
+from tfp_bfl.bench.sweep import options_of_run, run_or_resume
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tfp_bfl.app.bench import ranks, reading, summary
-from tfp_bfl.app.bench.reading import Bench, Record
+from tfp_bfl.bench import ranks, reading, summary
+from tfp_bfl.bench.reading import Bench, Record
 from tfp_bfl.files.tables import FORMATS
 from tfp_bfl.plots.repeats import compare
 

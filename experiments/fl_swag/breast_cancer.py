@@ -24,7 +24,7 @@ from experiments.fl_swag.geometry import flat
 from experiments.fl_swag.methods import posteriors_of
 from experiments.fl_swag.surface_figures import contour_figure, scatter_figure, surface_figure
 from experiments.tables import write
-from tfp_bfl.app.many_runs.cells import SUMMARY, check_cells, run_once
+from tfp_bfl.bench.cells import SUMMARY, check_cells, run_once
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, gaussian_product
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from experiments.fl_swag.config import HOLDOUT, PRETRAINING
 from experiments.fl_swag.pretraining import load_pretrained, pretrain
-from tfp_bfl.app.many_runs.cells import run_once
+from tfp_bfl.bench.cells import run_once
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.models import ModelWeights
 

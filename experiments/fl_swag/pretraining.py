@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.app.many_runs.cells import SUMMARY
+from tfp_bfl.bench.cells import SUMMARY
 from tfp_bfl.data import Clients
 from tfp_bfl.models import ModelWeights
 

@@ -12,7 +12,7 @@ from experiments import WITHOUT_RECORDS
 from experiments.fl_swag.config import BASELINE, CORRECTED, DEFAULT_FLOOR, PUBLISHED, PUBLISHED_CALIBRATION
 from experiments.records import Record
 from experiments.tables import interval, mean_and_sd, paired, write
-from tfp_bfl.app.many_runs.cells import read_summary
+from tfp_bfl.bench.cells import read_summary
 
 Run = dict[str, Any]
 Scores = dict[str, Any]

@@ -20,7 +20,7 @@ from experiments.global_posterior.scores import (
     without_spread,
 )
 from experiments.records import Record
-from tfp_bfl.app.many_runs.cells import read_summary
+from tfp_bfl.bench.cells import read_summary
 
 Options = dict[str, Any]
 

@@ -21,7 +21,7 @@ from experiments.kernel_posterior.bandwidth_figures import write_figures
 from experiments.kernel_posterior.config import BANDWIDTH_STUDY
 from experiments.tables import mean_and_sd, write
 from tfp_bfl import errors
-from tfp_bfl.app.many_runs.cells import SUMMARY, check_cells, read_summary, run_once
+from tfp_bfl.bench.cells import SUMMARY, check_cells, read_summary, run_once
 from tfp_bfl.contrib.kernel import posterior as kernel
 
 MEAN = "clients' mean"

@@ -24,7 +24,7 @@ import tfp_bfl as bfl
 from experiments.kernel_posterior.config import DATASETS, NORMALITY
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.run import Cell, build, clients_and_test
-from tfp_bfl.app.many_runs.cells import SUMMARY, check_cells, is_done, run_once
+from tfp_bfl.bench.cells import SUMMARY, check_cells, is_done, run_once
 from tfp_bfl.models import ModelWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import MeanField
 

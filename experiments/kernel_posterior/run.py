@@ -38,7 +38,7 @@ from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.tables import write_tables
 from experiments.records import Record, best_trial, read_records
 from tfp_bfl import errors
-from tfp_bfl.app.many_runs.cells import SUMMARY, read_summary
+from tfp_bfl.bench.cells import SUMMARY, read_summary
 
 HERE = pathlib.Path(__file__).parent
 Cell = dict[str, Any]

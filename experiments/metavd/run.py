@@ -16,7 +16,7 @@ import click
 from experiments.cells import Study, study_options
 from experiments.metavd.cell import run_cell
 from experiments.metavd.config import FULL, PLAN, SIZES
-from tfp_bfl.app.many_runs.cells import read_cells, read_summary
+from tfp_bfl.bench.cells import read_cells, read_summary
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent

@@ -38,7 +38,7 @@ from experiments.qlsd.config import (
 )
 from experiments.qlsd.tables import write_all
 from tfp_bfl import errors
-from tfp_bfl.app.many_runs.cells import SUMMARY
+from tfp_bfl.bench.cells import SUMMARY
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent

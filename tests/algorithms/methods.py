@@ -86,20 +86,8 @@ def default():
     return given._replace(build=lambda: algorithms.variational(mlp("flipout"), seed=SEED, **FAST))
 
 
-def compressed():
-    given, options = variational("log_linear_pool", "flipout", **CURVATURE), {"per_tensor": True}
-    options["compressor"] = "quantiser:16"
-    most = 3 * 32 * (2 * NUM_VARIATIONAL + 10)
-    return given._replace(
-        build=lambda: algorithms.variational(mlp("flipout"), "log_linear_pool", seed=SEED, **options, **CURVATURE),
-        work=clients.compressed(variational_work("flipout", **CURVATURE), **options),
-        metrics=dict.fromkeys(("upload_bits", "upload_bound", "download_bits"), most),
-    )
-
-
-def error_memory():
-    given, options = variational("log_linear_pool", "flipout", **CURVATURE), {"error_memory": True}
-    options["compressor"] = "quantiser:16"
+def compressed(**options):
+    given, options = variational("log_linear_pool", "flipout", **CURVATURE), {"compressor": "quantiser:16", **options}
     most = 3 * 32 * (2 * NUM_VARIATIONAL + 10)
     return given._replace(
         build=lambda: algorithms.variational(mlp("flipout"), "log_linear_pool", seed=SEED, **options, **CURVATURE),
@@ -341,8 +329,8 @@ METHODS = {
     },
     "variational by default, flipout": default,
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
-    "compressed, flipout": compressed,
-    "compressed with error memory, flipout": error_memory,
+    "compressed, flipout": functools.partial(compressed, per_tensor=True),
+    "compressed with error memory, flipout": functools.partial(compressed, error_memory=True),
     "secure sums, flipout": secure_sums,
     "private, flipout": private,
     "private examples, flipout": private_examples,

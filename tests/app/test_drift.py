@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_laplace import call, refused
-from tests.kit import summary_of
+from tests.kit import call, refusal, summary_of
 from tfp_bfl.app.one_run.drift import Comparison, drift, record, rows_of
 from tfp_bfl.errors import InvalidArgument
 
@@ -85,7 +84,7 @@ def test_five_rows_are_enough_for_a_clear_shift_and_one_is_not(run, tmp_path, ca
     assert call("drift", run, write(tmp_path / "far.csv", 5, 7, 6.0)) == 3
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if line.startswith("dose")).endswith("yes")
-    message = refused(capsys, "drift", run, write(tmp_path / "one.csv", 1, 7, 30.0), "--level", "0.0001")
+    message = refusal(capsys, "drift", run, write(tmp_path / "one.csv", 1, 7, 30.0), "--level", "0.0001")
     assert "1 example is too few to find drift: no result could reach the level 0.0001 over 6 rows; give" in message
     number = int(message.split("give at least ")[1].split()[0])
     assert 2 <= number < 10
@@ -116,9 +115,9 @@ def test_runs_with_differential_privacy_record_neither_histograms_nor_unusual(tm
     assert summary["example_epsilon"] > 0 and "has no output unusual" in summary["notes"][-1]
     card = (folder / "saved_model" / "model_card.md").read_text()
     assert "checksum of the training data are outside it" in card and "contains exact means and standard dev" in card
-    assert "a run with differential privacy, which records no" in refused(capsys, "drift", folder, dataset)
+    assert "a run with differential privacy, which records no" in refusal(capsys, "drift", folder, dataset)
     for command in ("laplace", "last-layer"):
-        message = refused(capsys, command, folder, "--output", tmp_path / command)
+        message = refusal(capsys, command, folder, "--output", tmp_path / command)
         assert "computed from exact sums over its examples, which epsilon does not cover" in message
 
 
@@ -135,7 +134,7 @@ def test_runs_of_numbers_score_unusual_rows(tmp_path, capsys):
     assert [row.name for row in same.rows][2:] == ["score: mean", "score: stddev", "score: unusual examples"]
     assert not same.found and same.reference == "held-out examples"
     assert drift(folder, far).rows[-1].found
-    assert "is for classifiers" in refused(capsys, "calibrate", folder, tmp_path / "calibrated")
+    assert "is for classifiers" in refusal(capsys, "calibrate", folder, tmp_path / "calibrated")
     assert call("report", folder, "--ood", far, "--output", tmp_path / "page.html") == 0
     page = (tmp_path / "page.html").read_text()
     assert "AUROC of the standard deviation" in page
@@ -161,7 +160,7 @@ def test_runs_of_numbers_compare_means_and_deviations(tmp_path):
 
 def test_bad_input_is_refused_in_a_sentence(run, tmp_path, capsys):
     same = write(tmp_path / "same.csv", 30, 7)
-    assert "level" in refused(capsys, "drift", run, same, "--level", "2")
-    assert "training_histograms.npz" in refused(capsys, "drift", run / "saved_model", same)
+    assert "level" in refusal(capsys, "drift", run, same, "--level", "2")
+    assert "training_histograms.npz" in refusal(capsys, "drift", run / "saved_model", same)
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
-    assert "age" in refused(capsys, "drift", run, tmp_path / "bad.csv")
+    assert "age" in refusal(capsys, "drift", run, tmp_path / "bad.csv")

@@ -5,6 +5,7 @@ What a run computes with an option is in test_every_option.py.
 """
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -184,7 +185,9 @@ def options_of(command):
     return [x.name for x in command.params if isinstance(x, click.Option)]
 
 
-EVERY = dict(commands())
+AFTER = pytest.mark.deep(after="tests/app/test_every_command.py")
+GRAPHS = ("saved_model.pb", "fingerprint.pb", "variables.index", "sha256sums.txt", ".data-00000-of-00001")
+EVERY, BEFORE = dict(commands()), {}
 OF_RUNS = [
     (command, name)
     for command in ("run", "sweep", "tune", "deploy run")
@@ -238,9 +241,8 @@ def table(tmp_path_factory):
 @pytest.fixture
 def replaced(monkeypatch):
     """Replace the work of the commands by an exception with what it gets."""
-    from tfp_bfl.app.bench import one_method, program
-    from tfp_bfl.app.many_runs import cells, sweep
     from tfp_bfl.app.one_run import run
+    from tfp_bfl.bench import cells, one_method, program, sweep
     from tfp_bfl.parties.deployment import demo, kits, submit
 
     for module, name in [
@@ -264,111 +266,86 @@ def replaced(monkeypatch):
 
 
 def outcome(arguments, capsys):
-    """Return the exit status of a command and what it says and writes, or what its work gets."""
+    """Return the exit status of a command and what it says and writes, or what its work gets; remove what is new.
+
+    Files of graphs are left out: no two are the same.
+    """
+    there = set(os.listdir())
     try:
         code = run_command_line(arguments)
     except Called as work:
         return 0, work.args, ""
     said = capsys.readouterr()
-    told = re.sub(r"\d[\d.]* ?(s|min)\b", "", said.out)
-    return code, told, said.err
+    new = [pathlib.Path(x) for x in os.listdir() if x not in there]
+    parts = [part for x in new for part in (x.rglob("*") if x.is_dir() else [x]) if part.is_file()]
+    written = {str(x): x.read_bytes() for x in parts if not str(x).endswith(GRAPHS)}
+    for path in new:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return code, (re.sub(r"\d[\d.]* ?(s|min)\b", "", said.out), written), said.err
 
 
-def files():
-    """Return what the files of the working folder hold, but for graphs, of which no two are the same, and pages."""
-    graphs = ("saved_model.pb", "fingerprint.pb", "variables.index", "sha256sums.txt", ".data-00000-of-00001")
-    paths = [x for x in pathlib.Path().rglob("*") if x.is_file() and not str(x).endswith(graphs)]
-    return {str(x): x.read_bytes() for x in paths}
-
-
-def compared(command, name, start, row, capsys, result=outcome):
+def compared(command, name, start, row, capsys):
     """Return what is wrong with an option of a command; None for nothing."""
     flags, _, needs = row.partition(" | ")
-    start = OTHER_START.get((command, name), start)
-    before = result([*shlex.split(start), *shlex.split(needs)], capsys)
-    after = result([*shlex.split(start), *shlex.split(needs), *shlex.split(flags)], capsys)
+    start = [*shlex.split(OTHER_START.get((command, name), start)), *shlex.split(needs)]
+    if tuple(start) not in BEFORE:  # Shared by the options of a command.
+        BEFORE[tuple(start)] = outcome(start, capsys)
+    before, after = BEFORE[tuple(start)], outcome([*start, *shlex.split(flags)], capsys)
     if after[0] == 2:
-        is_named = any(x in after[2] for x in (name, name.replace("_", "-"), *shlex.split(row.replace("-- ", ""))))
+        is_named = any(x in after[2] for x in (name, name.replace("_", "-"), *shlex.split(row)))
         return None if is_named else f"{command} {flags} is refused without its name: {after[2]}"
     if (command, name) in REFUSED:
         return f"{command} {flags} is accepted"
     return f"{command} {flags} has no effect" if after == before else None
 
 
-@pytest.mark.parametrize(("command", "name"), rows(REPLACED))
-def test_an_option_reaches_the_work_or_is_refused(command, name, table, replaced, monkeypatch, capsys):
-    monkeypatch.chdir(table)
-    assert compared(command, name, REPLACED[command], OPTIONS[command][name], capsys) is None
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [*rows(REPLACED), *rows(DONE), *(pytest.param(*x, marks=AFTER) for x in rows(TRAINED))],
+)
+def test_an_option_changes_the_result_or_is_refused(command, name, request, tmp_path, monkeypatch, capsys):
+    folder = request.getfixturevalue("trained" if command in TRAINED else "table")
+    if command in REPLACED:
+        request.getfixturevalue("replaced")
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    start, row = {**REPLACED, **DONE, **TRAINED}[command], OPTIONS[command][name]
+    assert compared(command, name, start, row, capsys) is None
+    if name in ("figure", "output") and command in TRAINED:  # What differs above is of the option.
+        again = [*shlex.split(start), *shlex.split(row.partition(" | ")[2])]
+        assert outcome(again, capsys) == BEFORE[tuple(again)]
 
 
-@pytest.mark.parametrize(("command", "name"), OF_RUNS)
+@pytest.mark.parametrize(
+    ("command", "name"), [x if x[0] in ("run", "deploy run") else pytest.param(*x, marks=AFTER) for x in OF_RUNS]
+)
 def test_an_option_of_runs_reaches_the_work_or_is_refused(command, name, table, replaced, monkeypatch, capsys):
     monkeypatch.chdir(table)
     value, default = {**COMMON, **VALUES}[name], fields()[name].default
-    as_flags = lambda name, value: (
-        f"--{'' if value else 'no-'}{name.replace('_', '-')}" if isinstance(value, bool) else
-        f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
-    )  # fmt: skip
     needs = {"algorithm": next(iter(takers(name)))} if takers(name) and "variational" not in takers(name) else {}
     needs |= {x: given for x, given in NEEDS.get(name, {}).items() if x in options_of(EVERY[command])}
     value = not default if isinstance(default, bool) else value
-    row = f"{as_flags(name, value)} | {' '.join(as_flags(*x) for x in needs.items())}"
+    row = f"{as_flag(name, value)} | {' '.join(as_flag(*x) for x in needs.items())}"
     assert compared(command, name, REPLACED[command], row, capsys) is None
 
 
-@pytest.mark.parametrize(("command", "name"), rows(DONE))
-def test_an_option_changes_the_answer_or_is_refused(command, name, table, monkeypatch, tmp_path, capsys):
-    for path in table.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    monkeypatch.chdir(tmp_path)
-
-    def answered(arguments, capsys):
-        code, told, refusal = outcome(arguments, capsys)
-        there = sorted(x.name for x in pathlib.Path().rglob("*"))
-        shutil.rmtree("new", ignore_errors=True)
-        return code, (told, there), refusal
-
-    assert compared(command, name, DONE[command], OPTIONS[command][name], capsys, answered) is None
-
-
-AFTER = pytest.mark.deep(after="tests/app/test_every_command.py")
+def as_flag(name, value):
+    flag = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {shlex.quote(str(value))}"
 
 
 @pytest.fixture(scope="module")
 def trained(table):
     """The folder of the tables with a run, one of another seed, and a posterior at its weights."""
+    flags = "--dataset table.csv --client-column site --drop seen --model mlp --algorithm fed_opt --engine local"
+    flags += " --kind deterministic --rounds 2 --local-epochs 1 --num-samples 4 --hold-out 0.4"
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(table)
-        flags = "--dataset table.csv --client-column site --drop seen --model mlp --algorithm fed_opt --engine local"
-        flags += " --kind deterministic --rounds 2 --local-epochs 1 --num-samples 4 --hold-out 0.4"
         for seed, folder in enumerate(("run", "other")):
-            assert run_command_line([*f"run {flags} --seed {seed} --output {folder}".split()]) == 0
+            assert run_command_line(f"run {flags} --seed {seed} --output {folder}".split()) == 0
         assert run_command_line(["laplace", "run", "--temperature", "1", "--output", "posterior"]) == 0
     return table
-
-
-@AFTER
-@pytest.mark.parametrize(("command", "name"), rows(TRAINED))
-def test_an_option_of_a_trained_run_changes_the_result_or_is_refused(
-    command, name, trained, monkeypatch, tmp_path, capsys
-):
-    for path in trained.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    monkeypatch.chdir(tmp_path)
-    there = {x.name for x in tmp_path.iterdir()}
-
-    def result(arguments, capsys):
-        code, told, refusal = outcome(arguments, capsys)
-        new = {x: content for x, content in files().items() if x.split("/")[0] not in there}
-        for path in (x for x in tmp_path.iterdir() if x.name not in there):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return code, (told, new), refusal
-
-    row = OPTIONS[command][name]
-    assert compared(command, name, TRAINED[command], row, capsys, result) is None
-    if name in ("output", "figure"):  # The same command does the same: what differs above is of the option.
-        start = [*shlex.split(TRAINED[command]), *shlex.split(row.partition(" | ")[2])]
-        assert result(start, capsys) == result(start, capsys)
 
 
 @AFTER

@@ -7,7 +7,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_revise import run
-from tests.kit import call, summary_of
+from tests.kit import call, refusal, summary_of
 from tests.units import in_units
 from tfp_bfl.app.one_run import after
 from tfp_bfl.app.options.config import make_config
@@ -85,28 +85,21 @@ def test_a_run_of_the_algorithm_is_the_command(averaged, with_posterior, tmp_pat
     assert summary_of(tmp_path / "run") == found.summary == summary_of(with_posterior)
 
 
-def refused(capsys, *arguments):
-    capsys.readouterr()
-    assert call(*arguments) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
 def test_bad_input_is_refused_in_a_sentence(averaged, with_posterior, tmp_path, capsys):
     new = ["--output", tmp_path / "new"]
-    assert "is not the folder of a complete run" in refused(capsys, "laplace", tmp_path, *new)
-    assert "has a posterior already" in refused(capsys, "laplace", with_posterior, *new)
-    assert "exists already" in refused(capsys, "laplace", averaged, "--output", with_posterior)
-    assert "structure 'kron'" in refused(capsys, "laplace", averaged, "--structure", "kron", *new)
-    assert "temperature" in refused(capsys, "laplace", averaged, "--temperature", "0", *new)
-    assert "prior_by_layer is for" in refused(capsys, "laplace", averaged, "--prior-by-layer", *new)
-    assert "laplace finds a posterior at the weights" in refused(capsys, "run", "--algorithm", "laplace", *new)
+    assert "is not the folder of a complete run" in refusal(capsys, "laplace", tmp_path, *new)
+    assert "has a posterior already" in refusal(capsys, "laplace", with_posterior, *new)
+    assert "exists already" in refusal(capsys, "laplace", averaged, "--output", with_posterior)
+    assert "structure 'kron'" in refusal(capsys, "laplace", averaged, "--structure", "kron", *new)
+    assert "temperature" in refusal(capsys, "laplace", averaged, "--temperature", "0", *new)
+    assert "prior_by_layer is for" in refusal(capsys, "laplace", averaged, "--prior-by-layer", *new)
+    assert "laplace finds a posterior at the weights" in refusal(capsys, "run", "--algorithm", "laplace", *new)
     start = ["run", "--start", averaged, *new]
-    assert "give the algorithm laplace or last_layer" in refused(capsys, *start)
-    assert "option of laplace 'local_epochs'" in refused(capsys, *start, "--algorithm", "laplace", "--local-epochs", 3)
-    assert "option of laplace 'rounds'" in refused(capsys, *start, "--algorithm", "laplace", "--rounds", 3)
-    assert "leave --seeds out" in refused(capsys, *start, "--algorithm", "laplace", "--seeds", "0..2")
-    assert "structure is an option of laplace" in refused(capsys, "run", "--structure", "diagonal", *new)
+    assert "give the algorithm laplace or last_layer" in refusal(capsys, *start)
+    assert "option of laplace 'local_epochs'" in refusal(capsys, *start, "--algorithm", "laplace", "--local-epochs", 3)
+    assert "option of laplace 'rounds'" in refusal(capsys, *start, "--algorithm", "laplace", "--rounds", 3)
+    assert "leave --seeds out" in refusal(capsys, *start, "--algorithm", "laplace", "--seeds", "0..2")
+    assert "structure is an option of laplace" in refusal(capsys, "run", "--structure", "diagonal", *new)
     with pytest.raises(InvalidArgument, match="give the algorithm laplace or last_layer"):
         bfl.run(tmp_path / "new", start=averaged)
     assert not (tmp_path / "new").exists()
@@ -131,4 +124,4 @@ def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, m
     first = lambda process, *given: process.predictive_weights(process.local.initialize())
     monkeypatch.setattr(after, "final_weights", first)
     for command in ("laplace", "last-layer"):
-        assert words in refused(capsys, command, tmp_path, "--output", tmp_path / "new")
+        assert words in refusal(capsys, command, tmp_path, "--output", tmp_path / "new")

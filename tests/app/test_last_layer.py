@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_laplace import refused
 from tests.app.test_revise import run
-from tests.kit import call, summary_of
+from tests.kit import call, refusal, summary_of
 from tests.units import in_units
 from tfp_bfl.servers import Held
 
@@ -62,7 +61,7 @@ def test_noise_is_in_units_of_the_label(averaged, tmp_path, capsys):
 
 def test_bad_input_is_refused_in_a_sentence(averaged, exact, tmp_path, capsys):
     new = ["--output", tmp_path / "new"]
-    assert "is not the folder of a complete run" in refused(capsys, "last-layer", tmp_path, *new)
-    assert "has a posterior already" in refused(capsys, "last-layer", exact, *new)
-    assert "noise_stddev" in refused(capsys, "last-layer", averaged, "--noise-stddev", "0", *new)
+    assert "is not the folder of a complete run" in refusal(capsys, "last-layer", tmp_path, *new)
+    assert "has a posterior already" in refusal(capsys, "last-layer", exact, *new)
+    assert "noise_stddev" in refusal(capsys, "last-layer", averaged, "--noise-stddev", "0", *new)
     assert not (tmp_path / "new").exists()

@@ -7,8 +7,8 @@ import yaml
 
 from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.many_runs.sweep import make_cells, parse_varied
 from tfp_bfl.app.options.config import make_config
+from tfp_bfl.bench.sweep import make_cells, parse_varied
 from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(60)

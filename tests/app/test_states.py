@@ -16,11 +16,11 @@ from tests.kit import info_of, summary_of
 from tests.units import in_units
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.many_runs.sweep import options_of_run, settled_options
 from tfp_bfl.app.one_run.predict import predict
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import fields as all_fields
 from tfp_bfl.app.options.config import make_config
+from tfp_bfl.bench.sweep import options_of_run, settled_options
 from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.export.statement import in_words, statement, temperature_of
 from tfp_bfl.options.methods import ALGORITHMS

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from tfp_bfl.app.bench.plan import read_plan
 from tfp_bfl.app.options.config import fields, make_config, read_yaml
+from tfp_bfl.bench.plan import read_plan
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import takers
 from tfp_bfl.parties.deployment.party_file import FILE, read_file

@@ -19,7 +19,7 @@ EXCEPTIONS = {
     "--help": "tests/docs/test_commands.py",
     "deploy": "sites and their server: tests/parties",
     "--ood": "two datasets of one shape from the network: tests/app/test_report.py",
-    "bench": "minutes of many runs: tests/app/bench/test_bench.py",
+    "bench": "minutes of many runs: tests/bench/test_bench.py",
     "doctor": "describes the machine: tests/app/test_doctor.py",
 }
 # Page -> commands of earlier pages that it continues from.

@@ -6,7 +6,6 @@ import sklearn.metrics
 from scipy import stats
 
 from tfp_bfl import evaluation
-from tfp_bfl.errors import InvalidArgument
 
 
 def drawn(classes, number=200, seed=0):
@@ -58,16 +57,3 @@ def test_wilsons_interval_is_his_formula():
     centre, p = (k + z**2 / 2) / (n + z**2), k / n
     half = z / (n + z**2) * np.sqrt(n * p * (1 - p) + z**2 / 4)
     np.testing.assert_allclose(evaluation.proportion_interval(k, n, 0.9), [centre - half, centre + half])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((5, 4), "count is 5, but must be from 0 to number, 4"),
-        ((1, 4, 1.0), "confidence is 1.0"),
-        ((1, 4, 0.9, "wald"), "wald"),
-    ],
-)
-def test_proportions_that_are_none_are_refused(arguments, message):
-    with pytest.raises(InvalidArgument, match=message):
-        evaluation.proportion_interval(*arguments)

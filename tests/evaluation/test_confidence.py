@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import confidence_curve
 
 
@@ -40,16 +39,3 @@ def test_in_a_graph():
     p, y = np.eye(3, dtype=np.float32), np.arange(3)
     for inside, outside in zip(graph(p, y), confidence_curve(p, y)):
         np.testing.assert_array_equal(inside, outside)
-
-
-@pytest.mark.parametrize(
-    ("p", "y", "points", "message"),
-    [
-        ([[0.5, 0.6]], [0], 5, "sum to 1"),
-        ([[0.5, 0.5]], [2], 5, r"lie in \[0, 2\)"),
-        ([[0.5, 0.5]], [0], 0, "num_points"),
-    ],
-)
-def test_bad_input(p, y, points, message):
-    with pytest.raises(InvalidArgument, match=message):
-        confidence_curve(np.array(p), y, points)

@@ -5,7 +5,6 @@ import pytest
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from tfp_bfl import evaluation
-from tfp_bfl.errors import InvalidArgument
 
 
 def drawn(seed, number=300, classes=6):
@@ -95,11 +94,3 @@ def test_adaptive_sets_are_larger_for_hard_examples_than_sets_by_probability():
         sets = evaluation.prediction_sets(new, limit, score=score)
         covered[score] = [sets[np.arange(4000), truth][part].mean() for part in (hard, ~hard)]
     assert covered["aps"][0] > covered["probability"][0]
-
-
-@pytest.mark.parametrize(
-    ("score", "message"), [("raps", "lacks its penalty"), ("raps:-1", "penalty is -1"), ("rap", "no score 'rap'")]
-)
-def test_scores_that_are_none_are_refused(score, message):
-    with pytest.raises(InvalidArgument, match=message):
-        evaluation.prediction_sets(np.array([[0.5, 0.5]]), 0.5, score=score)

@@ -150,26 +150,6 @@ def test_runs_in_a_graph_with_unknown_rank():
     np.testing.assert_allclose(graph(p).epistemic, decompose(p).epistemic, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (np.ones((2, 3)) / 3, r"shape \[S, B, C\]"),
-        (np.ones((2, 3, 1)), "two classes"),
-        (np.ones((0, 3, 2)), "on the axis S"),
-        (np.full((1, 1, 2), np.nan), "finite"),
-        (np.array([[[1.5, -0.5]]]), r"\[0, 1\]"),
-        (np.array([[[0.5, 0.4]]]), "sum to 1"),
-        (np.array([[[1, 0]]]), "float32 or float64"),
-        ("text", "float32 or float64"),
-        ([[0.5], [0.5, 0.5]], "array of numbers"),
-    ],
-)
-def test_bad_inputs(bad, message):
-    for op in (decompose, decompose_entropy):
-        with pytest.raises(InvalidArgument, match=message):
-            op(bad)
-
-
 def test_static_checks_hold_in_a_graph():
     # AutoGraph would wrap the error in one of its own.
     signature = [tf.TensorSpec([None, None], tf.float32)]

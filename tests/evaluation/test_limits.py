@@ -141,29 +141,3 @@ def test_sets_are_never_empty_and_grow_with_the_coverage():
         assert found[np.arange(200), probabilities.argmax(-1)].all() and found.dtype == bool
         sizes.append(found.sum(-1).mean())
     assert 1 <= sizes[0] <= sizes[1] < sizes[2] <= 3
-
-
-P, Y = drawn(20)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: evaluation.abstention_limit(P, Y, entropy(P)), "Give either the accuracy"),
-        (lambda: evaluation.abstention_limit(P, Y, entropy(P), accuracy=0.9, coverage=0.5), "and not both"),
-        (lambda: evaluation.abstention_limit(P, Y, entropy(P), accuracy=1.0), "accuracy is 1.0, but must be above 0"),
-        (lambda: evaluation.abstention_limit(P, Y, entropy(P), coverage=0), "coverage is 0, but must be above 0"),
-        (
-            lambda: evaluation.abstention_limit(P, Y, entropy(P), coverage=1, confidence=1),
-            "confidence is 1, but must be",
-        ),
-        (lambda: evaluation.abstention_limit(P, Y, [np.nan] * 20, coverage=1), "uncertainty must be finite"),
-        (lambda: evaluation.risk_coverage(P, Y, entropy(P)[1:]), "19 uncertainties, but 20 labels"),
-        (lambda: evaluation.conformal_limit(P, Y, 0.99), "take at least 99 held-out examples, and here are 20"),
-        (lambda: evaluation.conformal_limit(P, Y, 1.0), "coverage is 1.0"),
-        (lambda: evaluation.fit_temperature(P, Y[1:]), "labels"),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises(InvalidArgument, match=message):
-        call()

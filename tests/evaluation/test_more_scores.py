@@ -7,7 +7,6 @@ import pytest
 from scipy import integrate, stats
 
 from tfp_bfl import evaluation
-from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(0)
 PROBABILITIES = RNG.dirichlet(np.ones(3), 101).astype(np.float32)
@@ -69,11 +68,3 @@ def test_crps_of_a_sample_and_of_a_point():
     energy = np.abs(x - y).mean(0) - np.abs(x[:, None] - x[None]).mean((0, 1)) / 2
     np.testing.assert_allclose(evaluation.mixture_crps(x, np.zeros_like(x), y), energy)
     np.testing.assert_allclose(evaluation.mixture_crps(x[:1], np.zeros((1, 4)), y), np.abs(x[0] - y))
-
-
-@pytest.mark.parametrize(
-    ("variances", "message"), [([[1.0]], r"but they are \[2, 1\], \[1, 1\]"), ([[1.0], [-1.0]], "at least 0")]
-)
-def test_crps_refuses_what_is_no_mixture(variances, message):
-    with pytest.raises(InvalidArgument, match=message):
-        evaluation.mixture_crps([[0.0], [1.0]], variances, [0.0])

@@ -73,26 +73,6 @@ def test_any_numbers(dtype):
     assert all(type(area) is float for area in scores)
 
 
-@pytest.mark.parametrize(
-    ("scores_in", "scores_out", "message"),
-    [
-        ([], [0.1], "scores_in must have at least one"),
-        ([0.1], [], "scores_out must have at least one"),
-        ([0.1, float("nan")], [0.1], "scores_in must be finite"),
-        ([0.1], [float("inf")], "scores_out must be finite"),
-        ([[0.1]], [0.1], "scores_in must be numbers of shape"),
-        ([0.1], 0.1, "scores_out must be numbers of shape"),
-        (["a"], [0.1], "scores_in must be numbers"),
-        ([True], [0.1], "scores_in must be numbers"),
-        ([0.1], [1j], "scores_out must be numbers"),
-        ([0.1], [[1.0], [1.0, 2.0]], "scores_out must be a tensor"),
-    ],
-)
-def test_bad_input(scores_in, scores_out, message):
-    with pytest.raises(InvalidArgument, match=message):
-        out_of_distribution(scores_in, scores_out)
-
-
 def test_the_interval_covers_the_area_of_normal_scores():
     """400 pairs of 30 and 20 normal scores one standard deviation apart, of which the area is Phi(1 / sqrt(2)).
 

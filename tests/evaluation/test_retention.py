@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
+from tfp_bfl.evaluation.retention import area_under_retention_curve, retention_curve
 
 
 def case(hits):
@@ -86,24 +85,3 @@ def test_runs_in_a_graph_with_unknown_batch():
     got = graph(p.astype(np.float32), y, u.astype(np.float32))
     assert got.accuracy.dtype == tf.float32
     np.testing.assert_allclose(got.accuracy, retention_curve(p, y, u).accuracy, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("uncertainty", "num_points", "message"),
-    [
-        ([0.1], 20, "as many as"),
-        ([[0.1], [0.2]], 20, r"shape \[B\]"),
-        ([0.1, np.nan], 20, "finite"),
-        (["a", "b"], 20, "numbers"),
-        ([0.1, 0.2], 0, "num_points is 0, but must be an integer of at least 1"),
-    ],
-)
-def test_bad_inputs(uncertainty, num_points, message):
-    p, y = case([1, 0])
-    with pytest.raises(InvalidArgument, match=message):
-        retention_curve(p, y, uncertainty, num_points)
-
-
-def test_bad_curve():
-    with pytest.raises(InvalidArgument, match="one shape"):
-        area_under_retention_curve(RetentionCurve(tf.ones([3]), tf.ones([2])))

@@ -89,12 +89,16 @@ def test_outputs_are_those_of_keras_3(name):
     np.testing.assert_allclose(model(features), moved, rtol=0, atol=1e-6)
 
 
-def same_runs(algorithm, name, rounds=2, **options):
+def same_runs(algorithm, name, **options):
+    return same_results(algorithm, model_fns(name), BUILDERS[name][1], **options)
+
+
+def same_results(algorithm, model_fns, features, rounds=2, **options):
     """Return the results for Keras 3, once its states are those for Keras 2."""
     results = []
-    for model_fn in model_fns(name):
+    for model_fn in model_fns:
         process = algorithm(model_fn, **options)
-        results.append(bfl.simulate(process, clients_of(BUILDERS[name][1]), rounds=rounds, seed=3))
+        results.append(bfl.simulate(process, clients_of(features), rounds=rounds, seed=3))
     leaves = [tf.nest.flatten(result.state.weights) for result in results]
     assert len(leaves[0]) == len(leaves[1])
     for a, b in zip(*leaves):

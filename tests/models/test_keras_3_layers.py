@@ -1,12 +1,14 @@
 """Models of Keras 3 with the layers of this library: builders, rounds, predictions and exports as of Keras 2."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.layers.test_keras_3 import IMAGES, called, layers_of, network
-from tests.models.test_keras_3 import FIT, LABELS, PIXELS, ROWS, as_inputs, clients_of
+from tests.models.test_keras_3 import FIT, LABELS, PIXELS, ROWS, as_inputs, same_results
 from tfp_bfl.errors import InvalidArgument
 
 keras = pytest.importorskip("keras")
@@ -80,17 +82,7 @@ def test_a_builder_in_bfloat16():
     np.testing.assert_allclose(outputs[2], outputs[1], rtol=0, atol=1e-6)
 
 
-def same_runs(algorithm, model_fns, features, rounds=2, **options):
-    """Return the results for Keras 3, once its states are those for Keras 2."""
-    results = []
-    for model_fn in model_fns:
-        process = algorithm(model_fn, **FIT, **options)
-        results.append(bfl.simulate(process, clients_of(features), rounds=rounds, seed=3))
-    leaves = [tf.nest.flatten(result.state.weights) for result in results]
-    assert len(leaves[0]) == len(leaves[1])
-    for a, b in zip(*leaves):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-    return results[0]
+same_runs = functools.partial(same_results, **FIT)
 
 
 @pytest.mark.deep(after="tests/models/test_keras_3_layers.py")

@@ -8,10 +8,10 @@ import pytest
 
 import tfp_bfl as bfl
 from tests import browser
-from tests.app.bench import made_up
+from tests.bench import made_up
 from tests.plots.test_report import run
 from tfp_bfl import plots
-from tfp_bfl.app.bench import page as bench_page
+from tfp_bfl.bench import page as bench_page
 from tfp_bfl.evaluation.sums import score_sums
 from tfp_bfl.glm import report as glm_report
 from tfp_bfl.plots import tables

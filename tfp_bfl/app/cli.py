@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__, edges
-from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
+from tfp_bfl.app.many_runs.command import list_runs
 from tfp_bfl.app.one_run.command import COMMANDS, find_posterior, scores_in_words
 from tfp_bfl.app.options.afterwards import AFTER, split_after
 from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
@@ -131,7 +131,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (*COMMANDS, sweep_runs, list_runs, *edges.commands()):
+for _command in (*COMMANDS, list_runs, *edges.commands()):
     cli.add_command(_command)
 
 
@@ -186,7 +186,9 @@ def run(config_file: str | None, resumed: str | None, progress: str | None, seed
             f"--resume continues a run with its recorded options: leave --{other} out, or start a new run."
         )
     if seeds is not None:
-        return run_many(config_file, given, [{}], seeds, progress=progress)
+        for run_many in edges.parts("run_many"):
+            return run_many(config_file, given, [{}], seeds, progress=progress)
+        raise edges.missing("--seeds", "bench")
     config = None if resumed else make_config(config_file, given)
     # Late, as it imports TensorFlow: a bad value is answered at once.
     from tfp_bfl.app.one_run.records import in_a_line
@@ -235,7 +237,7 @@ def report(
     Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its curves those
     of its first seed.
     """
-    from tfp_bfl.app.many_runs.sweep import expand
+    from tfp_bfl.app.many_runs.listing import expand
     from tfp_bfl.app.one_run.records import read_record
     from tfp_bfl.app.options.own_model import trust_dataset
 

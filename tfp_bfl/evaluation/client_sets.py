@@ -8,9 +8,8 @@ import numpy as np
 from scipy import special, stats
 
 from tfp_bfl.errors import MOST_NAMES, InvalidArgument, check_count
-from tfp_bfl.evaluation.conformal import Score, score_of
+from tfp_bfl.evaluation.conformal import Score, scores_of_labels
 from tfp_bfl.evaluation.limits import check_share
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
 
 BINS = 1000
 # Of the logarithm of the concentration: from clients that have nothing in common to clients that are all alike.
@@ -39,10 +38,7 @@ def label_histogram(
       array([0, 1, 0, 1])
     """
     check_count(bins, "bins")
-    tensor = check_probabilities(probabilities)
-    true = np.take_along_axis(score_of(score)(tensor.numpy()), check_labels(labels, tensor).numpy()[:, np.newaxis], -1)[
-        :, 0
-    ]
+    true = scores_of_labels(probabilities, labels, score)
     return np.bincount(np.minimum((true * bins).astype(np.int64), bins - 1), minlength=bins)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_bfl.errors import LARGEST, InvalidArgument, check_count, check_number
 from tfp_bfl.evaluation.limits import check_share
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
+from tfp_bfl.evaluation.metrics import check_probabilities, of_classes
 from tfp_bfl.named import Table, WithArgument, parse
 
 # Probabilities [B, C] -> scores of the classes [B, C] in [0, 1]; a larger one enters a set earlier.
@@ -79,6 +79,13 @@ def score_of(score: str | Score) -> Score:
     return parse(SCORES, score, "score")() if isinstance(score, str) else score
 
 
+@of_classes
+def scores_of_labels(probabilities: Any, labels: Any, score: str | Score) -> np.ndarray:
+    """Return the score of each example's label [B]."""
+    found: np.ndarray = score_of(score)(probabilities.numpy())
+    return np.take_along_axis(found, labels.numpy()[:, np.newaxis], -1)[:, 0]
+
+
 def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str | Score = "probability") -> float:
     """Return the least score with which a class is in a prediction set (`prediction_sets`).
 
@@ -91,8 +98,7 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str
     (arXiv:1609.00451).
 
     Args:
-      probabilities: [B, C] of held-out examples.
-      labels: [B].
+      probabilities, labels: of held-out examples, as of `metrics`.
       coverage: above 0 and below 1.
       score: "probability", "aps", "raps:PENALTY", or a function of probabilities [B, C] such as `raps` returns. Sets by
         the probability are smallest on average; those of "aps" and "raps" differ less in coverage between easy and hard
@@ -110,9 +116,7 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str
       0.289
     """
     check_share(coverage, "coverage")
-    tensor = check_probabilities(probabilities)
-    labels = check_labels(labels, tensor).numpy()
-    true = np.take_along_axis(score_of(score)(tensor.numpy()), labels[:, np.newaxis], -1)[:, 0]
+    true = scores_of_labels(probabilities, labels, score)
     k = math.ceil((len(true) + 1) * coverage - _ROUNDING)
     if k > len(true):
         least = math.ceil(coverage / (1 - coverage) - _ROUNDING)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.evaluation.metrics import check_probabilities
+from tfp_bfl.evaluation.metrics import of_samples
 
 
 class Uncertainty(NamedTuple):
@@ -59,6 +59,7 @@ class EntropyParts(NamedTuple):
     mutual_information: tf.Tensor
 
 
+@of_samples
 def decompose(probabilities: Any) -> Uncertainty:
     """Split the uncertainty of S sampled predictions into aleatoric and epistemic parts.
 
@@ -94,7 +95,6 @@ def decompose(probabilities: Any) -> Uncertainty:
       [[ 0.16 -0.16]
        [-0.16  0.16]]
     """
-    probabilities = check_probabilities(probabilities, "[S, B, C]")
     num_samples = tf.cast(tf.shape(probabilities)[0], probabilities.dtype)
     mean = tf.reduce_mean(probabilities, axis=0)
     # p (1 - p) on the diagonal: p - p^2 would lose the digits that matter where p is near one.
@@ -105,24 +105,23 @@ def decompose(probabilities: Any) -> Uncertainty:
     return Uncertainty(mean, _entropy(mean), aleatoric, epistemic)
 
 
+@of_samples
 def summarise(probabilities: Any) -> Summary:
     """Compute `scalars(decompose(probabilities))` without the matrices: S B C steps instead of S B C^2.
 
         aleatoric_b = 1/S sum_s sum_c p_sbc (1 - p_sbc)
         epistemic_b = 1/S sum_s sum_c (p_sbc - mean_bc)^2
 
-    Args and errors as `decompose`.
-
     Returns:
       A `Summary`, all of it at least zero.
     """
-    probabilities = check_probabilities(probabilities, "[S, B, C]")
     mean = tf.reduce_mean(probabilities, axis=0)
     aleatoric = tf.reduce_sum(tf.reduce_mean(probabilities * (1.0 - probabilities), axis=0), axis=-1)
     epistemic = tf.reduce_sum(tf.reduce_mean(tf.square(probabilities - mean), axis=0), axis=-1)
     return Summary(mean, _entropy(mean), aleatoric, epistemic)
 
 
+@of_samples
 def decompose_entropy(probabilities: object) -> EntropyParts:
     """Split the entropy of S sampled predictions into expected entropy and mutual information (BALD).
 
@@ -138,14 +137,8 @@ def decompose_entropy(probabilities: object) -> EntropyParts:
 
     Source: Houlsby et al. 2011 (arXiv:1112.5745), equation 2.
 
-    Args:
-      probabilities: [S, B, C], as for `decompose`.
-
     Returns:
       `EntropyParts` of the same dtype. A single sample (S = 1) has no mutual information.
-
-    Raises:
-      InvalidArgument: as `decompose`.
 
     Example:
       >>> samples = np.array([[[0.9, 0.1]], [[0.1, 0.9]]], np.float32)  # two samples that disagree
@@ -153,7 +146,6 @@ def decompose_entropy(probabilities: object) -> EntropyParts:
       >>> print(np.round([entropy[0], expected[0], information[0]], 3))
       [1.    0.469 0.531]
     """
-    probabilities = check_probabilities(probabilities, "[S, B, C]")
     mean = tf.reduce_mean(probabilities, axis=0)
     # p log(p / m) - p + m has the same sum over the classes as p log(p / m): no term is negative, nothing cancels.
     ratio = probabilities / tf.maximum(mean, _tiny(mean))

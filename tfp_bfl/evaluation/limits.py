@@ -1,4 +1,8 @@
-"""Abstention thresholds and the softmax temperature, from held-out examples."""
+"""Abstention thresholds and the softmax temperature, from held-out examples on which nobody trained.
+
+Probabilities and labels are those of `metrics`. An `uncertainty` [B] is in any unit, such as the entropy or the
+epistemic part; larger is less sure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
+from tfp_bfl.evaluation.metrics import of_classes
 from tfp_bfl.evaluation.out_of_distribution import check_scores
 
 _TINY = np.finfo(np.float32).tiny
@@ -71,29 +75,24 @@ class NoThreshold(InvalidArgument):
         self.promise = promise
 
 
-def risk_coverage(probabilities: object, labels: object, uncertainty: object) -> RiskCoverage:
+@of_classes
+def risk_coverage(probabilities: Any, labels: Any, uncertainty: Any) -> RiskCoverage:
     """Return the risk-coverage curve of an uncertainty.
 
         coverage(t) = mean_b [u_b <= t],    risk(t) = sum_b [u_b <= t] [argmax_c p_bc != y_b] / sum_b [u_b <= t]
 
     Source: Geifman & El-Yaniv 2017 (arXiv:1705.08500).
 
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-      uncertainty: [B], in any unit; larger is less sure.
-
-    Raises:
-      InvalidArgument: the arguments don't fit the description above, or B is zero.
-
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> curve = bfl.evaluation.risk_coverage(probabilities, labels, 1 - probabilities.max(axis=1))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> curve = bfl.evaluation.risk_coverage(p, y, 1 - p.max(axis=1))
       >>> print(curve.coverage, curve.risk)
       [0.25 0.5  0.75 1.  ] [0.   0.   0.   0.25]
     """
-    wrong, uncertainty = _mistakes(probabilities, labels, uncertainty)
+    wrong = (probabilities.numpy().argmax(-1) != labels.numpy()).astype(np.int64)
+    uncertainty = check_scores(uncertainty, "uncertainty")
+    if len(uncertainty) != len(wrong):
+        raise InvalidArgument(f"There are {len(uncertainty)} uncertainties, but {len(wrong)} labels.")
     order = np.argsort(uncertainty, kind="stable")
     ends = np.flatnonzero(np.diff(uncertainty[order], append=np.inf) > 0)
     kept = ends + 1
@@ -108,10 +107,9 @@ def area_under_risk_coverage(curve: RiskCoverage) -> float:
     Source: Geifman, Uziel & El-Yaniv 2019 (arXiv:1805.08206). What shares an uncertainty counts together.
 
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> curve = bfl.evaluation.risk_coverage(probabilities, labels, 1 - probabilities.max(axis=1))
-      >>> print(round(bfl.evaluation.area_under_risk_coverage(curve), 3))
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> curve = bfl.evaluation.risk_coverage(p, y, 1 - p.max(axis=1))
+      >>> round(bfl.evaluation.area_under_risk_coverage(curve), 3)
       0.062
     """
     return float(np.sum(curve.risk * np.diff(curve.coverage, prepend=0.0)))
@@ -138,9 +136,6 @@ def abstention_limit(
     stops where few are kept, so all are tried, as Angelopoulos et al. 2021 (arXiv:2110.01052) test limits.
 
     Args:
-      probabilities: [B, C] of held-out examples, on which nobody trained.
-      labels: [B].
-      uncertainty: [B], such as the entropy or the epistemic part; larger is less sure.
       accuracy: a, the accuracy on retained examples; or
       coverage: the share that is to be kept.
       confidence: of the accuracy. 0 asks for no more than that on the held-out examples themselves.
@@ -185,7 +180,8 @@ def abstention_limit(
     return _limit(curve, best)
 
 
-def fit_temperature(probabilities: object, labels: object) -> float:
+@of_classes
+def fit_temperature(probabilities: Any, labels: Any) -> float:
     """Estimate the softmax temperature T by penalised likelihood, between e^-3 and e^3 (`at_temperature`).
 
         argmin_T  sum_b -log p_T(y_b) + |log T| / 0.1
@@ -194,13 +190,6 @@ def fit_temperature(probabilities: object, labels: object) -> float:
     more than their chance. Without it the likelihood of examples that are all predicted right has no maximum.
 
     Source: Guo et al. 2017 (arXiv:1706.04599), for probabilities that are means over weight samples.
-
-    Args:
-      probabilities: [B, C] of held-out examples.
-      labels: [B].
-
-    Raises:
-      InvalidArgument: the arguments don't fit the description above.
 
     Example:
       >>> rng = np.random.default_rng(0)
@@ -211,10 +200,9 @@ def fit_temperature(probabilities: object, labels: object) -> float:
       >>> print(round(bfl.evaluation.fit_temperature(sharp, labels), 1))
       1.8
     """
-    tensor = check_probabilities(probabilities)
-    true = check_labels(labels, tensor).numpy()[:, np.newaxis]
+    true = labels.numpy()[:, np.newaxis]
     # In float64: the rounding of a float32 sum depends on the order of the rows, and moves the minimum.
-    logs = np.log(np.maximum(tensor.numpy().astype(np.float64), _TINY))
+    logs = np.log(np.maximum(probabilities.numpy().astype(np.float64), _TINY))
 
     def loss(log_t: float) -> float:
         logits = logs / math.exp(log_t)
@@ -243,15 +231,6 @@ def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
     return found
-
-
-def _mistakes(probabilities: Any, labels: Any, uncertainty: Any) -> tuple[np.ndarray, np.ndarray]:
-    tensor = check_probabilities(probabilities)
-    labels = check_labels(labels, tensor).numpy()
-    values = check_scores(uncertainty, "uncertainty")
-    if len(values) != len(labels):
-        raise InvalidArgument(f"There are {len(values)} uncertainties, but {len(labels)} labels.")
-    return tensor.numpy().argmax(-1) != labels, values
 
 
 def _bound(curve: RiskCoverage, j: int, number: int, confidence: float) -> float:

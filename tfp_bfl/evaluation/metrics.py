@@ -136,6 +136,16 @@ def of_classes(
     return checked
 
 
+def of_samples(parts: Callable[[Any], Result]) -> Callable[[Any], Result]:
+    """Return a function of sampled probabilities [S, B, C] that checks them and gets them as a tensor."""
+
+    @functools.wraps(parts)
+    def checked(probabilities: object) -> Result:
+        return parts(check_probabilities(probabilities, "[S, B, C]"))
+
+    return checked
+
+
 def correct(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Return [B]: 1 where the most probable class (the first of equal ones) is the label, else 0."""
     return tf.cast(tf.equal(tf.argmax(probabilities, axis=-1), labels), probabilities.dtype)

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import fcntl
 import pathlib
+from collections.abc import Iterator, Sequence
 
-from tfp_bfl.app.many_runs.cells import is_done
-from tfp_bfl.app.many_runs.sweep import find_runs
-from tfp_bfl.app.one_run.records import MOST_ROUNDS_BYTES, MOST_SUMMARY_BYTES, read_json, score
+from tfp_bfl.app.one_run.records import MOST_ROUNDS_BYTES, MOST_SUMMARY_BYTES, is_done, read_json, score
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import read_regular
 from tfp_bfl.labels import duration
 
+# Names the run folders of a sweep.
+ORDER = "runs.txt"
 _HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "time")
+
+
+def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Return the run folders in a folder, to a depth of three, by name; those of a sweep in its order."""
+    if (folder / "config.yaml").is_file():
+        yield folder
+        return
+    if (folder / ORDER).is_file():  # Of a sweep: as it was asked for.
+        names = read_regular(folder / ORDER, "list of runs", 1 << 22).decode("utf-8", "replace").splitlines()
+        yield from (folder / name for name in names if (folder / name / "config.yaml").is_file())
+        return
+    for depth in ("*", "*/*", "*/*/*"):
+        for path in sorted(folder.glob(f"{depth}/config.yaml")):
+            yield path.parent
+
+
+def expand(folders: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
+    """Return run folders as they are, and the complete runs in each folder of many runs."""
+    runs: list[pathlib.Path] = []
+    for folder in map(pathlib.Path, folders):
+        inside = [] if (folder / "config.yaml").exists() else [run for run in find_runs(folder) if is_done(run)]
+        runs += inside or [folder]
+    return runs
 
 
 def described(folder: pathlib.Path) -> list[str]:

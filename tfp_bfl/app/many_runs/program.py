@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from tfp_bfl.app.many_runs.listing import expand
 from tfp_bfl.app.many_runs.report import write
 from tfp_bfl.app.many_runs.score_tables import Style
-from tfp_bfl.app.many_runs.sweep import expand
 from tfp_bfl.app.one_run.program import Run
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import names_code, trust

@@ -144,6 +144,11 @@ def exchanged(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {f"{way}_mb": sum(row[f"{way}_bits"] for row in rounds) / (8 * MB) for way in ways}
 
 
+def controls(job: Job) -> list[bfl.evaluation.Baseline]:
+    """Score the baselines of `baselines.baselines` on the test data of a job."""
+    return baselines.baselines(job.clients, job.test)
+
+
 def compared(job: Job, final: Any, simple: Sequence[bfl.evaluation.Baseline]) -> list[str]:
     """Return the warnings of a model that is no better than predictions without features.
 

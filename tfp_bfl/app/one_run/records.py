@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # What draws is imported when something is drawn.
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", "mutual_information")
 # Of a prediction of a number.
 NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
+# Written last: that it is there says that a run, a cell or trials are complete.
+SUMMARY = "summary.json"
 # Predictions of what nobody trained on, besides the test set.
 HELD_OUT = "held_out.npz"
 # Those of the test set.
@@ -53,6 +55,11 @@ _NUMBERS = (
     *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
     *("upload_mb", "download_mb", "pruned_weights"),
 )
+
+
+def is_done(folder: pathlib.Path) -> bool:
+    """Return whether the work of a folder was finished."""
+    return (folder / SUMMARY).exists()
 
 
 def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConfig:

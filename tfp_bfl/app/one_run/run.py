@@ -146,7 +146,7 @@ def _run(
         is_private = records.is_private(job.config, job.process)
         apart, unusual = job.apart(result.model), None if is_private else job.unusual(result.model)
         scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
-        simple = baselines.baselines(job.clients, job.test)
+        simple = pipeline.controls(job)
         if job.shards:
             status.phase("scores of the clients")
         of_clients, warnings = client_scores.scored(job, result, final, apart, folder)

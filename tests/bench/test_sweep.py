@@ -1,0 +1,291 @@
+"""Many runs: which they are, what is refused, what they come to, and how they go on."""
+
+import csv
+import re
+
+import pytest
+import yaml
+
+from tests.kit import summary_of
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.many_runs import score_tables
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.bench import sweep
+from tfp_bfl.errors import InvalidArgument
+
+SMALL = (
+    *("--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic", "--clients", "2"),
+    *("--partition", "iid", "--rounds", "2", "--local-epochs", "1", "--engine", "local"),
+)
+
+
+# The step of the first algorithm takes another structure than its rule gives.
+CODE = """
+import tfp_bfl as bfl
+
+def clash(model_fn):
+    work, step = bfl.clients.variational(model_fn), bfl.servers.keep_gaussian()
+    return bfl.algorithms.compose(model_fn, work, "conflation", step)
+
+def average(model_fn, **options):
+    return bfl.algorithms.fed_opt(model_fn, **options)
+
+def tempered():
+    return bfl.rules.linear_pool()._replace(name="tempered")
+
+def small(input_shape, num_classes):
+    return bfl.models.mlp("flipout", input_shape, num_classes, hidden=(4,))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0..4", [0, 1, 2, 3, 4]), ("7", [7]), ("0,2", [0, 2]), ("0..1, 10..11", [0, 1, 10, 11])]
+)
+def test_seeds(text, seeds):
+    assert sweep.parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "4..0", "0...4", "-1", "0..1,1", "1e3", "0..99999999", "٣", "0-4"])
+def test_what_are_no_seeds(text):
+    with pytest.raises(InvalidArgument, match="seeds is"):
+        sweep.parse_seeds(text)
+
+
+def test_what_is_varied():
+    items = ["rule=linear_pool,conflation", "--local-epochs= 1 , 5", "variational-layers=dense,a;all"]
+    found = sweep.parse_varied(items)
+    assert found == [
+        {
+            "rule": ["linear_pool", "conflation"],
+            "local_epochs": ["1", "5"],
+            "variational_layers": ["dense,a", "all"],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("items", "groups"),
+    [
+        ([], [{}]),
+        (
+            ["rule=a,b or algorithm=fed_opt,fed_prox kind=deterministic"],
+            [{"rule": ["a", "b"]}, {"algorithm": ["fed_opt", "fed_prox"], "kind": ["deterministic"]}],
+        ),
+        (
+            ["rule=a or --algorithm = fed_prox proximal=0.1 , 1", "local-epochs=1,5"],
+            [
+                {"rule": ["a"], "local_epochs": ["1", "5"]},
+                {"algorithm": ["fed_prox"], "proximal": ["0.1", "1"], "local_epochs": ["1", "5"]},
+            ],
+        ),
+        (["model=this or that.py:f or model=mlp"], [{"model": ["this or that.py:f"]}, {"model": ["mlp"]}]),
+        (
+            ["rounds=1 or rounds=2", "rule=a or rule=b"],
+            [{"rounds": [x], "rule": [y]} for x in "12" for y in "ab"],
+        ),
+    ],
+)
+def test_alternatives(items, groups):
+    assert sweep.parse_varied(items) == groups
+
+
+def test_three_rules_and_three_algorithms_are_six_runs():
+    """Each algorithm has options of its own, which a product of all would refuse."""
+    items = [
+        "rule=linear_pool,conflation,log_linear_pool or algorithm=fed_opt,scaffold or algorithm=fed_prox proximal=1"
+    ]
+    cells = sweep.make_cells(None, {"rounds": 2}, sweep.parse_varied(items), [0, 1])
+    assert len(cells) == 12 and all(config.rounds == 2 for config in cells.values())
+    assert list(cells)[::2][2:4] == ["rule=log_linear_pool,seed=0", "algorithm=fed_opt,seed=0"]
+    assert cells["algorithm=fed_prox,proximal=1,seed=1"].recorded()["proximal"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("rule", "must be such as rule=linear_pool,conflation"),
+        ("rule=", "must be such as"),
+        ("rule=a,,b", "must be such as"),
+        ("seed=0,1", "give --seeds 0..4"),
+        ("output=a,b", "give --output"),
+        ("rul=a", "did you mean"),
+        ("rounds=1,1", "names a value of rounds twice"),
+        ("rule=a rule=b", "names rule twice"),
+        ("rule=a or ruel=b", "did you mean 'rule'"),
+    ],
+)
+def test_what_can_not_be_varied(item, words):
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        sweep.parse_varied([item])
+
+
+def test_every_combination_by_every_seed():
+    varied = {"partition": ["iid", "dirichlet:0.5"], "rounds": ["2", "3"]}
+    cells = sweep.make_cells(None, {"clients": 3}, [varied], [0, 1])
+    assert len(cells) == 8 and all(config.clients == 3 for config in cells.values())
+    assert cells["partition=dirichlet_0.5,rounds=3,seed=1"].recorded()["partition"] == "dirichlet:0.5"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--vary", "rule=linear_pool,nonsense"), "nonsense"),
+        (("--vary", "rounds=2", "--rounds", "3"), "rounds is given and varied"),
+        (("--seed", "1"), "There is no option '--seed': did you mean '--seeds'?"),
+        (("--jobs", "0"), "jobs is 0"),
+        (("--jobs", "two"), "jobs is two"),
+        (("--progress", "bar"), "many runs report in lines"),
+        (("--seeds", "5..1"), "must go up"),
+        (("--vary", "seed=0..4"), "give --seeds"),
+        (("--vary", "rule=linear_pool or rule=linear_pool"), "would be the folder of two runs"),
+        (("--vary", "rule=linear_pool or algorithm=fed_opt proximal=1"), "proximal is an option of"),
+        (
+            ("--vary", "cohort-size=2,9", "--dataset", "heart_disease"),
+            "cohort_size is 9, but must be at most the number",
+        ),
+        (
+            ("--vary", "model=mlp,lenet", "--dataset", "heart_disease"),
+            "model=lenet,seed=0: lenet takes images [height, width, channels] of at least 8 x 8 pixels",
+        ),
+        (("--vary", "rule=linear_pool,nowhere.py:f"), "There is no file nowhere.py: give --rule FILE.py:FUNCTION"),
+        (("--vary", "algorithm=fed_opt,{}:clash"), "rules.client_gaussian()"),
+        (("--vary", "algorithm=fed_opt,{}:gone"), "There is no function 'gone' in"),
+    ],
+)
+def test_bad_sweeps_are_refused_before_anything_is_written(tmp_path, capsys, options, words):
+    code = tmp_path / "mine.py"
+    code.write_text(CODE)
+    options = [option.format(code) for option in options]
+    assert run_command_line(["sweep", *options, "--output", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_sweep_without_a_folder_is_refused(capsys):
+    assert run_command_line(["sweep", "--seeds", "0..1"]) == 2
+    assert "give --output one" in capsys.readouterr().err
+
+
+def test_list_runs_nothing(tmp_path, capsys):
+    output = str(tmp_path / "new")
+    assert run_command_line(["sweep", "--vary", "rounds=2,3", "--list", "--output", output]) == 0
+    assert capsys.readouterr().out.split() == ["rounds=2,seed=0", "rounds=3,seed=0"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_run_is_no_folder_of_many(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("rounds: 2\n")
+    assert run_command_line(["sweep", "--output", str(tmp_path)]) == 2
+    assert "is the folder of one run" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, capsys):
+    (tmp_path / "report.html").write_text("mine")
+    assert run_command_line(["sweep", *SMALL, "--output", str(tmp_path)]) == 2
+    assert "holds something else than a sweep" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("dataset", ["fasion_mnist", "nowhere.csv"])
+def test_missing_data_are_reported_before_any_run(tmp_path, capsys, dataset):
+    assert run_command_line(["run", "--dataset", dataset, "--seeds", "0..2", "--output", str(tmp_path / "new")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
+    summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
+    configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
+    monkeypatch.setattr(score_tables, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    score_tables.write_tables([tmp_path / name for name in summaries], tmp_path)
+    assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
+
+
+def test_no_runs(tmp_path, capsys):
+    assert run_command_line(["runs", str(tmp_path)]) == 0
+    assert "There is no run in" in capsys.readouterr().out
+    assert run_command_line(["runs", str(tmp_path / "nowhere")]) == 2
+    assert "There is no folder" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweeps") / "rates"
+    options = ("--vary", "learning-rate=1e-5,1e-2", "--seeds", "0..1", "--output", str(folder))
+    assert run_command_line(["sweep", *SMALL, *options]) == 0
+    return folder, options
+
+
+@pytest.mark.deep(after="tests/bench/test_sweep.py")
+def test_tables_and_page(swept, capsys, tmp_path):
+    """What it computes: a rate of 1e-2 learns, one of 1e-5 does not; the CSV holds the runs' own numbers."""
+    folder, _ = swept
+    rows = list(csv.DictReader((folder / "runs.csv").open()))
+    assert [row["seed"] for row in rows] == ["0", "1", "0", "1"]
+    for row in rows:
+        summary = summary_of(folder / row["run"])
+        assert float(row["accuracy"]) == summary["accuracy"] and float(row["test_nll"]) == summary["test_nll"]
+    slow, fast = csv.DictReader((folder / "results.csv").open())
+    assert slow["group"] == "learning_rate=1e-05" and slow["seeds"] == "2" and slow["accuracy_difference"] == ""
+    mean = lambda name: sum(float(row[name]) for row in rows[2:]) / 2
+    assert float(fast["test_nll_mean"]) == pytest.approx(mean("test_nll"))
+    assert float(fast["test_nll_difference"]) == pytest.approx(
+        float(fast["test_nll_mean"]) - float(slow["test_nll_mean"])
+    )
+    assert r"\begin{tabular}{lrrrr" in (folder / "results.tex").read_text()
+    text = (folder / "report.html").read_text()
+    assert "Results over seeds" in text and "Differences to learning_" in text
+    assert run_command_line(["report", str(folder), "--output", str(tmp_path / "again.md")]) == 0
+    assert (tmp_path / "again.md").read_text() == (folder / "results.md").read_text()
+    assert run_command_line(["runs", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 5 and lines[1].startswith("learning_rate=1e-5,seed=0  done")
+
+
+@pytest.mark.deep(after="tests/bench/test_sweep.py")
+def test_files_and_names_stand_in_one_table(tmp_path, capsys):
+    code = tmp_path / "mine.py"
+    code.write_text(CODE)
+    varied = f"rule={code}:tempered,conflation kind=flipout or algorithm={code}:average,fed_opt or model={code}:small"
+    command = ["sweep", *SMALL[:4], *SMALL[6:], "--vary", varied, "--output", str(tmp_path / "out")]
+    assert run_command_line(command) == 0
+    names = [row["group"] for row in csv.DictReader((tmp_path / "out" / "results.csv").open())]
+    assert names == [
+        "algorithm=variational, model=mlp, rule=mine.py:tempered",
+        "algorithm=variational, model=mlp, rule=conflation",
+        "algorithm=mine.py:average, model=mlp",
+        "algorithm=fed_opt, model=mlp",
+        "algorithm=variational, model=mine.py:small, rule=mean_precision_average",
+    ]
+    capsys.readouterr()
+    assert run_command_line(command) == 0
+    assert "5 of 5 are done" in capsys.readouterr().out
+
+
+@pytest.mark.deep(after="tests/bench/test_sweep.py")
+def test_the_same_command_goes_on_and_another_is_refused(swept, capsys):
+    folder, options = swept
+    (broken,) = folder.glob("learning_rate=1e-2,seed=1")
+    summary = summary_of(broken)
+    (broken / "summary.json").unlink()
+    assert run_command_line(["runs", str(folder)]) == 0
+    assert "interrupted after round 2/2" in capsys.readouterr().out
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
+    assert run_command_line(["sweep", *SMALL, *options]) == 0
+    assert "3 of 4 are done." in capsys.readouterr().out
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    again = summary_of(broken)
+    assert {name: again[name] for name in ("accuracy", "test_nll")} == {
+        name: summary[name] for name in ("accuracy", "test_nll")
+    }
+    assert run_command_line(["sweep", *SMALL, *options, "--batch-size", "16"]) == 2
+    assert "is of other options (batch_size 32, now 16)" in capsys.readouterr().err
+
+
+@pytest.mark.deep(after="tests/bench/test_sweep.py")
+def test_seeds_of_a_run(tmp_path, capsys):
+    folder = tmp_path / "seeds"
+    assert run_command_line(["run", *SMALL, "--seeds", "3,5", "--output", str(folder)]) == 0
+    assert [yaml.safe_load(path.read_text())["seed"] for path in sorted(folder.glob("*/config.yaml"))] == [3, 5]
+    assert "| 2 |" in capsys.readouterr().out

@@ -1,0 +1,273 @@
+"""Cells: what is run once each, one after another or side by side. A folder is done once it holds a summary."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import logging
+import multiprocessing
+import os
+import pathlib
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from tfp_bfl.app.one_run.records import SUMMARY as SUMMARY
+from tfp_bfl.app.one_run.records import is_done as is_done
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import name as path_name
+
+_PARENT_DEATH = 1
+
+Options = Mapping[str, Any]
+Work = Callable[[pathlib.Path, Any], Any]
+
+
+def read_summary(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the summary of a folder that is done.
+
+    Raises:
+      InvalidArgument: it is damaged.
+    """
+    found = read_written(folder / SUMMARY)
+    if not isinstance(found, dict):
+        raise _damaged(folder / SUMMARY)
+    return found
+
+
+def read_written(path: pathlib.Path) -> Any:
+    """Return the content of a JSON file of a cell.
+
+    Raises:
+      InvalidArgument: it is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
+        raise _damaged(path) from None
+
+
+def _damaged(path: pathlib.Path) -> InvalidArgument:
+    return InvalidArgument(
+        f"The file {path_name(path)} is damaged: delete the folder {path_name(path.parent)}, and the same command "
+        "fills it again."
+    )
+
+
+def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the summaries that are there."""
+    return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
+
+
+def run_once(
+    folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False, lock: pathlib.Path | None = None
+) -> None:
+    """Call `work`, which fills the folder and writes its summary last, unless the summary is there.
+
+    Of several processes at one folder the first works, and the others wait.
+
+    Args:
+      folder: of the cell.
+      work: of the cell.
+      goes_on: whether it takes up what an earlier, broken attempt left; else that is deleted first.
+      lock: the file that processes lock; None for one in .locks beside the folder.
+    """
+    with locked(lock or folder.parent / ".locks" / folder.name):
+        if not is_done(folder):
+            if not goes_on:
+                shutil.rmtree(folder, ignore_errors=True)
+            work()
+
+
+@contextlib.contextmanager
+def locked(lock: pathlib.Path) -> Iterator[None]:
+    """Hold a lock while the block runs: other processes that lock the same file wait. The file is made."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def options_in(folder: pathlib.Path) -> Options | None:
+    """Return the options that a cell's summary holds; None of one that is not done."""
+    if not is_done(folder):
+        return None
+    options = read_summary(folder).get("options")
+    if not isinstance(options, dict):
+        raise _damaged(folder / SUMMARY)
+    return options
+
+
+def check_cells(
+    every: Mapping[str, Options],
+    output: pathlib.Path,
+    held: Callable[[pathlib.Path], Options | None] = options_in,
+) -> None:
+    """Check that existing folders hold cells of the same options.
+
+    Args:
+      every: name -> options of each cell.
+      output: the folder of their folders.
+      held: the options of a cell's folder; None where there is nothing that could be of others.
+
+    Raises:
+      InvalidArgument: a folder holds a cell of other options.
+    """
+    for name, options in every.items():
+        there = held(output / name)
+        if there is None:
+            continue
+        wanted = json.loads(json.dumps(options))  # As a summary gives them back.
+        differing = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
+        if differing:
+            key = differing[0]
+            raise InvalidArgument(
+                f"{output / name} is of other options ({key} {there.get(key)!r}, now {wanted.get(key)!r}): give "
+                "another --output, or delete that folder."
+            )
+
+
+def check_data_of(folder: pathlib.Path, there: object, now: str | None, whole: pathlib.Path) -> None:
+    """Check that a cell ran on the data that its files hold now.
+
+    Args:
+      folder: of the cell.
+      there: the digest that it recorded; None if it did not.
+      now: that of the data as they are; None where there is none to compare with.
+      whole: the folder of all cells of the same data.
+
+    Raises:
+      InvalidArgument: the digests differ.
+    """
+    if there is not None and now is not None and there != now:
+        raise InvalidArgument(
+            f"{path_name(folder)} ran on other data than its files hold now: restore the files, give another --output, "
+            f"or delete {path_name(whole)} to run all of it again."
+        )
+
+
+def list_cells(names: Iterable[str], output: pathlib.Path) -> None:
+    """Print a line for each cell, and whether it is done."""
+    for name in names:
+        click.echo(f"{'done' if is_done(output / name) else '    '}  {name}")
+
+
+def run_cells(
+    every: Mapping[str, Options],
+    output: pathlib.Path,
+    work: Work,
+    describe: Callable[[dict[str, Any]], str],
+    *,
+    jobs: int = 1,
+    threads: int | None = None,
+    goes_on: bool = False,
+) -> None:
+    """Run the cells that are not done, and print a line for each. A cell that fails does not stop the others.
+
+    Args:
+      every: name -> options of each cell.
+      output: the folder of their folders.
+      work: (folder, options) -> what is not looked at; writes the summary last. A function of a module, for several
+        jobs.
+      describe: summary -> a line.
+      jobs: processes side by side; 1 for this one.
+      threads: of TensorFlow in each of several; None for an equal share of the cores.
+      goes_on: as in `run_once`.
+
+    Raises:
+      Error: some failed; the message names the first.
+    """
+    todo = {name: options for name, options in every.items() if not is_done(output / name)}
+    before = len(every) - len(todo)
+    if before:
+        click.echo(f"{before} of {len(every)} are done.")
+    failed: dict[str, BaseException] = {}
+    ended = (_beside if jobs > 1 else _here)(todo, output, work, goes_on, jobs, threads)
+    for number, (name, error) in enumerate(ended, before + 1):
+        if error is not None:
+            failed[name] = error
+        words = describe(read_summary(output / name)) if error is None else f"failed: {error}"
+        click.echo(f"{number}/{len(every)} {name}: {words}")
+    if failed:
+        name, error = next(iter(failed.items()))
+        raise Error(
+            f"{len(failed)} of {len(every)} failed, the first of them {name} ({error}): the same command tries them "
+            "again."
+        )
+
+
+_Ended = Iterator[tuple[str, BaseException | None]]
+
+
+def _here(todo: Mapping[str, Options], output: pathlib.Path, work: Work, goes_on: bool, *_: object) -> _Ended:
+    for name, options in todo.items():
+        try:
+            _once(output / name, work, options, goes_on)
+            yield name, None
+        except Exception as error:
+            yield name, error
+
+
+def _beside(
+    todo: Mapping[str, Options],
+    output: pathlib.Path,
+    work: Work,
+    goes_on: bool,
+    jobs: int,
+    threads: int | None,
+) -> _Ended:
+    threads_each = threads or max(1, len(os.sched_getaffinity(0)) // jobs)
+    # Not forked: TensorFlow's threads would be missing.
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (os.getpid(), threads_each))
+    try:
+        futures = {pool.submit(_once, output / name, work, x, goes_on): name for name, x in todo.items()}
+        for future in concurrent.futures.as_completed(futures):
+            yield futures[future], future.exception()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(parent: int, threads: int) -> None:
+    """Prepare a worker process, which ends when its parent does."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    # Of Ctrl-C in a terminal the parent hears as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    use_threads(threads)
+
+
+def _once(folder: pathlib.Path, work: Work, options: Options, goes_on: bool) -> None:
+    run_once(folder, lambda: work(folder, options), goes_on)
+
+
+def forget_models() -> None:
+    """Collect garbage: models and graphs refer to each other in circles, and memory would grow over many cells."""
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].keras.backend.clear_session()
+    gc.collect()
+
+
+def use_threads(number: int | None) -> None:
+    """Set the threads of a TensorFlow operation, with one operation at a time; None leaves TensorFlow's own choice."""
+    if number:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(number)
+        tf.config.threading.set_inter_op_parallelism_threads(1)

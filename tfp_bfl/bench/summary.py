@@ -1,0 +1,352 @@
+"""Tables of a benchmark: scores, differences to a reference method, scores at equal cost, and failed cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tfp_bfl.bench import ranks
+from tfp_bfl.bench.reading import Bench, Record, score_of, shorten
+from tfp_bfl.evaluation.repeats import Difference, over_seeds
+from tfp_bfl.labels import duration
+from tfp_bfl.plots.page import Cell, Table
+from tfp_bfl.plots.repeats import Repeated, best_of, compare
+from tfp_bfl.plots.tables import DASH, text
+
+# Costs of a cell -> heading, in the order of tables.
+COSTS = {
+    "cpu_seconds": "Training time (CPU s)",
+    "seconds": "Elapsed time (s)",
+    "trial_seconds": "Tuning time (s)",
+    "upload_mb": "Upload (MB)",
+    "download_mb": "Download (MB)",
+    "peak_mb": "Peak memory (MB)",
+}
+# What a budget limits -> its unit.
+BUDGETS = {"mb": "MB", "seconds": "CPU s"}
+# Of a point of a trajectory, what is no score.
+_NOT_SCORES = ("round", *BUDGETS)
+_LETTERS = 200
+BRIEF = (
+    "Scores are mean ± standard deviation over seeds. Bold differences have a 95 % interval that excludes 0. "
+    "A bold score is better than each other method of its setting by such an interval."
+)
+HOW_TO_READ = (
+    "Scores are means ± standard deviations over seeds, on the test data.",
+    "Differences are a method's score less the reference method's with the same seeds, with 95 % intervals "
+    "(Student's t). An interval says what other seeds would give; it says nothing about other data. "
+    "With two seeds intervals are very wide, and with one seed there are none.",
+    "A score is bold if the method is better than each other method of the setting and all these paired intervals "
+    "exclude 0. A difference is bold if its interval excludes 0. All other differences are within the noise of seeds.",
+    "Intervals are not adjusted for their number: about 1 in 20 excludes 0 where two methods are equal.",
+    "An interval contains neither the luck of the trials nor that of the test rows.",
+    "Megabytes are sums over clients and rounds. Training time is the CPU time of all clients and the server. Methods "
+    'spend different rounds, bytes and time. "Not finished" counts the runs in which the NLL still falls at the last '
+    "evaluation: their order is that after so many rounds.",
+)
+HOW_TO_READ_RANKS = (
+    "Rank 1 is best. A method's average rank is the mean over settings of the rank of its mean score over seeds. "
+    "Ties share their ranks. A method without a value for each seed of a setting gets the worst rank there.",
+    "Friedman's test asks whether all methods are equal; if it does not reject that, no two methods may be called "
+    "different. If it does, two methods differ where their average ranks differ by the critical difference (CD) of "
+    "Nemenyi's test or more (5 % level). The tests take settings as independent; settings that share data are not.",
+)
+
+
+class Spent(NamedTuple):
+    """Hold what a benchmark ran.
+
+    Fields:
+      trials: tuning trials.
+      seconds: of all cells and trials.
+    """
+
+    trials: int
+    seconds: float
+
+
+class Budget(NamedTuple):
+    """Hold a limit of cost in one setting.
+
+    Fields:
+      unit: "mb" or "seconds".
+      amount: the limit.
+      source: where the amount comes from, for readers.
+    """
+
+    unit: str
+    amount: float
+    source: str
+
+
+def spent(bench: Bench) -> Spent:
+    """Sum the trials and the elapsed time of all cells. Records of one method and setting with the same time of their
+    trials share these trials, which count once; failed cells do not record the time.
+    """
+    number, times = 0, [r.cost.get("seconds", 0.0) for r in bench.records]
+    for cell in bench.cells.values():
+        trials = {r.cost["trial_seconds"]: r.trials for r in cell if "trial_seconds" in r.cost}
+        number += sum(trials.values()) if trials else max(r.trials for r in cell)
+        times += trials
+    return Spent(number, math.fsum(times))
+
+
+def number(value: float, scale: float | None = None, sign: bool = False) -> str:
+    """Format a score with decimals by its size.
+
+    Args:
+      value: to format.
+      scale: a number of the same score that sets the decimals; None for the value.
+      sign: write a plus.
+    """
+    size = abs(value if scale is None else scale)
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3 if size >= 0.02 or not size else 4
+    form = f"{'+' if sign else ''}.{'1e' if 0 < size < 1e-3 or size >= 1e6 else f'{digits}f'}"
+    shown = format(value, form)
+    return shown if float(shown) else format(0.0, form)  # Without -0.000.
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """Format mean and standard deviation over seeds; a dash without values."""
+    if not values:
+        return DASH
+    found = over_seeds(values)
+    if found.number < 2:
+        return number(found.mean)
+    # Decimals enough for the standard deviation, which can be far smaller than the mean.
+    scale = max(10 * found.stddev, abs(found.mean) / 10, 1e-3 if abs(found.mean) >= 1e-3 else 0.0)
+    return f"{number(found.mean, scale)} ± {number(found.stddev, scale)}"
+
+
+def difference_text(found: Difference | None) -> str:
+    """Format a paired difference with its interval; a dash without one."""
+    if found is None:
+        return DASH
+    scale = max(abs(found.low), abs(found.high))
+    return " ".join(
+        [number(found.mean, scale, True), f"[{number(found.low, scale, True)}, {number(found.high, scale, True)}]"]
+    )
+
+
+def score_cells(groups: Sequence[Repeated], key: str) -> list[Cell]:
+    """Return mean ± standard deviation of each group; bold what is better than each other beyond the noise of seeds."""
+    best = best_of(groups, key, score_of(key).sign)
+    return [Cell(mean_text(group.values(key)), group is best) for group in groups]
+
+
+def difference_cells(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Cell]:
+    """Return the paired difference of each group to the reference; bold where its interval excludes 0."""
+    cells = []
+    for group in groups:
+        found = None if group.name == reference.name else compare(group, reference, key)
+        cells.append(Cell(difference_text(found), found is not None and found.is_told))
+    return cells
+
+
+def _table(title: str, methods: Sequence[str], columns: Mapping[str, Sequence[Cell]]) -> Table:
+    rows = [(method, [cells[i] for cells in columns.values()]) for i, method in enumerate(methods)]
+    return Table(title, ["Method", *columns], rows)
+
+
+def methods_of(bench: Bench, setting: str) -> list[str]:
+    return [method for method in bench.methods if (setting, method) in bench.cells]
+
+
+def scores(bench: Bench, setting: str) -> Table:
+    """Return the scores of the methods in a setting."""
+    methods = methods_of(bench, setting)
+    groups = [bench.scores(setting, method) for method in methods]
+    columns = {"Seeds": [Cell(str(len(group.scores))) for group in groups]}
+    columns |= {score_of(key).label: score_cells(groups, key) for key in bench.score_keys(setting)}
+    cells = [bench.cells[setting, method] for method in methods]
+    columns |= {"Rounds": [Cell(rounds(cell)) for cell in cells]}
+    for key in ("upload_mb", "download_mb", "cpu_seconds"):
+        columns[COSTS[key]] = [Cell(_mean_cost(cell, key)) for cell in cells]
+    columns |= {"Not finished": [Cell(unfinished(cell)) for cell in cells]}
+    return _table("Scores", methods, columns)
+
+
+def rounds(cell: Sequence[Record]) -> str:
+    """Return the rounds of a cell's trainings; a dash if no record states them."""
+    return ", ".join(f"{n:,}" for n in sorted({record.num_rounds for record in cell if record.num_rounds})) or DASH
+
+
+def unfinished(cell: Sequence[Record]) -> str:
+    """Return how many runs end while their NLL still falls, of those with evaluations between rounds; else a dash."""
+    known = [finished for record in cell if (finished := record.is_finished) is not None]
+    return f"{known.count(False)} of {len(known)}" if known else DASH
+
+
+def _mean_cost(cell: Sequence[Record], key: str) -> str:
+    values = [record.cost[key] for record in cell if key in record.cost]
+    return number(math.fsum(values) / len(values)) if values else DASH
+
+
+def differences(bench: Bench, setting: str) -> Table:
+    """Return the differences of the methods to the reference in a setting."""
+    methods = [method for method in methods_of(bench, setting) if method != bench.reference]
+    groups = [bench.scores(setting, method) for method in methods]
+    reference = bench.scores(setting, bench.reference)
+    columns = {score_of(key).label: difference_cells(groups, reference, key) for key in bench.score_keys(setting)}
+    return _table(f"Difference to {shorten(bench.reference)}", methods, columns)
+
+
+def across(bench: Bench, key: str) -> Table:
+    """Return the differences of the methods to the reference in one score, with a column for each setting."""
+    methods = [method for method in bench.methods if method != bench.reference]
+    columns: dict[str, list[Cell]] = {}
+    for setting in bench.settings:
+        if key in bench.score_keys(setting) and (setting, bench.reference) in bench.cells:
+            groups = [bench.scores(setting, method) for method in methods if (setting, method) in bench.cells]
+            cells = difference_cells(groups, bench.scores(setting, bench.reference), key)
+            found = {group.name: cell for group, cell in zip(groups, cells)}
+            columns[shorten(setting)] = [found.get(method, Cell(DASH)) for method in methods]
+    title = f"{score_of(key).label}: difference to {shorten(bench.reference)} in each setting"
+    return _table(title, methods, columns)
+
+
+def costs(bench: Bench, setting: str) -> Table:
+    """Return the mean costs over seeds and the values that tuning chose."""
+    methods = methods_of(bench, setting)
+    cells = [bench.cells[setting, method] for method in methods]
+    columns = {}
+    for key, heading in COSTS.items():
+        values = [_mean_cost(cell, key) for cell in cells]
+        if set(values) != {DASH}:
+            columns[heading] = [Cell(value) for value in values]
+    columns["Chosen values"] = [Cell(chosen(cell), is_words=True) for cell in cells]
+    return _table("Cost and chosen values", methods, columns)
+
+
+def chosen(cell: Sequence[Record]) -> str:
+    """Return the values that tuning chose; by seed where seeds differ."""
+    texts = {record.seed: shorten(text(record.chosen), _LETTERS) for record in cell if record.failed is None}
+    if len(set(texts.values())) < 2:
+        return next(iter(texts.values()), DASH)
+    return "; ".join(f"seed {seed}: {values}" for seed, values in texts.items())
+
+
+def budgets(bench: Bench, setting: str) -> list[Budget]:
+    """Return the limits of cost at which the methods of a setting are compared, as far as records have the costs."""
+    return [found for unit in BUDGETS if (found := budget(bench, setting, unit))]
+
+
+def budget(bench: Bench, setting: str, unit: str) -> Budget | None:
+    """Return the limit of cost at which the methods of a setting are compared.
+
+    The limit is what the reference method used in all its rounds, the largest over its seeds: the
+    reference, against which all differences are read, is then scored with its complete training. A setting in which the
+    reference has no trajectory takes the smallest total of a method.
+
+    Args:
+      bench: the records.
+      setting: a setting.
+      unit: "mb" or "seconds".
+
+    Returns:
+      None if no trajectory of the setting has this unit.
+    """
+    totals: dict[str, float] = {}
+    for method in methods_of(bench, setting):
+        used = [point[unit] for r in bench.cells[setting, method] for point in r.rounds if unit in point]
+        if used:
+            totals[method] = max(used)
+    if not totals:
+        return None
+    if bench.reference in totals:
+        return Budget(unit, totals[bench.reference], f"all rounds of {shorten(bench.reference)}")
+    least = min(totals, key=lambda method: totals[method])
+    source = f"{shorten(bench.reference)} has no trajectory; all rounds of the cheapest method, {shorten(least)}"
+    return Budget(unit, totals[least], source)
+
+
+def within(cell: Sequence[Record], limit: Budget) -> dict[int, Mapping[str, float]]:
+    """Return seed -> the last point of its trajectory within a budget; seeds without one are absent."""
+    most = limit.amount * (1 + 1e-9)
+    points = {r.seed: [p for p in r.rounds if p.get(limit.unit, math.inf) <= most] for r in cell}
+    return {seed: there[-1] for seed, there in points.items() if there}
+
+
+def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:
+    """Return the scores of each method's current model at its last evaluation within a budget."""
+    methods = methods_of(bench, setting)
+    points = [within(bench.cells[setting, method], limit) for method in methods]
+    groups = [Repeated(method, there, setting) for method, there in zip(methods, points)]
+    keys = list(dict.fromkeys(key for there in points for point in there.values() for key in point))
+    columns = {score_of(key).label: score_cells(groups, key) for key in keys if key not in _NOT_SCORES}
+    rounds = [mean_text([point["round"] for point in there.values()]).split(" ")[0] for there in points]
+    columns = {"Round": [Cell(DASH if r == DASH else f"{float(r):g}") for r in rounds], **columns}
+    columns["Note"] = [
+        Cell(_note(bench.cells[setting, method], there, limit), is_words=True) for method, there in zip(methods, points)
+    ]
+    title = f"At most {number(limit.amount)} {BUDGETS[limit.unit]} ({limit.source})"
+    return _table(title, methods, columns)
+
+
+def _note(cell: Sequence[Record], there: Mapping[int, Mapping[str, float]], limit: Budget) -> str:
+    """Return why seeds of a cell have no point within a budget, or nothing."""
+    missing = [record for record in cell if record.seed not in there]
+    if not missing:
+        return ""
+    first = [point[limit.unit] for r in missing for point in r.rounds if limit.unit in point]
+    if all(record.failed is not None for record in missing):
+        why = "failed"
+    else:
+        least = f"first at {number(min(first))} {BUDGETS[limit.unit]}" if first else "no trajectory"
+        why = f"none within the budget, {least}"
+    return why if not there else f"{len(there)} of {len(cell)} seeds; {why}"
+
+
+def failures(bench: Bench) -> Table:
+    """Return the failed cells with their reasons."""
+    rows = [
+        (
+            shorten(r.setting),
+            [
+                Cell(shorten(r.method), is_words=True),
+                Cell(str(r.seed)),
+                Cell(shorten(r.failed, _LETTERS), is_words=True),
+            ],
+        )
+        for r in bench.records
+        if r.failed is not None
+    ]
+    return Table("Failed cells", ["Setting", "Method", "Seed", "Reason"], rows)
+
+
+def tested(ranked: ranks.Ranking) -> tuple[ranks.Comparison | None, str]:
+    """Return the tests of a ranking, None for two methods, and a sentence with their results."""
+    if len(ranked.methods) < 3:
+        return None, "Two methods: their difference is in the tables; Friedman's test needs three methods or more."
+    found = ranks.compare(ranked)
+    n, k = len(ranked.settings), len(ranked.methods)
+    p = f"p = {found.p:.3f}" if found.p >= 1e-3 else "p < 0.001"
+    result = f"Friedman chi2 = {found.chi2:.2f}, {p}, {n} settings, {k} methods; CD = {found.difference:.2f}."
+    if not found.is_significant:
+        result += " The test does not reject that all methods are equal: read no difference from the ranks."
+    elif found.difference > k - 1:
+        result += " CD is larger than the range of ranks: more settings are needed to separate two methods."
+    return found, result
+
+
+def unranked(ranked: ranks.Ranking) -> str:
+    """Return a sentence on methods with the worst rank for lack of a value and on methods left out; "" if none."""
+    parts = []
+    if ranked.absent:
+        places = "; ".join(f"{shorten(method)} in {shorten(setting)}" for setting, method in ranked.absent)
+        parts.append(f"Worst rank for lack of a value: {places}.")
+    if ranked.left_out:
+        parts.append(
+            f"Without this score or without cells in a setting, not ranked: {', '.join(map(shorten, ranked.left_out))}."
+        )
+    return " ".join(parts)
+
+
+def header(bench: Bench) -> str:
+    """Return a sentence with the numbers of settings, methods, seeds and trials, and the time."""
+    total = spent(bench)
+    counts = {"setting": len(bench.settings), "method": len(bench.methods)}
+    counts |= {"seed": len({r.seed for r in bench.records}), "tuning trial": total.trials}
+    parts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items()]
+    return f"{', '.join(parts)}; {duration(total.seconds)} of computation."

@@ -1,0 +1,259 @@
+"""Many runs: options varied over values and seeds, each run a cell that is done once, and what they come to."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from tfp_bfl.app.many_runs.listing import ORDER
+from tfp_bfl.app.one_run.records import in_short
+from tfp_bfl.app.options.config import RunConfig, fields, make_config
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.bench.cells import check_cells, check_data_of, forget_models, is_done, read_summary, run_cells
+from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
+from tfp_bfl.files import name as path_name
+
+MOST_CELLS = 10_000
+# Option -> the values that it takes.
+Varied = dict[str, list[str]]
+# Between alternatives, and between options of one alternative: blanks before a name and its "=".
+_NAME = r"(?=-{0,2}[A-Za-z][\w-]*\s*=)"
+_OR, _NEXT = re.compile(rf"\s+or\s+{_NAME}"), re.compile(rf"\s+{_NAME}")
+# What a sweep itself says, or what is no property of a run.
+_NOT_VARIED = {"seed": "--seeds 0..4", "output": "--output"}
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return "0..4", "0,1,7" or both, as "0..4,10", as seeds.
+
+    Raises:
+      InvalidArgument: it is of another form, or names a seed twice.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        ends = [first, last] if dots else [first]
+        if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends):
+            raise InvalidArgument(f"seeds is {shown(text)}, but must be such as 0..4 or 0,1,7.")
+        numbers = range(int(ends[0]), int(ends[-1]) + 1)
+        if not numbers or len(seeds) + len(numbers) > MOST_CELLS:
+            raise InvalidArgument(f"seeds is {shown(text)}, but {part} must go up, to {MOST_CELLS} seeds at most.")
+        seeds += numbers
+    if len(set(seeds)) < len(seeds):
+        raise InvalidArgument(f"seeds is {shown(text)}, but a seed must not be named twice.")
+    return seeds
+
+
+def parse_varied(items: Sequence[str], given: Mapping[str, Any] = {}) -> list[Varied]:
+    """Return option -> values for each combination of alternatives, of texts such as "rule=linear_pool,conflation".
+
+    A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
+    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas.
+
+    Args:
+      items: these texts.
+      given: options of all runs; where these or a text name code, a name may be a parameter of it (`make_cells`).
+
+    Raises:
+      InvalidArgument: a text has another form, or an option cannot be varied.
+    """
+    combinations: list[Varied] = [{}]
+    coded = any(".py:" in str(x) for x in (*items, *given.values()))
+    for item in items:
+        alternatives = [_parse_one(part) for part in _OR.split(item)]
+        for name in () if coded else (name for varied in alternatives for name in varied):
+            lookup(fields(), name, "option")
+        combinations = [_joined(before, alternative) for before in combinations for alternative in alternatives]
+    return combinations
+
+
+def _parse_one(text: str) -> Varied:
+    """Return option -> values of one alternative."""
+    varied: Varied = {}
+    for item in _NEXT.split(text):
+        name, equals, rest = item.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        values = [value.strip() for value in rest.split(";" if ";" in rest else ",")]
+        if not equals or not all(values):
+            raise InvalidArgument(f"--vary is {shown(item)}, but must be such as rule=linear_pool,conflation.")
+        if name in _NOT_VARIED:
+            raise InvalidArgument(f"--vary is of {name}, which is not varied: give {_NOT_VARIED[name]}.")
+        if len(set(values)) < len(values):
+            raise InvalidArgument(f"--vary names a value of {name} twice: name each value once.")
+        varied = _joined(varied, {name: values})
+    return varied
+
+
+def _joined(varied: Varied, more: Varied) -> Varied:
+    for name in more:
+        if name in varied:
+            raise InvalidArgument(f"--vary names {name} twice: name all its values at once, or part them by 'or'.")
+    return {**varied, **more}
+
+
+def make_cells(
+    config_file: str | None, given: Mapping[str, Any], groups: Sequence[Varied], seeds: Sequence[int]
+) -> dict[str, RunConfig]:
+    """Return name -> configuration of each run: of each group every combination of the values, by every seed.
+
+    Args:
+      config_file: with options of all runs; None for none.
+      given: options of the runs of all groups that do not vary them.
+      groups: as `parse_varied` returns them.
+      seeds: of the runs.
+
+    Raises:
+      InvalidArgument: one of them is no configuration, two are the same, or there are too many.
+    """
+    for name in given:
+        if name == "seed" or all(name in varied for varied in groups):
+            raise InvalidArgument(f"{name} is given and varied: leave --{name.replace('_', '-')} out.")
+    number = len(seeds) * sum(math.prod(map(len, varied.values())) for varied in groups)
+    if number > MOST_CELLS:
+        raise InvalidArgument(f"These are {number} runs, but a sweep has {MOST_CELLS} at most.")
+    cells: dict[str, RunConfig] = {}
+    for options in (dict(zip(varied, x)) for varied in groups for x in itertools.product(*varied.values())):
+        for seed in seeds:
+            # By slashes and colons no folder is called.
+            parts = [f"{name}={value}" for name, value in {**options, "seed": seed}.items()]
+            name = ",".join(parts).replace("/", "_").replace(":", "_")
+            if name in cells or len(name.encode()) > 200:
+                raise InvalidArgument(f"{shown(name)} would be the folder of two runs, or is too long for one.")
+            cells[name] = make_config(config_file, {**given, **options, "seed": seed})
+    return cells
+
+
+def sweep(
+    cells: Mapping[str, RunConfig], output: str | pathlib.Path, *, jobs: int = 1, progress: str | None = None
+) -> pathlib.Path:
+    """Run the remaining cells, resume interrupted ones, and write tables and a page over all.
+
+    The folder holds a run folder for each cell; results.csv, .md and .tex with means, standard deviations and paired
+    differences over the seeds; runs.csv with a line a run; and report.html.
+
+    Args:
+      cells: as of `make_cells`.
+      output: the folder, a new one or that of the same sweep.
+      jobs: runs side by side, each in a process with its share of the cores.
+      progress: of each run, as in `execute`; None for its phases.
+
+    Raises:
+      InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or models or
+        code do not fit. Nothing has been written then.
+      Error: runs failed.
+    """
+    from tfp_bfl.app.one_run import datasets
+    from tfp_bfl.app.one_run.build import check_models
+
+    output = pathlib.Path(output)
+    if output.exists() and not output.is_dir():
+        raise InvalidArgument(f"{path_name(output)} is a file: give --output a new folder, or that of a sweep.")
+    if (output / "config.yaml").exists():
+        raise InvalidArgument(f"{path_name(output)} is the folder of one run: give --output another for many.")
+    if output.exists() and any(output.iterdir()) and not (output / ORDER).is_file():
+        raise InvalidArgument(
+            f"{path_name(output)} holds something else than a sweep: give --output a new folder, nothing is "
+            "overwritten."
+        )
+    every = {name: _given(config.recorded()) for name, config in cells.items()}
+    digests = datasets.check(("", config) for config in cells.values())
+    check_cells({name: settled_options(config) for name, config in cells.items()}, output, _held(cells))
+    for name in filter(lambda name: is_done(output / name), cells):
+        now = digests.get(datasets.key(cells[name]))
+        check_data_of(output / name, read_summary(output / name).get("data"), now, output / name)
+    check_models((f"{name}: ", config) for name, config in cells.items())
+    from tfp_bfl.app.many_runs.report import write
+    from tfp_bfl.app.many_runs.score_tables import write_tables
+
+    work = functools.partial(run_or_resume, progress=progress or "phases")
+    output.mkdir(parents=True, exist_ok=True)
+    (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
+    failure = None
+    try:
+        run_cells(every, output, work, in_short, jobs=jobs, goes_on=True)
+    except Error as error:
+        failure = error
+    folders = [output / name for name in cells if is_done(output / name)]
+    if folders:  # Finished runs are reported, whatever became of the rest.
+        write_tables(folders, output)
+        (output / "report.html").unlink(missing_ok=True)
+        write(folders, output / "report.html")
+    if failure:
+        raise failure
+    return output
+
+
+def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: str = "none") -> None:
+    """Run a configuration, or resume its interrupted run.
+
+    Args:
+      folder: of the run.
+      options: as `RunConfig.recorded` returns them.
+      progress: as in `execute`.
+    """
+    from tfp_bfl.app.one_run.run import execute, resume
+
+    console = _Named(folder.name, stderr=True, quiet=progress == "none")
+    if (folder / "config.yaml").is_file():
+        code = {name: options[name] for name in CODE if names_code(options.get(name))}
+        resume(folder, console=console, progress=progress, **code)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # Ended before it wrote what it is.
+        execute(make_config(None, _given(options)), folder, console=console, progress=progress)
+    forget_models()
+
+
+def options_of_run(folder: pathlib.Path) -> dict[str, Any] | None:
+    """Return the `settled_options` of a run folder; None where there is none."""
+    if not (folder / "config.yaml").is_file() or not (folder / "config.yaml").stat().st_size:
+        return None
+    return settled_options(make_config(folder / "config.yaml", {}, runs_code=False))
+
+
+def _held(cells: Mapping[str, RunConfig]) -> Callable[[pathlib.Path], dict[str, Any] | None]:
+    """Return `options_of_run` with the kinds of models that were not given, as the models had them."""
+
+    def held(folder: pathlib.Path) -> dict[str, Any] | None:
+        there = options_of_run(folder)
+        return there and {**there, **({"kind": None} if cells[folder.name].kind is None else {})}
+
+    return held
+
+
+def settled_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options by which runs are compared: those given, and the defaults that the algorithm fills in."""
+    from tfp_bfl.app.one_run.datasets import regresses
+    from tfp_bfl.app.options.resolve import resolved
+
+    return _given(resolved(config, regresses(config)).recorded())
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options without those that follow from the data."""
+    return {name: x for name, x in options.items() if name != "clients" or options["partition"] != GIVEN}
+
+
+class _Named(Console):
+    """A console that says which run a line is of."""
+
+    def __init__(self, run: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._run = run
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        text = str(objects[0]) if objects else ""
+        if text.startswith("{"):
+            super().print(json.dumps({"run": self._run, **json.loads(text)}), **options)
+        else:
+            super().print(f"{self._run}: {text}", **options)
