@@ -7,6 +7,7 @@ import pytest
 import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.afterwards import AFTER
 from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
 from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
@@ -19,7 +20,7 @@ from tfp_bfl.federated.personal import EVALUATION_NOISES
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.options import choices
-from tfp_bfl.options.group import Group, extra, group, option
+from tfp_bfl.options.group import Group, extra, option
 from tfp_bfl.options.methods import ALGORITHMS, OWN, argument_names, arguments, default_in_words, method_of, serves
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
@@ -109,7 +110,6 @@ def test_a_configuration_holds_the_options_of_its_own_algorithm_alone(algorithm)
 
 
 def test_two_groups_that_declare_one_option_are_refused():
-    @group
     class Other(Group):
         proximal: float = option(0.5, "Of nothing.")
 
@@ -162,12 +162,12 @@ def test_names_are_those_of_the_tables():
         (choices.OPTIMIZERS.numbers(), OPTIMIZERS),
     ):
         assert numbers == {name: entry.learning_rate for name, entry in optimizers.items()}
-    used = {extra(field, "names") for field in fields().values()} - {None}
+    every = [fields(), *(kind.model_fields for kind in AFTER.values())]
+    used = {extra(field, "names") for group in every for field in group.values()} - {None}
     assert used == set(tables) - {choices.VARIATIONAL}
 
 
 def test_an_option_that_is_added_is_in_the_call_and_in_the_help(monkeypatch):
-    @group
     class More(Group):
         extra_share: float = option(0.5, "Of nothing.", argument="ensemble.share")
 
