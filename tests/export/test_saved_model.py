@@ -90,7 +90,7 @@ try:
 except tf.errors.InvalidArgumentError as e:
     error = str(e)
 with open(loaded.info.asset_path.numpy()) as file:
-    facts = {"keywords": sorted(loaded.signatures), "error": error, "info": json.load(file)}
+    facts = {"signatures": sorted(loaded.signatures), "error": error, "info": json.load(file)}
 
 np.savez(f"{folder}/{name}.npz", **answers)
 with open(f"{folder}/{name}.json", "w") as file:
@@ -203,7 +203,7 @@ def test_epistemic_uncertainty_needs_samples_that_differ(answers, name):
 def test_signatures(answers, facts, name):
     functions = ["abstain", "mean", "predict", "sample"]
     bytes_too = [] if name == "table" else [f"{function}_uint8" for function in functions]
-    assert facts(name)["keywords"] == sorted(functions + bytes_too)
+    assert facts(name)["signatures"] == sorted(functions + bytes_too)
     assert_same(answers(name, "signature"), answers(name, "first"))
     if name != "table":
         assert_same(answers(name, "bytes signature"), answers(name, "first"))

@@ -27,7 +27,7 @@ WORDS = [
         "While",
         "Fill",
     ],
-    *["predict", "predict_uint8", "weights", "keywords", "trace_0", "images", "num_samples", "seed", "mean", "info"],
+    *["predict", "predict_uint8", "weights", "signatures", "trace_0", "images", "num_samples", "seed", "mean", "info"],
     *["_generic_user_object", "trackable_list_wrapper", "signature_map", "_tf_keras_model", "__call__", "dtype"],
     *["weights/0/.ATTRIBUTES/VARIABLE_VALUE", "_CHECKPOINTABLE_OBJECT_GRAPH", "added:output:0", "^added", "tfp_bfl"],
 ]

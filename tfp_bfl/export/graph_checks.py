@@ -128,7 +128,7 @@ def check_objects(meta: Any, more: tuple[str, ...] = ()) -> dict[str, tuple[Any,
             raise InvalidArgument("it has objects of types that an export has not")
     root = _user_object(nodes, 0, "_generic_user_object")
     functions = (*_FUNCTIONS, *more)
-    if root.keys() != {*functions, "weights", "keywords", "info"}:
+    if root.keys() != {*functions, "weights", "signatures", "info"}:
         raise InvalidArgument(f"it must have {', '.join(functions)}, weights, signatures and info, and nothing else")
     if _children(nodes, root["info"], "asset") or nodes[root["info"]].asset.asset_file_def_index:
         raise InvalidArgument(f"its info is not the asset {info.NAME}")
@@ -139,7 +139,7 @@ def check_objects(meta: Any, more: tuple[str, ...] = ()) -> dict[str, tuple[Any,
     for position, node_id in weights.items():
         variables.setdefault(node_id, f"weights/{position}/.ATTRIBUTES/VARIABLE_VALUE")
     traces = [trace for name in functions for trace in _children(nodes, root[name], "function").values()]
-    signatures = _user_object(nodes, root["keywords"], "signature_map")
+    signatures = _user_object(nodes, root["signatures"], "signature_map")
     if not {*SIGNATURES, *more} >= signatures.keys() >= {*INPUTS, *more}:
         raise InvalidArgument(f"its signatures must be {', '.join(INPUTS)}, for bytes too or not, and no others")
     for node_id in (*traces, *signatures.values()):

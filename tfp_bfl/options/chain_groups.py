@@ -10,10 +10,9 @@ from pydantic import BeforeValidator
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.options import choices
-from tfp_bfl.options.group import Count, CountOrZero, Group, Positive, PositiveOrZero, fields_of, group, option
+from tfp_bfl.options.group import Count, CountOrZero, Group, Positive, PositiveOrZero, fields_of, option
 
 
-@group
 class BurnIn(Group):
     """Rounds before the first sample."""
 
@@ -33,7 +32,6 @@ class BurnIn(Group):
         return {**given, "burn_in_rounds": burn_in}
 
 
-@group
 class Shrinkage(Group):
     """Clients of FedPA."""
 
@@ -42,7 +40,6 @@ class Shrinkage(Group):
     )
 
 
-@group
 class RoundSamples(Group):
     """Rounds are draws of the posterior."""
 
@@ -53,7 +50,6 @@ class RoundSamples(Group):
         return {**given, "max_samples": self.max_samples}
 
 
-@group
 class Chain(Group):
     """A round is a step, or several, of a Langevin chain."""
 
@@ -99,7 +95,6 @@ def are_all(config: Any) -> bool:
     return config.cohort_size is None or (config.partition != "given" and config.cohort_size >= config.clients)
 
 
-@group
 class Gradients(Group):
     """Clients send compressed gradients."""
 
@@ -157,14 +152,12 @@ class Gradients(Group):
         return {**given, **by_client, "memory": not self.forgetful, "count_bits": config.engine != "compiled"}
 
 
-@group
 class LocalChain(Group):
     """Clients take several steps of a chain in a round."""
 
     local_steps: Count = option(5, "Number of steps of each client's chain in a round.")
 
 
-@group
 class Coupling(Group):
     """Chains of the clients are coupled to the server's weights."""
 
@@ -178,7 +171,6 @@ class Coupling(Group):
             )
 
 
-@group
 class Surrogates(Group):
     """Gaussians stand for absent clients."""
 

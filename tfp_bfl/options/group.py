@@ -43,12 +43,16 @@ def extra(field: Any, what: str) -> Any:
     return field.json_schema_extra[what]
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(option,))
 class Group:
-    """Options that belong together, with what they refuse and which arguments of a recipe they make.
+    """Options that belong together: a frozen dataclass with what they refuse and which arguments of a recipe they make.
 
     `config` is the configuration of a run, which has the options of all groups; those of other algorithms read as their
     defaults.
     """
+
+    def __init_subclass__(cls) -> None:
+        pydantic.dataclasses.dataclass(cls, frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 
     def check(self, config: Any) -> None:
         """Raise InvalidArgument where the options do not fit each other or the configuration."""
@@ -79,12 +83,6 @@ class Group:
         for name in names:
             if getattr(self, giver) is None and getattr(self, name) != fields_of(type(self))[name].default:
                 raise InvalidArgument(f"{name} is of {what}, and there is none: give {giver}.")
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(option,))
-def group(cls: type) -> Any:
-    """Make a class of options a dataclass that checks types and limits."""
-    return pydantic.dataclasses.dataclass(cls, frozen=True, config=pydantic.ConfigDict(extra="forbid"))
 
 
 def fields_of(kind: type) -> dict[str, FieldInfo]:

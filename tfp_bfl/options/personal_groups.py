@@ -8,10 +8,9 @@ from typing import Any
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options import choices
-from tfp_bfl.options.group import Count, Group, Positive, PositiveOrZero, Share, group, option
+from tfp_bfl.options.group import Count, Group, Positive, PositiveOrZero, Share, option
 
 
-@group
 class Adaptation(Group):
     """Clients are scored by models that are their own."""
 
@@ -41,7 +40,6 @@ class Adaptation(Group):
             )
 
 
-@group
 class MetaLearner(Group):
     """Gradients of meta-learning."""
 
@@ -56,7 +54,6 @@ class MetaLearner(Group):
     )
 
 
-@group
 class OwnVariances(Group):
     """Dropout of the clients' own, from the server."""
 

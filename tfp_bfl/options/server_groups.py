@@ -11,12 +11,11 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import InvalidArgument, check_delta, check_noise, shown
 from tfp_bfl.files.code import names_code
 from tfp_bfl.options import choices
-from tfp_bfl.options.group import Group, Positive, PositiveOrZero, Share, ShareOrZero, group, option
+from tfp_bfl.options.group import Group, Positive, PositiveOrZero, Share, ShareOrZero, option
 
 _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
 
 
-@group
 class GlobalOptimizer(Group):
     """The server's optimizer."""
 
@@ -47,7 +46,6 @@ class GlobalOptimizer(Group):
         return {**given, "server_optimizer": optimizer}
 
 
-@group
 class Bound(Group):
     """Clients whose weights moved far are left out."""
 
@@ -56,7 +54,6 @@ class Bound(Group):
     )
 
 
-@group
 class Aggregation(Group):
     """The server's aggregation rule can be chosen."""
 
@@ -73,7 +70,6 @@ class Aggregation(Group):
             bfl.rules.parse_rule(self.rule)
 
 
-@group
 class Defence(Group):
     """Robust aggregation."""
 
@@ -89,7 +85,6 @@ class Defence(Group):
             bfl.rules.parse_robust(self.robust)
 
 
-@group
 class Weighting(Group):
     """Weights of the clients."""
 
@@ -98,7 +93,6 @@ class Weighting(Group):
     )
 
 
-@group
 class PrivateClients(Group):
     """Client-level differential privacy."""
 
@@ -138,7 +132,6 @@ def _as_text(value: object) -> Any:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
-@group
 class Compression(Group):
     """Compression of the clients' messages."""
 
@@ -171,7 +164,6 @@ class Compression(Group):
                 )
 
 
-@group
 class ErrorMemory(Group):
     """Error feedback of a compressor."""
 
@@ -184,7 +176,6 @@ class ErrorMemory(Group):
             raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
 
 
-@group
 class Distillation(Group):
     """The server learns from unlabelled examples."""
 
@@ -201,7 +192,6 @@ class Distillation(Group):
         return {**given, "features": unlabelled()}
 
 
-@group
 class Density(Group):
     """A kernel density over the clients."""
 

@@ -19,19 +19,16 @@ from tfp_bfl.options.group import (
     Positive,
     PositiveOrZero,
     ShareOrZero,
-    group,
     option,
 )
 
 
-@group
 class Batches(Group):
     """The one group that all algorithms have."""
 
     batch_size: Count = option(32, "Batch size of training.")
 
 
-@group
 class Local(Group):
     """Training of a client in a round."""
 
@@ -50,7 +47,6 @@ class Local(Group):
         return class_weights.likelihood(self.class_weight, clients) if self.class_weight else {}
 
 
-@group
 class Rounds(Group):
     """Training over many rounds."""
 
@@ -90,7 +86,6 @@ class Rounds(Group):
         return {**given, "learning_rate": schedules[config.schedule_name()]()}
 
 
-@group
 class LocalOptimizer(Group):
     """Clients step their means and point weights by a Keras optimizer."""
 
@@ -105,7 +100,6 @@ class LocalOptimizer(Group):
         return given if self.optimizer else {name: x for name, x in given.items() if name != "optimizer_fn"}
 
 
-@group
 class Momentum(Group):
     """Clients step by SGD; its momentum is that of the optimizer `momentum` where one can be chosen."""
 
@@ -129,7 +123,6 @@ class Momentum(Group):
         return given
 
 
-@group
 class Inference(Group):
     """Clients fit a posterior by the ELBO."""
 
@@ -155,7 +148,6 @@ class Inference(Group):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-@group
 class RoundPosterior(Group):
     """The posterior of a round, as the prior of clients and of the next round."""
 
@@ -185,7 +177,6 @@ class RoundPosterior(Group):
         return {**given, "pretrained": bool(config.pretrain_share) or self.pretrained}
 
 
-@group
 class PrivateExamples(Group):
     """Differential privacy of the clients' examples."""
 
@@ -208,7 +199,6 @@ class PrivateExamples(Group):
         return {**given, "example_privacy": bfl.clients.ExamplePrivacy(self.example_clip_norm, self.example_noise)}
 
 
-@group
 class WeightPrior(Group):
     """The prior of models with variational layers."""
 
@@ -219,7 +209,6 @@ class WeightPrior(Group):
     )
 
 
-@group
 class SiteFactors(Group):
     """Approximate likelihood factors, which clients keep."""
 
@@ -228,7 +217,6 @@ class SiteFactors(Group):
     )
 
 
-@group
 class ADMM(Group):
     """Clients are held to the server's posterior."""
 
@@ -241,7 +229,6 @@ class ADMM(Group):
     )
 
 
-@group
 class Swag(Group):
     """Posteriors of SGD's iterates, in one round."""
 
@@ -277,14 +264,12 @@ class Swag(Group):
             )
 
 
-@group
 class Proximal(Group):
     """Clients are held near the server's weights."""
 
     proximal: PositiveOrZero = option(0.01, "Coefficient mu of the proximal term mu / 2 ||w - w_server||^2.")
 
 
-@group
 class DynamicLoss(Group):
     """Clients' losses are corrected until their minima agree."""
 
