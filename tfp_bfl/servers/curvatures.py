@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,11 +12,9 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.posterior import Laplace, laplace
 from tfp_bfl.posterior.linear_head import Expansion, Head, linear_head, moved
+from tfp_bfl.servers.rows import RowsHeld
 from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ClientCurvature, ModelWeights
-
-if TYPE_CHECKING:
-    from tfp_bfl.servers.held import Held
 
 NUM_HEAD_WEIGHTS = 2  # kernel and bias
 Rows = Mapping[str, ClientCurvature]
@@ -110,7 +108,7 @@ class Curvatures(NamedTuple):
         if not fits or any(check_number(x, "a setting") <= 0 for x in numbers):
             raise ValueError
 
-    def align(self, own: Held[ClientCurvature], others: Held[ClientCurvature]) -> Rows:
+    def align(self, own: RowsHeld[ClientCurvature], others: RowsHeld[ClientCurvature]) -> Rows:
         """Return the rows of other clients, which must be at the same weights.
 
         Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `own`,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, Site, flatten, unflatten
+from tfp_bfl.servers.rows import RowsHeld
 from tfp_bfl.weights import ModelWeights
-
-if TYPE_CHECKING:
-    from tfp_bfl.servers.held import Held
 
 
 class ClientSite(NamedTuple):
@@ -74,7 +72,7 @@ class Factors(NamedTuple):
             raise ValueError
         self.pool(rows, weights)
 
-    def align(self, own: Held[ClientSite], others: Held[ClientSite]) -> Rows:
+    def align(self, own: RowsHeld[ClientSite], others: RowsHeld[ClientSite]) -> Rows:
         """Return the rows of other clients.
 
         Raises:

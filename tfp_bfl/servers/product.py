@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,11 +12,8 @@ from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, Stack, stack_of
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField, as_low_rank, gaussian_product, marginals, mixtures, spread
 from tfp_bfl.posterior.products import check_prior
-from tfp_bfl.servers.rows import by_client, growing, keep_newest
+from tfp_bfl.servers.rows import RowsHeld, by_client, growing, keep_newest
 from tfp_bfl.weights import ClientPosterior, ModelWeights
-
-if TYPE_CHECKING:
-    from tfp_bfl.servers.held import Held
 
 Rows = Mapping[str, ClientPosterior]
 
@@ -66,7 +63,7 @@ class Product(NamedTuple):
             raise ValueError
         self.pool(rows, weights)
 
-    def align(self, own: Held[ClientPosterior], others: Held[ClientPosterior]) -> Rows:
+    def align(self, own: RowsHeld[ClientPosterior], others: RowsHeld[ClientPosterior]) -> Rows:
         """Return the rows of other clients.
 
         Raises:
@@ -100,7 +97,7 @@ class Product(NamedTuple):
         return list(tf.nest.flatten(means[0])) if means else []
 
 
-def _frozen(held: Held[ClientPosterior], over: Sequence[Any]) -> list[Any]:
+def _frozen(held: RowsHeld[ClientPosterior], over: Sequence[Any]) -> list[Any]:
     """Return the layers below posteriors over the last layer, with BatchNorm's statistics; nothing below those over
     all.
     """

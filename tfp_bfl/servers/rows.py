@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,23 @@ from tfp_bfl.contracts import Stack, rows_of
 from tfp_bfl.weights import ClientCurvature, ClientPosterior, ModelWeights
 
 Clients = TypeVar("Clients", ClientCurvature, ClientPosterior)
+Row = TypeVar("Row", covariant=True)
+
+
+class RowsHeld(Protocol[Row]):
+    """What `Held` shows to the way in which it pools rows."""
+
+    @property
+    def rows(self) -> Mapping[str, Row]:
+        """Rows of the clients by name."""
+
+    @property
+    def weights(self) -> ModelWeights:
+        """Weights of the server."""
+
+    @property
+    def settings(self) -> Any:
+        """How the rows are pooled."""
 
 
 def growing(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
