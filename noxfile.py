@@ -97,7 +97,7 @@ def wheel(session: nox.Session) -> None:
 def test_deployment(session: nox.Session) -> None:
     """Run a federation of processes in .venvs/deployment: its bits, and what kills and strangers come to."""
     session.run("make", "deployment", external=True)
-    tests = ("tests/parties/test_ledger.py", "tests/parties/test_flare.py", "tests/interop/test_flare.py")
+    tests = ("tests/sites/test_ledger.py", "tests/sites/test_flare.py", "tests/sites/interop/test_flare.py")
     session.run(".venvs/deployment/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, external=True)
 
 

@@ -29,7 +29,7 @@ from sides import SIDES
 from table import HERE, RESULTS, interpreter
 
 import tfp_bfl as bfl
-from tfp_bfl.parties.masks import KEY_BYTES, add_mask, seed_of
+from tfp_bfl.sites.masks import KEY_BYTES, add_mask, seed_of
 
 PARTIES, EXAMPLES, RULE = 3, 64, "log_linear_pool"
 BOUND, BITS = 1024.0, 40  # Of `rules.quantised`, its own.

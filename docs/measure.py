@@ -6,7 +6,6 @@ test holds the pages against it.
 
 from __future__ import annotations
 
-import csv
 import json
 import pathlib
 import re
@@ -19,7 +18,7 @@ import numpy as np
 
 DOCS = pathlib.Path(__file__).resolve().parent
 MEASURED = DOCS / "measured.json"
-STUDY = DOCS.parent / "experiments" / "limits" / "results" / "without_records"
+STUDY = DOCS.parent / "experiments" / "limits" / "results"
 BENCHMARKS = DOCS.parent / "benchmarks" / "results"
 Results = dict[str, Any]
 
@@ -72,7 +71,9 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def measure(names: list[str]) -> None:
     """Run the measurements that are named, or all, and store their results."""
+    sys.path.insert(0, str(DOCS.parent))
     import tfp_bfl as bfl
+    from experiments.limits import promise
 
     found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -90,6 +91,7 @@ def measure(names: list[str]) -> None:
             print(name, run.summary["test_nll"], flush=True)
     constant, linear = controls(*(bfl.data.load("diabetes", split) for split in ("train", "test")))
     found["regression, controls"] = {"constant": constant, "linear": linear}
+    found["promises"] = promise.table()[1:]
     MEASURED.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -208,16 +210,14 @@ def averaging(found: Results) -> str:
     return table(["", "accuracy", "NLL", "ECE"], *rows)
 
 
-def promises(_: Results) -> str:
+def promises(found: Results) -> str:
     head = ["threshold", "target met", "samples", "coverage", "accuracy"]
     words = ["Clopper-Pearson bound, `--confidence 0.9`", "without bound, `--confidence 0`"]
-    with open(STUDY / "promise.csv", newline="") as file:
-        _, *rows = csv.reader(file)
-    return table(head, *([w, *row[1:]] for w, row in zip(words, rows)))
+    return table(head, *([w, *row[1:]] for w, row in zip(words, found["promises"])))
 
 
 def unseen(_: Results) -> str:
-    rows = [json.loads(line) for line in (STUDY.parent / "records.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (STUDY / "records.jsonl").read_text().splitlines()]
     keys = {
         "mean coverage": "unseen_coverage",
         "worst client": "least_coverage",

@@ -11,4 +11,4 @@ rm -rf "$folder"
 "$(find_python 3.12)" -m venv "$folder"
 # shellcheck disable=SC2086
 "$folder/bin/pip" install --quiet --disable-pip-version-check --editable ".[flower]" $PACKAGES torch
-"$folder/bin/python" -m pytest -q -p no:cacheprovider tests/interop
+"$folder/bin/python" -m pytest -q -p no:cacheprovider tests/sites/interop

@@ -37,9 +37,9 @@ MAY_IMPORT = {
         "federated",
         "options",
     },
-    "parties.edge": {"parties.deployment"},
-    "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
-    "bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "options", "parties"},
+    "sites.edge": {"sites.deployment"},
+    "sites.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "sites"},
+    "bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "options", "sites"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run", "options"},
     "app.one_run": {*PUBLIC, "app.options", "edges", "engines", "options"},
     "app.options": {*PUBLIC, "options", "training"},
@@ -52,8 +52,8 @@ MAY_IMPORT = {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
         *("posterior", "rules", "weighting", "servers", "contrib.kernel"),
     },
-    "parties": {"contracts", "data", "federated"},
-    "interop": {*PUBLIC, "contracts", "parties", "weights"},
+    "sites": {"contracts", "data", "federated"},
+    "sites.interop": {*PUBLIC, "contracts", "sites", "weights"},
     "engines.ray": {"data", "federated"},
     "engines.tff": {"contracts", "federated"},
     "engines": {"engines.ray", "engines.tff"},
@@ -94,7 +94,7 @@ TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
 FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs", "named", "keywords", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
-    *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "parties/party.py"),
+    *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "sites/party.py"),
     *("engines/tff/engine.py", "engines/tff/process.py"),
 )
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
@@ -245,8 +245,8 @@ def test_nvidia_flare_is_imported_where_messages_are_carried():
     importers = {
         module_name(p) for p in FILES if any(x.startswith("nvflare") for x in imports(p.read_text(), package_of(p)))
     }
-    others = importers - {"tfp_bfl.interop.bayesian_recipe"}
-    assert others < importers and all(name.startswith("tfp_bfl.parties.deployment.") for name in others)
+    others = importers - {"tfp_bfl.sites.interop.bayesian_recipe"}
+    assert others < importers and all(name.startswith("tfp_bfl.sites.deployment.") for name in others)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

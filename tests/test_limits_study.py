@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 from click.testing import CliRunner
 
-from experiments.limits import known, run
+from experiments.limits import run
 
 KEYS = {*run.COLUMNS.values(), *(p + key for p in run.THRESHOLDS.values() for key in run.OF_THRESHOLDS.values())}
 
@@ -73,23 +73,3 @@ def test_thresholds_are_counted_on_examples_that_chose_none():
 def test_a_table_of_thresholds():
     rows = run.adapted_table([{"options": {"partition": "iid"}, **dict.fromkeys(KEYS, 0.9)}])
     assert len(rows) == 1 + len(run.THRESHOLDS) and rows[1] == ["iid", "of the federation", *["0.900"] * 3, "1"]
-
-
-def test_the_chance_of_counting():
-    rng = np.random.default_rng(0)
-    numbers = [150, 500, 320]
-    drawn = np.min([rng.binomial(n, 0.9, 20_000) / n >= 0.88 for n in numbers], 0)
-    assert abs(known.chance(numbers, 0.9) - drawn.mean()) < 5 * 0.5 / 20_000**0.5
-    assert known.chance(numbers, 1.0) == 1
-
-
-def test_a_promise_for_all_known_clients_costs_larger_sets():
-    pair = scores(1)
-    options = {**run.COMMON, "seed": 0, "counted": 100}
-    held_out = [pair(40) for _ in range(20)] + [None]
-    of_known = [pair(120) if k % 2 else pair(10) for k in range(20)] + [None]
-    found = known.measure((held_out, of_known, []), options)
-    each, _, every = (found[name] for name in known.PROMISES)
-    assert every[1] > each[1] and every[2] > each[2] and every[0] >= each[0]
-    head, *rows = known.table([((held_out, of_known, []), options)])
-    assert len(rows) == 4 and all(len(row) == len(head) for row in rows)

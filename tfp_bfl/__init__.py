@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from importlib import metadata
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.errors import MissingDependency
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from tfp_bfl.federated import simulate
 
     __version__: str
+    interop: ModuleType
 
 __all__ = [
     "__version__",
@@ -81,7 +83,6 @@ __all__ = [
     "interop",
     "layers",
     "models",
-    "parties",
     "plots",
     "posterior",
     "privacy",
@@ -90,6 +91,7 @@ __all__ = [
     "run",
     "servers",
     "simulate",
+    "sites",
     "weighting",
 ]
 

@@ -16,10 +16,9 @@ import click
 
 from tfp_bfl.errors import MissingDependency
 
-if TYPE_CHECKING:  # So that type checkers know `bfl.glm` and the others.
+if TYPE_CHECKING:  # So that type checkers know `bfl.glm` and `bfl.sites`.
     import tfp_bfl.glm
-    import tfp_bfl.interop
-    import tfp_bfl.parties  # noqa: F401
+    import tfp_bfl.sites  # noqa: F401
 
 
 class Edge(NamedTuple):
@@ -33,13 +32,13 @@ class Edge(NamedTuple):
 EDGES = {
     "bench": Edge("tfp_bfl.bench", ("sweep", "bench", "tune")),
     "glm": Edge("tfp_bfl.glm", ("glm",)),
-    "sites": Edge("tfp_bfl.parties", ("deploy",)),
+    "sites": Edge("tfp_bfl.sites", ("deploy",)),
 }
 # Attributes of `tfp_bfl` that are packages of an edge: name -> the edge, the package.
 PACKAGES = {
     "glm": ("glm", "tfp_bfl.glm"),
-    "interop": ("sites", "tfp_bfl.interop"),
-    "parties": ("sites", "tfp_bfl.parties"),
+    "interop": ("sites", "tfp_bfl.sites.interop"),
+    "sites": ("sites", "tfp_bfl.sites"),
 }
 
 

@@ -59,6 +59,8 @@ def homes() -> dict[str, str]:
         module = importlib.import_module(package)
         for name in itertools.chain(*functions_and_classes(package)):
             found[f"{package}.{name}"] = first.setdefault(id(getattr(module, name)), f"{package}.{name}")
+    interop = "tfp_bfl.sites.interop."
+    found |= {f"tfp_bfl.sites.interop.{name.removeprefix(interop)}": found[name] for name in found if interop in name}
     return found
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import WITHOUT_RECORDS
 from experiments.fl_swag.federation import clients_of, source
 from experiments.fl_swag.tables import Run, by_dataset, has_predictions, row_name
 from tfp_bfl import plots
@@ -71,7 +70,7 @@ def write_figures(table: str, runs: list[Run], output: pathlib.Path) -> None:
         if table == "burn_in":
             figures[output / "figures" / f"{name}-floor"] = floor_figure(first)
         elif table in ("logistic_regression", "shared_features") and all(map(has_predictions, first)):
-            unrecorded = output / WITHOUT_RECORDS / "figures"
+            unrecorded = output / "figures"
             title = f"{dataset.replace('_', ' ')}, {setting.replace('_', ' ')}"
             figures[unrecorded / f"{name}-confidence"] = confidence_figure(first, title)
             if table == "logistic_regression":

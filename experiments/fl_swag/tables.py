@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments import WITHOUT_RECORDS
 from experiments.fl_swag.config import BASELINE, CORRECTED, DEFAULT_FLOOR, PUBLISHED, PUBLISHED_CALIBRATION
 from experiments.records import Record
 from experiments.tables import interval, mean_and_sd, paired, write
@@ -229,4 +228,4 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     elif table != "examples":
         write(calibration_table(runs), output / f"{table}_calibration")
         if len(truth := truth_table(runs)) > 1:
-            write(truth, output / WITHOUT_RECORDS / f"{table}_truth")
+            write(truth, output / f"{table}_truth")

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 
 import tfp_bfl as bfl
-from experiments import WITHOUT_RECORDS
 from experiments.tables import write
 
 DRAWS, HELD_OUT, NEW, ACCURACY = 300, 400, 100_000, 0.9
@@ -58,4 +57,4 @@ def table() -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    write(table(), pathlib.Path(__file__).parent / "results" / WITHOUT_RECORDS / "promise")
+    write(table(), pathlib.Path(__file__).parent / "results" / "promise")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments import WITHOUT_RECORDS
 from experiments.metavd.cell import RATES
 from experiments.metavd.config import METHODS, PRUNED, PUBLISHED, SHORT
 from experiments.metavd.figures import reliability_figure
@@ -104,11 +103,11 @@ def write_all(records: Sequence[Summary], summaries: list[Summary], folder: path
             if len({row[key] for row in here}) < 2:
                 continue
             write(by_setting(here, key), folder / f"{key}-{size}")
-    write_clients(summaries, folder / WITHOUT_RECORDS / "clients.csv")
+    write_clients(summaries, folder / "clients.csv")
     figure = reliability_figure(summaries)
     if figure is not None:
-        (folder / WITHOUT_RECORDS).mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / WITHOUT_RECORDS / "reliability.png", dpi=130)
+        (folder).mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / "reliability.png", dpi=130)
 
 
 def table(rows: list[Row], columns: dict[str, tuple[str, str, str]], digits: int = 4) -> list[list[str]]:

@@ -32,8 +32,8 @@ from experiments.privacy.config import (
 from experiments.privacy.tables import costs, extra_losses, table
 from experiments.tables import write
 from tfp_bfl.federated.round import types_of
-from tfp_bfl.parties.party import result_spec
 from tfp_bfl.privacy import Privacy, composed_epsilon, example_steps
+from tfp_bfl.sites.party import result_spec
 
 HERE = pathlib.Path(__file__).parent
 TABLES = {**{f"{clients}_clients": name for name, (clients, _) in FEDERATIONS.items()}, "5_parties": PARTIES}

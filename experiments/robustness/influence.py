@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments import WITHOUT_RECORDS
 from experiments.robustness.config import KERNEL, KERNELS, RULES
 from experiments.tables import write
 from tfp_bfl.federated.faults import FAULTS, Limits, find_fault
@@ -90,6 +89,6 @@ def breakdown() -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    results = pathlib.Path(__file__).parent / "results" / WITHOUT_RECORDS
+    results = pathlib.Path(__file__).parent / "results"
     write(table(), results / "influence")
     write(breakdown(), results / "breakdown")

@@ -1,5 +1,5 @@
 """The sites of linear models."""
 
-from tests.parties.conftest import certificates, kits
+from tests.sites.conftest import certificates, kits
 
 __all__ = ["certificates", "kits"]

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.parties import Party, to_arrays
-from tfp_bfl.parties.party import at_server
-from tfp_bfl.parties.steps import MOST_MESSAGES, Steps
+from tfp_bfl.sites import Party, to_arrays
+from tfp_bfl.sites.party import at_server
+from tfp_bfl.sites.steps import MOST_MESSAGES, Steps
 
 TRIES, SIZE, COLUMNS, HIDDEN = 20, 100, 9, 8
 
@@ -181,7 +181,7 @@ def test_what_comes_beside_the_weights_has_bounds(name):
 
     names = tuple(source.name + str(k) for k, source in enumerate(SOURCES))
     parties = bfl.data.Parties(bfl.data.Schema("rows", (COLUMNS,), False, ("no", "yes")), names, np.full(3, SIZE))
-    assert len(bfl.federated.simulate_parties(process, parties, Transport(), 7, seed=0).rounds) == 7
+    assert len(bfl.sites.simulate_parties(process, parties, Transport(), 7, seed=0).rounds) == 7
     far = lambda message: {
         part: 1e4 * (x + 1) if part.startswith("told") and x.dtype == np.float32 else x for part, x in message.items()
     }

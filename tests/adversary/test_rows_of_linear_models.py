@@ -9,13 +9,13 @@ import pytest
 
 from tests.adversary.lying_server import distance, read
 from tests.glm.guarded import Guarded, clients_of
-from tests.parties.linear_models import ILL, Channel, check_equal, pooled, run
+from tests.sites.linear_models import ILL, Channel, check_equal, pooled, run
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.cox import RiskSums, event_times
 from tfp_bfl.glm.federation import Question, answer
 from tfp_bfl.glm.sums import Sums
-from tfp_bfl.parties.deployment.channel import SUMS
+from tfp_bfl.sites.deployment.channel import SUMS
 
 TRIES = 20
 STEEP = 3e4

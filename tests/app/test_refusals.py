@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tfp_bfl.parties.deployment.kits import ADMIN, SERVER
-from tfp_bfl.parties.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.kits import ADMIN, SERVER
+from tfp_bfl.sites.deployment.party_file import FILE
 
 # Run in one interpreter, as a start of one takes longer than a refusal.
 _PROGRAM = """

@@ -8,15 +8,15 @@ import pytest
 import tfp_bfl as bfl
 from tests.certificates import certify
 from tests.kit import json_of, lines_of, summary_of
-from tests.parties.test_deployment import OPTIONS, Channel, run
+from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays
-from tfp_bfl.parties.deployment import keys
-from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
-from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.parties.deployment.kits import SERVER
-from tfp_bfl.parties.deployment.party_file import FILE
-from tfp_bfl.parties.deployment.site import Site
+from tfp_bfl.sites.deployment import keys
+from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
+from tfp_bfl.sites.deployment.demo import HOSPITALS, write_hospitals
+from tfp_bfl.sites.deployment.kits import SERVER
+from tfp_bfl.sites.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.site import Site
 
 pytestmark = pytest.mark.cpu_seconds(60)
 
@@ -41,7 +41,7 @@ def test_two_sites_derive_the_same_key_and_others_none(kits):
     first, second, third = HOSPITALS
     assert found[first][second] == found[second][first] != found[first][third]
     assert len({key for of_party in found.values() for key in of_party.values()}) == 3
-    assert all(len(key) == bfl.parties.KEY_BYTES for key in found[first].values())
+    assert all(len(key) == bfl.sites.KEY_BYTES for key in found[first].values())
 
 
 def test_a_key_offer_of_another_site_is_refused(kits, tmp_path):
@@ -88,7 +88,7 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_numbers_of_a_site(kits)
     assert all("BEGIN CERTIFICATE" in party["offer"]["certificate"] for party in described.values())
 
 
-@pytest.mark.deep(after="tests/parties/test_sealed.py")
+@pytest.mark.deep(after="tests/sites/test_sealed.py")
 def test_an_absent_site_costs_a_round_only_its_numbers(kits):
     channel = Channel(kits)
     reply, gone = channel.reply, [channel.sites["west"]]

@@ -10,7 +10,7 @@ from tfp_bfl.app.options.config import fields, make_config, read_yaml
 from tfp_bfl.bench.plan import read_plan
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import takers
-from tfp_bfl.parties.deployment.party_file import FILE, read_file
+from tfp_bfl.sites.deployment.party_file import FILE, read_file
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted([*ROOT.glob("experiments/**/*.yaml"), *ROOT.glob("docs/**/*.yaml")])

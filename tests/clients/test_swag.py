@@ -302,7 +302,7 @@ def convolution():
     [
         (mlp(kind="flipout"), False, "the layers of 'mlp_flipout' have one of their own: build the model with kind 'd"),
         (mlp(kind="flipout", hidden=(3,)), True, "kind 'deterministic' or 'mc_dropout'"),
-        (convolution, True, "must be a tf.keras.layers.Dense .*'convolution' ends with Conv2D"),
+        (convolution, True, "must be a keras.layers.Dense .*'convolution' ends with Conv2D"),
     ],
 )
 def test_models_without_such_a_posterior(model_fn, last_layer, message):

@@ -8,7 +8,7 @@ import pytest
 from tests.fuzz.harness import inputs
 from tfp_bfl.data import read_part
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.parties import agree, describe, fitted
+from tfp_bfl.sites import agree, describe, fitted
 
 RNG = np.random.default_rng(3)
 ROWS = 100

@@ -18,7 +18,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import rows
 from tfp_bfl.glm import agreement, descriptions
 from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.parties import agree, describe, fitted
+from tfp_bfl.sites import agree, describe, fitted
 
 ROWS = 120
 Z = np.random.default_rng(6).normal(size=ROWS).round(3)

@@ -11,7 +11,7 @@ from tfp_bfl import federated
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import Backend, Checkpointing, Cohorts, Monitor, Prediction, Thinning, options
 from tfp_bfl.federated.options import Settings, settings_of
-from tfp_bfl.parties import simulate_parties
+from tfp_bfl.sites import simulate_parties
 
 
 def anything(*args, **kwargs):

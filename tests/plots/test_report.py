@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tfp_bfl import evaluation, plots
+from tfp_bfl import plots
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.plots import sections, style, tables
+from tfp_bfl.plots import sections, style
 from tfp_bfl.plots.page import Picture
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
@@ -314,29 +314,6 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(InvalidArgument, match="name of its own"):
         plots.write_report(tmp_path / "r.html", [run(), run()])
     assert not (tmp_path / "r.html").exists()
-
-
-def federation(**parties):
-    rounds = [{"round": 1, "accuracy": 0.9, "faulty_clients": {"1": "NaN mean"}}]
-    none = {"probabilities": None, "labels": np.zeros(0, np.int32), "uncertainties": {}, "features": None}
-    return run(**none, label_counts=None, rounds=rounds, parties=parties)
-
-
-def test_a_federation_has_the_sums_of_its_sites_and_no_example(tmp_path):
-    probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]], np.float32)
-    entropy = np.array([0.2, 0.9, 0.7])
-    sums = evaluation.score_sums(
-        evaluation.Evaluation({}, probabilities, *[entropy] * 2, *[entropy / 1e4] * 2), [0, 1, 0]
-    )
-    read = page(tmp_path / "page.html", federation(north=sums, south=None))
-    assert {"Learning curve", "Error rate and coverage", "Reliability diagram", "Sites"} <= set(headings(read))
-    assert "Retention curves" not in headings(read)
-    assert table(read, "north")[:14] == [
-        *("north", "3", "0.667", "0.607", "0.400", "6e-05", "0"),
-        *("south", *[tables.DASH] * 5, "1"),
-    ]
-    without = page(tmp_path / "none.html", federation(north=None))
-    assert "Sites" in headings(without) and "Reliability diagram" not in headings(without)
 
 
 def test_the_path_comes_first(tmp_path):

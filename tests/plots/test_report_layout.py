@@ -16,6 +16,7 @@ from tfp_bfl.evaluation.sums import score_sums
 from tfp_bfl.glm import report as glm_report
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.repeats import Repeated
+from tfp_bfl.sites.deployment.sections import sections
 
 WIDTHS = (390, 1024, 1366)
 DIGEST = next(d for d in (hashlib.sha256(bytes([i])).hexdigest() for i in range(99)) if d[0] == "8")
@@ -50,7 +51,8 @@ def federation():
         site: {"answers": 21, "sent_bytes": 1_234_567, "received_bytes": 7_654_321, "seconds": 12.3} for site in SITES
     }
     own = {"probabilities": None, "labels": np.zeros(0, np.int32), "uncertainties": {}, "features": None}
-    return a_run("federation", parties=sums, traffic=traffic, label_counts=None, **own)
+    own["sections"] = list(sections(sums, rounds(), traffic))
+    return a_run("federation", label_counts=None, **own)
 
 
 def linear_model(folder):

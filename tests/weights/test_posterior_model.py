@@ -10,8 +10,8 @@ from tfp_bfl import evaluation, export, models, posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import batch_moments, functional_call, predictive_model
-from tfp_bfl.parties import from_arrays, to_arrays
 from tfp_bfl.posterior import LowRank, MeanField, Samples
+from tfp_bfl.sites import from_arrays, to_arrays
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.uniform(size=[7, 8, 8, 1]).astype(np.float32)

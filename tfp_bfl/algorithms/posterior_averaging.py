@@ -157,7 +157,7 @@ def fed_kp(
     Args:
       start: "clients" shifts each client's value and averages (clustered FedKP); "mean" shifts the clients' mean to its
         mode (FedKP), which lost to it in every setting of our study (experiments/kernel_posterior).
-      kernel_options: of `rules.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
+      kernel_options: of `contrib.kernel.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
       model_fn, server_optimizer, options: as `fed_opt`. The weighting is of BatchNorm's statistics alone, unless
         kernel_options give one.
 

@@ -261,7 +261,7 @@ def _evaluated(trained: _Trained, found: Mapping[str, float], megabytes: float) 
 def _megabytes(trained: _Trained) -> tuple[float, float]:
     """Return the megabytes from and to the clients in all rounds: counted where messages are compressed."""
     from tfp_bfl.federated.round import types_of
-    from tfp_bfl.parties.party import result_spec
+    from tfp_bfl.sites.party import result_spec
 
     process, result, after = trained.job.process, trained.result, trained.after
     taking_part = sum(row["num_clients"] for row in result.rounds) / MB

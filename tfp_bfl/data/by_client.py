@@ -8,7 +8,8 @@ import numpy as np
 
 from tfp_bfl.data.agreement import check_one_kind, numbers_rows
 from tfp_bfl.data.cells import BLANK, ROWS, TEXT_KINDS, Cells, read_cells
-from tfp_bfl.data.columns import Table, Troubles
+from tfp_bfl.data.clients import rows_by_client
+from tfp_bfl.data.columns import Columns, Troubles
 
 Rows = Sequence[tuple[str, np.ndarray]]
 
@@ -22,8 +23,7 @@ def rows_of_clients(owners: np.ndarray | None) -> Rows:
     if owners is None:
         return []
     names, numbers = np.unique(owners.astype(str), return_inverse=True)
-    rows = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
-    return [(name, own) for name, own in zip(names.tolist(), rows) if name]
+    return [pair for pair in zip(names.tolist(), rows_by_client(numbers, len(names))) if pair[0]]
 
 
 def counts(cells: Cells, clients: Rows) -> bool:
@@ -37,7 +37,7 @@ def counts(cells: Cells, clients: Rows) -> bool:
     return numbers_rows(kinds, [one and one[1:] for one in found])
 
 
-def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
+def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
     """Check that no category has only numbers at a client: at a site the column would be one of numbers.
 
     Args:
@@ -57,7 +57,6 @@ def check_kinds(table: Table, columns: Collection[Cells], clients: Rows, categor
         for client, own in clients:
             if np.all(cells.values[own] == ""):
                 continue
-            mine = np.isin(np.arange(len(column.empty)), own)
-            part = read_cells(column.filter(mine), Troubles("", "")) if is_number[own].any() else cells
+            part = read_cells(column.take(own), Troubles("", "")) if is_number[own].any() else cells
             kinds[client] = "text" if part is not None and part.kind in TEXT_KINDS else "numbers"
         check_one_kind(name, kinds.items())

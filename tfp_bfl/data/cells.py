@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.columns import Decoded, Table, Troubles, check_full, to_float
+from tfp_bfl.data.columns import Columns, Decoded, Troubles, check_full, to_float
 from tfp_bfl.data.names import note_spellings
 from tfp_bfl.data.outliers import within_bounds
 from tfp_bfl.data.signs import doubts
@@ -105,30 +105,45 @@ class Cells(NamedTuple):
 
 
 def read_columns(
-    table: Table,
+    table: Columns,
     names: Sequence[str],
     troubles: Troubles,
     categorical: Collection[str] = (),
     date_unit: str | None = None,
     client: str | None = None,
+    kinds: Mapping[str, str] = {},
+    signs: Mapping[str, str] = {},
+    among: Collection[str] = (),
 ) -> list[Cells]:
-    """Return columns by the values that they hold, those without a trouble.
+    """Return columns by the values that they hold, or in the form in which a model requires them.
+
+    A column with a trouble is left out, or its cells are empty if its kind is given.
 
     Args:
       table: of `read_table`.
       names: of the columns.
-      troubles: as of `read_cells`.
+      troubles: as of `read_cells`; also gets an entry if a cell has another form than its kind.
       categorical: the columns that are categories, whatever they hold.
       date_unit: one of `DATE_UNITS`, in which dates become numbers; None where dates are refused.
       client: the column with the names of the clients, if one is known.
+      kinds: column -> its kind, of `Cells`, where a model requires it.
+      signs: column of these -> the sign that its numbers must have beside them, "" for none; columns that are not there
+        may have any.
+      among: other columns that are read as numbers, as of `Columns.decimal_commas`.
 
     Raises:
       InvalidArgument: there is no such unit.
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
-    commas = table.decimal_commas({*names} - {*categorical})
-    found = {name: read_cells(table[name], troubles, name in categorical, date_unit, commas) for name in names}
+    are_numbers = {name for name in names if name not in categorical and kinds.get(name) not in TEXT_KINDS}
+    commas = table.decimal_commas(are_numbers.union(among))
+    found = {
+        name: _read_as(table[name], kinds[name], troubles, date_unit, commas, signs.get(name))
+        if name in kinds
+        else read_cells(table[name], troubles, name in categorical, date_unit, commas)
+        for name in names
+    }
     site = next((name for name, cells in found.items() if cells is None and _looks_like_names(table[name])), None)
     if client is None and site is not None:
         troubles.advise(f"give --client-column {site} if it names the client of each row")
@@ -161,7 +176,7 @@ def read_cells(
         column of numbers; numbers that are not finite.
       is_category: the column is a category, whatever it holds.
       date_unit: one of `DATE_UNITS`, in which dates become numbers.
-      commas: of its table, as `Table.decimal_commas` says.
+      commas: of its table, as `Columns.decimal_commas` says.
     """
     import pyarrow.types as types
 
@@ -193,30 +208,6 @@ def read_cells(
     return _few(Cells(name, "category", column.categories), troubles)
 
 
-def read_as(
-    table: Table,
-    kinds: Iterable[tuple[str, str]],
-    troubles: Troubles,
-    date_unit: str | None = None,
-    among: Collection[str] = (),
-    signs: Mapping[str, str] = {},
-) -> list[Cells]:
-    """Return columns in the form in which a model requires them.
-
-    Args:
-      table: of `read_table`.
-      kinds: the name and the kind, of `Cells`, of each column.
-      troubles: gets an entry if a cell has another form.
-      date_unit: of dates.
-      among: other columns that are read as numbers, as of `Table.decimal_commas`.
-      signs: column -> the sign that its numbers must have beside them, "" for none; columns that are not there may
-        have any.
-    """
-    kinds = list(kinds)
-    commas = table.decimal_commas({name for name, kind in kinds if kind not in TEXT_KINDS}.union(among))
-    return [_read_as(table[name], kind, troubles, date_unit, commas, signs.get(name)) for name, kind in kinds]
-
-
 def _read_as(
     column: Decoded, kind: str, troubles: Troubles, date_unit: str | None, commas: str, sign: str | None
 ) -> Cells:
@@ -238,7 +229,7 @@ def _read_as(
 
 
 def numbers(
-    table: Table,
+    table: Columns,
     columns: Sequence[str],
     troubles: Troubles,
     full: bool = True,
@@ -252,11 +243,12 @@ def numbers(
       columns: names, all in the table.
       troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
       full: an empty cell is a trouble; otherwise it becomes NaN.
-      among: other columns that are read as numbers, as of `Table.decimal_commas`.
+      among: other columns that are read as numbers, as of `Columns.decimal_commas`.
       sign: beside the numbers, as of `to_float`.
     """
     signs = {} if sign is None else dict.fromkeys(columns, sign)
-    read = read_as(table, [(name, "number") for name in columns], troubles, among=among, signs=signs)
+    kinds = dict.fromkeys(columns, "number")
+    read = read_columns(table, columns, troubles, kinds=kinds, signs=signs, among=among)
     for name in columns if full else ():
         check_full(table[name].empty, name, troubles)
     return np.stack([cells.values for cells in read], -1)

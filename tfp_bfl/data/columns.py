@@ -123,14 +123,14 @@ class Decoded:
             empty = self.text.is_null()
         self.empty: np.ndarray = empty.to_numpy()
 
-    def filter(self, mask: np.ndarray) -> Decoded:
-        """Return the cells of a mask, with the same levels."""
+    def take(self, rows: np.ndarray) -> Decoded:
+        """Return the cells of some rows, with the same levels."""
         import pyarrow
 
-        part, kept = object.__new__(Decoded), pyarrow.array(mask)
+        part, kept = object.__new__(Decoded), pyarrow.array(rows)
         part.name, part.has_codes, part.order, part.is_text = self.name, self.has_codes, self.order, self.is_text
-        part.values, part.empty = self.values.filter(kept), self.empty[mask]
-        part.text = None if self.text is None else self.text.filter(kept)
+        part.values, part.empty = self.values.take(kept), self.empty[rows]
+        part.text = None if self.text is None else self.text.take(kept)
         return part
 
     @functools.cached_property
@@ -170,7 +170,7 @@ def _written(values: Any) -> list[Any]:
     return list(values.to_pylist())
 
 
-class Table:
+class Columns:
     """A table whose columns are decoded once.
 
     Args:
@@ -186,13 +186,14 @@ class Table:
     def __getitem__(self, name: str) -> Decoded:
         return self._columns[name]
 
-    def select(self, names: Sequence[str]) -> Table:
+    def select(self, names: Sequence[str]) -> Columns:
         """Return some of the columns."""
-        return Table([self[name] for name in names], self._commas, self._points)
+        return Columns([self[name] for name in names], self._commas, self._points)
 
-    def filter(self, mask: np.ndarray) -> Table:
+    def filter(self, mask: np.ndarray) -> Columns:
         """Return the rows of a mask."""
-        return Table([column.filter(mask) for column in self._columns.values()], self._commas, self._points)
+        rows = np.flatnonzero(mask)
+        return Columns([column.take(rows) for column in self._columns.values()], self._commas, self._points)
 
     def decimal_commas(self, names: Collection[str]) -> str:
         """Return a column with commas that can only be decimal; "" if there is none.
@@ -208,7 +209,7 @@ class Table:
         return next((name for name in self._commas if name in names), "")
 
 
-def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[Any]] | None = None) -> Table:
+def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[Any]] | None = None) -> Columns:
     """Return a table that knows which columns have decimal commas and which decimal points.
 
     If one has commas, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number:
@@ -238,7 +239,7 @@ def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[An
                 columns[i] = text
             else:
                 points.append(text.name)
-    return Table(columns, commas, points)
+    return Columns(columns, commas, points)
 
 
 def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
@@ -256,7 +257,7 @@ def to_float(
     Args:
       column: of a table, with a cell that is not empty.
       troubles: gets an entry for the first cell that is no number, or has another sign; and notes.
-      commas: of its table, as `Table.decimal_commas` says.
+      commas: of its table, as `Columns.decimal_commas` says.
       sign: that numbers must have beside them (`signs`), "" for none; None for any.
     """
     import pyarrow

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data.by_client import Rows, check_kinds, counts, rows_of_clients
-from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank, numbers, read_as, read_columns
-from tfp_bfl.data.columns import Table, Troubles, check_full
+from tfp_bfl.data.cells import BLANK, TEXT_KINDS, blank, numbers, read_columns
+from tfp_bfl.data.columns import Columns, Troubles, check_full
 from tfp_bfl.data.encoding import Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
 from tfp_bfl.data.outliers import table_within_bounds, within_bounds
@@ -93,7 +93,7 @@ class Reading(NamedTuple):
         return (*self.text, self.label, *self.columns, *self.only)
 
 
-def examples_of(table: Table, where: str, reading: Reading) -> Examples:
+def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
     """Return the examples of a table, a row each. Rows without a label or a client are left out.
 
     Args:
@@ -208,33 +208,20 @@ def _words_among(labels: np.ndarray, label: str) -> list[str]:
     ]
 
 
-def _raw(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
-    """Return the cells of columns; what can't be used is recorded in `troubles`."""
+def _raw(table: Columns, columns: Sequence[str], reading: Reading, troubles: Troubles) -> Raw:
+    """Return the cells of columns; what can't be used is recorded in `troubles`.
+
+    Other sites may fill columns that are empty at one site, in its training set or in its test set.
+    """
+    filled = [name for name in columns if not (reading.is_part and table[name].empty.all())]
+    fixed = {name: x for name, *x in zip(columns, reading.kinds, reading.signs) if x[0] != BLANK}
+    kinds, signs = ({name: x[i] for name, x in fixed.items()} for i in (0, 1))
     unit = reading.date_unit
-    if reading.is_part:
-        return Raw(_of_part(table, columns, reading, troubles), unit)
-    if reading.kinds:
-        return Raw(read_as(table, zip(columns, reading.kinds), troubles, unit, signs=_signs(columns, reading)), unit)
-    return Raw(read_columns(table, columns, troubles, reading.categorical, unit, reading.client), unit)
-
-
-def _signs(columns: Sequence[str], reading: Reading) -> dict[str, str]:
-    """Return the signs beside the numbers of a test set, of the columns that the training set has filled."""
-    found = zip(columns, reading.kinds, reading.signs)
-    return {name: sign for name, kind, sign in found if kind != BLANK}
-
-
-def _of_part(table: Table, columns: Sequence[str], reading: Reading, troubles: Troubles) -> list[Cells]:
-    """Return the cells of a site's columns, which other sites may fill where they are empty here."""
-    kinds = dict(zip(columns, reading.kinds))
-    empty = {name for name in columns if table[name].empty.all()}
-    fixed = {name: kind for name, kind in kinds.items() if kind != BLANK and name not in empty}
-    free = [name for name in columns if name not in empty and name not in fixed]
-    unit, found = reading.date_unit, {name: blank(name, table.num_rows) for name in columns}
-    read = read_columns(table, free, troubles, reading.categorical, unit)
-    found |= {x.name: x._replace(numbering=x.numbered()) for x in read}
-    found |= {x.name: x for x in read_as(table, fixed.items(), troubles, unit, signs=_signs(columns, reading))}
-    return list(found.values())
+    read = read_columns(table, filled, troubles, reading.categorical, unit, reading.client, kinds, signs)
+    if not reading.is_part:
+        return Raw(read, unit)
+    found = {name: blank(name, table.num_rows) for name in columns}
+    return Raw([*(found | {x.name: x._replace(numbering=x.numbered()) for x in read}).values()], unit)
 
 
 def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
@@ -256,7 +243,7 @@ def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | R
     return raw, names, notes
 
 
-def check_columns(table: Table, columns: Sequence[str], where: str) -> None:
+def check_columns(table: Columns, columns: Sequence[str], where: str) -> None:
     """Raise InvalidArgument unless a table has the columns.
 
     Args:

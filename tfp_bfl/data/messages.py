@@ -33,6 +33,8 @@ Name = Annotated[str, Field(max_length=MOST_CHARACTERS), AfterValidator(_is_name
 Level = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS), AfterValidator(_is_level)]
 Number = Annotated[float, Field(ge=-MOST_MAGNITUDE, le=MOST_MAGNITUDE)]
 Size = Annotated[int, Field(gt=0, le=MOST_ROWS)]
+# The sum of as many whole numbers of 64 bits.
+_Total = Annotated[int, Field(ge=-(2**95), le=2**95)]
 
 
 class ColumnMessage(BaseModel):
@@ -62,7 +64,7 @@ class ColumnMessage(BaseModel):
     mean: Number = 0.0
     stddev: Annotated[Number, Field(ge=0)] = 0.0
     levels: Annotated[dict[Level, Size], Field(max_length=MOST_CATEGORIES)] = {}
-    numbering: Annotated[tuple[int, int], Field(strict=False)] | None = None
+    numbering: Annotated[tuple[Size, _Total], Field(strict=False)] | None = None
 
     @property
     def is_text(self) -> bool:

@@ -125,7 +125,7 @@ def as_text(values: Sequence[Any], form: Callable[[str], str] = canonical) -> np
     Raises:
       InvalidArgument: bytes are not UTF-8, or a name contains the character NUL, which NumPy drops from its end.
     """
-    texts = [*map(_text, values)]
+    texts = [x if type(x) is str else _text(x) for x in values]
     forms = {text: form(text) for text in dict.fromkeys(texts)}
     with_nul = next((text for text in forms if "\0" in text), None)
     if with_nul is not None:

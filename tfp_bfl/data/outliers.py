@@ -75,24 +75,6 @@ def find_outliers(values: np.ndarray) -> Outliers:
     return Outliers(np.flatnonzero(far), low, high, mean, float(rest.std()), few)
 
 
-def _notes(found: Outliers, values: np.ndarray, name: str) -> list[str]:
-    """Return a sentence that names the rows and values of `find_outliers`, if there are any."""
-    if not len(found.rows):
-        return []
-    rows = [f"row {row + 1} of {shown(name)} holds {values[row]:.10g}" for row in found.rows[:_MOST_SHOWN]]
-    more = len(found.rows) - len(rows)
-    which = " and ".join([*rows, *([f"{more:,} more rows"] if more else [])])
-    nearest = np.min(np.abs(values[found.rows] - found.mean)) / found.stddev
-    or_more = " or more" if len(found.rows) > 1 else ""
-    advice = (
-        "correct or empty the cell"
-        if found.are_few
-        else "these rows determine its scale; empty the cells if they are codes of missing values, or use the logarithm"
-    )
-    away = f"{nearest:,.0f} standard deviations{or_more} from the mean of the others"
-    return [f"Far from all others: {which}, {away}: {advice}."]
-
-
 def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np.ndarray, list[str]]:
     """Return a column without a typing error that would determine its scale, and sentences on outlying rows.
 
@@ -105,7 +87,20 @@ def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np
       limit: whether outlying numbers are replaced; else they are named alone.
     """
     found = find_outliers(values)
-    notes = _notes(found, values, name)
+    if not len(found.rows):
+        return values, []
+    rows = [f"row {row + 1} of {shown(name)} holds {values[row]:.10g}" for row in found.rows[:_MOST_SHOWN]]
+    more = len(found.rows) - len(rows)
+    which = " and ".join([*rows, *([f"{more:,} more rows"] if more else [])])
+    nearest = np.min(np.abs(values[found.rows] - found.mean)) / found.stddev
+    or_more = " or more" if len(found.rows) > 1 else ""
+    advice = (
+        "correct or empty the cell"
+        if found.are_few
+        else "these rows determine its scale; empty the cells if they are codes of missing values, or use the logarithm"
+    )
+    away = f"{nearest:,.0f} standard deviations{or_more} from the mean of the others"
+    notes = [f"Far from all others: {which}, {away}: {advice}."]
     if not (found.are_few and limit):
         return values, notes
     changed = f"{shown(name)} is limited to {found.low:.10g} to {found.high:.10g}, the range of its other rows."

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import numbers, read_as
+from tfp_bfl.data.cells import numbers, read_columns
 from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
@@ -81,7 +81,8 @@ def read_encoded(
     troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
     unit = next((x.unit for x in features if x.kind == "date"), None)
     signs = {x.name: x.sign for x in features}
-    raw = Raw(read_as(table, [(x.name, x.kind) for x in features], troubles, unit, signs=signs))
+    kinds = {x.name: x.kind for x in features}
+    raw = Raw(read_columns(table, names, troubles, date_unit=unit, kinds=kinds, signs=signs))
     troubles.check()
     return EncodedRows(encode(raw, features, columns), (*troubles.notes, *unknown_levels(raw, features)))
 

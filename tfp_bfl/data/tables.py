@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, BinaryIO
 
 from tfp_bfl import files
-from tfp_bfl.data.columns import Decoded, Table, with_notation
+from tfp_bfl.data.columns import Columns, Decoded, with_notation
 from tfp_bfl.data.names import EMPTY, as_names, canonical
 from tfp_bfl.errors import InvalidArgument, lookup, shown, shown_apart
 
@@ -31,7 +31,7 @@ def read_table(
     text: Collection[str] = (),
     drop: Collection[str] = (),
     keep: Collection[str] = (),
-) -> Table:
+) -> Columns:
     """Read a table, without the columns that are a row index; names of columns are `names.canonical`.
 
     Args:
@@ -65,7 +65,7 @@ def _is_of_pandas(value: object) -> bool:
     return any(kind.__module__.partition(".")[0] == "pandas" for kind in type(value).__mro__)
 
 
-def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Table:
+def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Columns:
     """Return a table in memory; the index of a DataFrame is left out.
 
     Args:
@@ -146,7 +146,7 @@ def _checked(
     drop: Collection[str],
     named: Collection[str],
     written: Callable[[list[str]], Any] | None = None,
-) -> Table:
+) -> Columns:
     """Return the result of `read` without the columns of `drop` and without row indices that are not in `named`.
 
     `written` reads columns as text, for `with_notation`; None for a table whose numbers are not text.
@@ -167,7 +167,7 @@ def _checked(
         reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
         reason = " ".join(reason.split()).rstrip(".")
         raise InvalidArgument(f"The table {where} can't be read: {reason}.") from None
-    names = [x for i, x in enumerate(as_names(stored)) if x in named or not _is_index(table, i, x)]
+    names = _without_index(table, as_names(stored), named)
     for name in drop:
         lookup(dict.fromkeys(names), name, "column", f"in {where} for --drop")
     names = [name for name in names if name not in drop]
@@ -286,28 +286,32 @@ def _header(head: str, separator: str) -> list[str]:
         return []
 
 
-def _is_index(table: Any, i: int, name: str) -> bool:
-    """Return whether column i is a row index by pandas' record or by its name, or has neither name nor values."""
+def _without_index(table: Any, names: Sequence[str], named: Collection[str]) -> list[str]:
+    """Return the names of the columns but those that are a row index by pandas' record or by their name, and those that
+    have neither a name nor values.
+    """
     try:
         index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
-        recorded = name in {canonical(x) for x in index if isinstance(x, str)}
+        recorded = {canonical(name) for name in index if isinstance(name, str)}
     except (ValueError, KeyError, TypeError):
-        recorded = False
-    unnamed = name == "" and table.column(i).null_count == table.num_rows
-    return recorded or unnamed or (_INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__")))
+        recorded = set()
+    looks = lambda i, name: _INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__"))
+    unnamed = lambda i, name: name == "" and table.column(i).null_count == table.num_rows
+    is_index = lambda i, name: name in recorded or unnamed(i, name) or looks(i, name)
+    return [name for i, name in enumerate(names) if name in named or not is_index(i, name)]
 
 
-def with_canonical_names(table: Any, where: str) -> Table:
-    """Return a pyarrow Table with `names.canonical` names of its columns; a `Table` has them.
+def with_canonical_names(table: Any, where: str) -> Columns:
+    """Return a pyarrow Table with `names.canonical` names of its columns; a `Columns` has them.
 
     Args:
-      table: of pyarrow, or a `Table`.
+      table: of pyarrow, or a `Columns`.
       where: the table's name in errors.
 
     Raises:
       InvalidArgument: a column has no name, or the names of two are one.
     """
-    if isinstance(table, Table):
+    if isinstance(table, Columns):
         return table
     names = as_names(table.column_names)
     _check_names(names, table.column_names, where)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tfp_bfl.data.agreement import check_levels, check_one_kind
 from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, NUMBERING, RISING, ROWS, read_columns
-from tfp_bfl.data.columns import Table, Troubles
+from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.names import as_names, canonical, natural
 from tfp_bfl.data.signs import doubts
 from tfp_bfl.data.tables import with_canonical_names
@@ -119,7 +119,7 @@ def describe(
 
 
 def _describe(
-    table: Table, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
+    table: Columns, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
 ) -> Column:
     if table[name].empty[used].all():
         return Column(name, EMPTY)

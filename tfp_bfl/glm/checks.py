@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import scipy.linalg
+from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.families import Family
@@ -21,6 +22,8 @@ _MIN_EVENTS_PER_COEFFICIENT = 10
 _DEVIATIONS = 3.0
 # Of sums in fixed point, relative to them.
 _MOST_ROUNDING = 1e-6
+# Probability that a client of a federation of the same coefficients is named, and relative eigenvalues that are 0.
+_FALSE_ALARM, _NOTHING = 1e-3, 1e-8
 ADVICE = "or give a prior: prior_stddev=2.5, or --prior-stddev 2.5"
 
 
@@ -147,3 +150,38 @@ def misfit(sums: Sums, num_coefficients: int) -> list[str]:
         f"small, by a factor of {math.sqrt(ratio):.2g} if the excess is the same in all rows (quasi-Poisson); if "
         'clients differ, give random effects (--random "(intercept)").'
     ]
+
+
+def apart(parts: Mapping[str, Sums], dispersion: float) -> dict[str, float]:
+    """Return the client whose coefficients differ from those of all others by more than chance, with its p-value.
+
+        g_k' (I_k - I_k I^-1 I_k)^+ g_k / dispersion ~ chi2,   g_k, I_k: sums of client k at the maximum of all clients
+
+    is the score test of own coefficients of client k. The p-values are times the number of clients. A client is named
+    only if the others then agree with each other: where all differ, nobody stands apart.
+
+    Args:
+      parts: client -> its sums at coefficients near the maximum.
+      dispersion: of the outcome.
+    """
+    if len(parts) < 3:
+        return {}
+    found = _score_tests(parts, dispersion)
+    name, p = min(found.items(), key=lambda item: item[1])
+    others = _score_tests({other: x for other, x in parts.items() if other != name}, dispersion)
+    return {name: p} if p < _FALSE_ALARM <= min(others.values()) else {}
+
+
+def _score_tests(parts: Mapping[str, Sums], dispersion: float) -> dict[str, float]:
+    information = sum(x.information for x in parts.values())
+    inverse, found = np.linalg.pinv(information, hermitian=True), {}
+    step = inverse @ sum(x.gradient for x in parts.values())
+    for name, own in parts.items():
+        variance = own.information - own.information @ inverse @ own.information
+        scale = np.sqrt(np.maximum(np.diag(own.information), np.finfo(np.float64).tiny))
+        values, vectors = np.linalg.eigh(variance / np.outer(scale, scale))
+        along = vectors.T @ ((own.gradient - own.information @ step) / scale)
+        is_there = values > _NOTHING
+        statistic = np.sum(along[is_there] ** 2 / values[is_there]) / dispersion
+        found[name] = min(1.0, len(parts) * float(stats.chi2.sf(statistic, np.count_nonzero(is_there))))
+    return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_bfl.data.agreement import is_numbering
 from tfp_bfl.data.cells import RISING
-from tfp_bfl.data.columns import Table
+from tfp_bfl.data.columns import Columns
 from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, SIGNED, Column, Plan
@@ -84,14 +84,22 @@ class Cells:
         self._values = self._values[used]
         self._exposure = None if self._exposure is None else self._exposure[used]
         self._left = ~np.any(self._empty, 1) if missing == "drop" else np.ones(len(self._empty), bool)
+        # Of the rows of the table, those that the fit uses [n].
+        self.chosen = used.copy()
+        self.chosen[used] = self._left
 
     def sums(self) -> np.ndarray:
-        """Return the sums of `settle` over the rows of this site."""
+        """Return the sums of `settle` over the rows of this site.
+
+        Where rows with empty cells are left out, the sums of columns serve only to find one that numbers the rows: the
+        others are 0, since their difference from those of the fit would be the sum of the rows that it leaves out.
+        """
         filled = np.where(np.isnan(self._features), 0.0, self._features)
+        serves = [self._missing == "indicate" or c.kind == RISING for c in self._plan.columns for _ in c.names]
         empty = self._empty.astype(np.float64)
-        counts = np.sum(~np.isnan(self._features), 0)
+        counts, sums = np.sum(~np.isnan(self._features), 0), np.where(serves, np.sum(filled, 0), 0.0)
         there = np.sum(filled[self._left] != 0, 0)
-        return pack(float(len(filled)), float(np.sum(self._left)), np.sum(filled, 0), counts, there, empty.T @ empty)
+        return pack(float(len(filled)), float(np.sum(self._left)), sums, counts, there, empty.T @ empty)
 
     def check_presence(self, of_events: bool = False) -> None:
         """Raise InvalidArgument for a site whose sums are zeros, so that those of all sites are those of the others.
@@ -136,7 +144,7 @@ class Cells:
         return OwnRows(features[self._left], self._values[self._left], exposure)
 
 
-def encode(table: Table, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
+def encode(table: Columns, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
     """Return the columns of the design of a table without an outcome [N, p]; NaN in rows that can't be encoded.
 
     A level that no row of the fit has counts as an empty cell.
@@ -172,7 +180,7 @@ def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Enco
     return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
 
 
-def _block(table: Table, column: Column, where: str, date_unit: str | None) -> np.ndarray:
+def _block(table: Columns, column: Column, where: str, date_unit: str | None) -> np.ndarray:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)

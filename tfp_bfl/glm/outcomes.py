@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_as
-from tfp_bfl.data.columns import Table, Troubles
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_columns
+from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.names import as_category, canonical, natural, value
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
         return self._replace(column=canonical(self.column), event=form(self.event), exposure=form(self.exposure))
 
 
-def read_outcome(table: Table, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
+def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
     """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
 
     Args:
@@ -130,7 +130,7 @@ def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str)
     return yes
 
 
-def note_event(table: Table, outcome: Outcome, where: str) -> list[str]:
+def note_event(table: Columns, outcome: Outcome, where: str) -> list[str]:
     """Return which values count as an event, where that is not obvious."""
     name = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     if name is None:
@@ -142,7 +142,7 @@ def note_event(table: Table, outcome: Outcome, where: str) -> list[str]:
 
 
 def numbers(
-    table: Table, name: str, where: str, kind: str = "number", date_unit: str | None = None, sign: str = ""
+    table: Columns, name: str, where: str, kind: str = "number", date_unit: str | None = None, sign: str = ""
 ) -> np.ndarray:
     """Read a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
 
@@ -154,7 +154,10 @@ def numbers(
       sign: that the numbers must have beside them; "" for none.
     """
     troubles = Troubles(where, f"name a column of {kind}s")
-    (cells,) = read_as(table, [(name, kind)], troubles, date_unit, among=table.column_names, signs={name: sign})
+    kinds, signs = {name: kind}, {name: sign}
+    (cells,) = read_columns(
+        table, [name], troubles, date_unit=date_unit, kinds=kinds, signs=signs, among=table.column_names
+    )
     troubles.check()
     return cells.values
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.columns import Table
+from tfp_bfl.data.columns import Columns
 from tfp_bfl.data.names import canonical
 from tfp_bfl.data.names import client_names as names_of_clients
 from tfp_bfl.data.tables import read_table
@@ -63,7 +63,7 @@ def read_rows(
     return Rows(owners, encode(table, plan, encoding, where))
 
 
-def _owners(table: Table, column: str) -> np.ndarray:
+def _owners(table: Columns, column: str) -> np.ndarray:
     """Return the client of each row, by the names of the fit [N]."""
     return table[column].spread(names_of_clients(table[column].distinct[1], column)[0])
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_bfl.evaluation.sums import add_sums, is_of_numbers, reliability_of, risk_coverage_of
-from tfp_bfl.plots.calibration import reliability_bars, reliability_diagram
+from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.clients import client_labels
 from tfp_bfl.plots.examples import uncertain_examples
 from tfp_bfl.plots.learning import learning_curve
+from tfp_bfl.plots.page import Section
 from tfp_bfl.plots.regression import regression_figures
-from tfp_bfl.plots.retention import retention_curves, risk_coverage
+from tfp_bfl.plots.retention import retention_curves
 
 
 class RunResults(NamedTuple):
@@ -38,9 +38,7 @@ class RunResults(NamedTuple):
       numbers: "mean", "stddev", "epistemic", "low" and "high" -> [N], of predictions of numbers; None of classes.
       unusual: [N], the scores of unusual examples for the test set, None for a model without this output.
       statement: the weights, the method and the posterior temperature in a sentence, shown below the heading.
-      parties: of a federation the sums (`evaluation.score_sums`) of each site, None of one that gave none; there are
-        no probabilities, labels and uncertainties then.
-      traffic: of a federation the "answers", "sent_bytes", "received_bytes" and "seconds" of computation of each site.
+      sections: of an edge, in place of those on probabilities, labels and uncertainties, which a run with them lacks.
     """
 
     name: str
@@ -56,10 +54,9 @@ class RunResults(NamedTuple):
     warnings: Sequence[str] = ()
     out_of_distribution: Mapping[str, np.ndarray] | None = None
     numbers: Mapping[str, np.ndarray] | None = None
-    parties: Mapping[str, Mapping[str, np.ndarray] | None] | None = None
+    sections: Sequence[Section] | None = None
     statement: str = ""
     unusual: np.ndarray | None = None
-    traffic: Mapping[str, Mapping[str, Any]] | None = None
     client_names: Sequence[str] = ()
 
 
@@ -73,12 +70,10 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
     if run.numbers is not None:
         learning = {"learning_curve": learning_curve(_in_units_of_labels(run.rounds))} if run.rounds else {}
         return {**learning, **regression_figures(run.numbers, run.labels)}
-    if run.parties is not None:
-        reported = [sums for sums in run.parties.values() if sums is not None]
-        numbers = any(map(is_of_numbers, reported))
-        rounds = _in_units_of_labels(run.rounds) if numbers else run.rounds
-        learning = {"learning_curve": learning_curve(rounds)} if rounds else {}
-        return {**learning, **(_figures_of_sums(reported) if reported and not numbers else {})}
+    if run.sections is not None:
+        # Without classes the labels are numbers.
+        rounds = run.rounds if run.class_names else _in_units_of_labels(run.rounds)
+        return {"learning_curve": learning_curve(rounds)} if rounds else {}
     figures = {
         "learning_curve": learning_curve(run.rounds) if run.rounds else None,
         "reliability_diagram": reliability_diagram(run.probabilities, run.labels),
@@ -93,9 +88,3 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
         ),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def _figures_of_sums(parties: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Figure]:
-    total = add_sums(parties)
-    bars, curve = reliability_bars(reliability_of(total)), risk_coverage(risk_coverage_of(total))
-    return {"reliability_diagram": bars, "risk_coverage": curve}

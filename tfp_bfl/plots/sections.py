@@ -20,7 +20,7 @@ from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults, run_figures
 from tfp_bfl.plots.retention import retention_comparison, retention_curves
 
-_RELIABILITY = (
+RELIABILITY = (
     "Bars that end on the dashed line mean that accuracy equals confidence. Lower bars mean overconfidence, higher "
     "bars underconfidence. The range about the line is two standard deviations of chance: wide in bins of few examples."
 )
@@ -61,8 +61,8 @@ def sections(
             yield from _further(runs)
         yield from _records(runs)
         return
-    if any(run.parties is not None for run in runs):
-        yield from _federation(runs[0])
+    if runs[0].sections is not None:
+        yield from runs[0].sections
         yield from _client_scores(runs)
         yield from spent
         yield from _further(runs)
@@ -74,7 +74,7 @@ def sections(
     yield _retention(runs, drawn.get("retention_curves"))
     yield Section(
         "Reliability diagram" if single else "Reliability diagrams",
-        _RELIABILITY,
+        RELIABILITY,
         pictures=_each(
             runs,
             [drawn.get("reliability_diagram") or reliability_diagram(run.probabilities, run.labels) for run in runs],
@@ -90,20 +90,6 @@ def sections(
         yield _out_of_distribution(runs, other)
     yield from _examples(runs)
     yield from _records(runs)
-
-
-def _federation(run: RunResults) -> Iterator[Section]:
-    """Return the section on the sites' sums, together and each."""
-    figures = run_figures(run)
-    if "risk_coverage" in figures:
-        how = (
-            "From sums over the sites' test data: the error rate on the examples of lowest uncertainty. The lower on "
-            "the left, the better the entropy detects errors."
-        )
-        yield Section("Error rate and coverage", how, pictures=[picture(figures["risk_coverage"])])
-        yield Section("Reliability diagram", _RELIABILITY, pictures=[picture(figures["reliability_diagram"])])
-    how = "Each site on its own test data. A dash: the site shares no scores."
-    yield Section("Sites", how, tables=[tables.parties(run), *([tables.traffic(run)] if run.traffic else [])])
 
 
 def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from tfp_bfl.evaluation.out_of_distribution import auroc_interval, out_of_distribution
-from tfp_bfl.evaluation.sums import from_sums, is_of_numbers
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.plots.page import Cell, Headline, Table
 from tfp_bfl.plots.results import RunResults
@@ -44,9 +43,6 @@ _ELSEWHERE = (
     *("versions", "warnings", "method", "baselines", "classes", "confusion_matrix", "clients", "adapted_clients"),
 )
 # A score of a site -> its heading and form.
-_OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
-_OF_NUMBERS = {"rmse": ("RMSE", ".4g"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
-_OF_BOTH = {"epistemic": ("epistemic variance", ".2g")}
 # A score of a client -> its heading and form.
 _OF_CLIENTS = {
     **{"accuracy": ("accuracy", ".3f"), "rmse": ("RMSE", ".4g"), "sensitivity": ("sensitivity", ".3f")},
@@ -201,7 +197,7 @@ def _separation(run: RunResults, quantity: str) -> tuple[str, str] | None:
 
 def clients(run: RunResults, key: str = "clients") -> Table:
     """Return the scores of each client on its own test rows, and the rounds in which it was left out."""
-    scores, faulty = run.summary[key], _faulty_rounds(run)
+    scores, faulty = run.summary[key], faulty_rounds(run.rounds)
     numbers = {name: str(k) for k, name in enumerate(run.client_names)}
     counts = None if run.label_counts is None else np.asarray(run.label_counts).sum(1)
     held = {name: f"{counts[int(k)]:g}" for name, k in numbers.items()} if counts is not None else {}
@@ -236,7 +232,7 @@ def with_interval(row: Mapping[str, Any], name: str) -> str:
 
 def client_sizes(run: RunResults) -> Table:
     """Return the numbers of examples and classes of each client, and the rounds in which it was left out."""
-    counts, faulty = np.asarray(run.label_counts), _faulty_rounds(run)
+    counts, faulty = np.asarray(run.label_counts), faulty_rounds(run.rounds)
     names = run.client_names or [str(k) for k in range(len(counts))]
     rows = []
     for k in range(min(len(counts), MOST_CLIENTS)):
@@ -249,36 +245,13 @@ def client_sizes(run: RunResults) -> Table:
     return Table("Clients", ["client", "examples", "classes", *(["faulty rounds"] if faulty else [])], rows)
 
 
-def _faulty_rounds(run: RunResults) -> dict[str, int]:
+def faulty_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count the rounds in which each client was left out."""
     counts: dict[str, int] = {}
-    for row in run.rounds:
+    for row in rounds:
         for client in row.get("faulty_clients") or {}:
             counts[str(client)] = counts.get(str(client), 0) + 1
     return counts
-
-
-def parties(run: RunResults) -> Table:
-    """Return the scores of each site of a federation, and the rounds in which it was left out."""
-    faulty = _faulty_rounds(run)
-    every, rows = run.parties or {}, []
-    numbers = any(sums is not None and is_of_numbers(sums) for sums in every.values())
-    columns = {**(_OF_NUMBERS if numbers else _OF_CLASSES), **_OF_BOTH}
-    for number, (name, sums) in enumerate(every.items()):
-        scores = from_sums(sums) if sums is not None else {}
-        cells = [f"{sums['count']:.0f}" if sums is not None else DASH]
-        cells += [f"{scores[key]:{form}}" if key in scores else DASH for key, (_, form) in columns.items()]
-        rows.append((name, [Cell(x) for x in (*cells, str(faulty.get(str(number), 0)))]))
-    head = ["site", "test examples", *(heading for heading, _ in columns.values()), "faulty rounds"]
-    return Table("Sites", head, rows)
-
-
-def traffic(run: RunResults) -> Table:
-    """Return the messages of each site of a federation, and the time that it computed."""
-    rows = []
-    for name, own in (run.traffic or {}).items():
-        kilobytes = [f"{own[key] / 1e3:,.0f}" for key in ("sent_bytes", "received_bytes")]
-        rows.append((name, [Cell(x) for x in (str(own["answers"]), *kilobytes, f"{own['seconds']:.1f}")]))
-    return Table("Messages", ["site", "answers", "kB to the site", "kB from the site", "computation (s)"], rows)
 
 
 def rounds(run: RunResults) -> Table:

@@ -41,7 +41,7 @@ Row = TypeVar("Row", ClientPosterior, ClientSite, ClientCurvature)
 
 
 class Held(NamedTuple, Generic[Row]):
-    """What a server keeps of each client. A value: methods return new ones.
+    """Rows of a server's clients, of which it makes a posterior. A value: methods return new ones.
 
     Fields:
       rows: of the clients by name, in the order of their arrival.

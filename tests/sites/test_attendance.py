@@ -1,0 +1,164 @@
+"""The sites that take part in a federation, the reasons of absent ones, and their return."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.sites.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import to_bytes
+from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
+from tfp_bfl.sites.deployment.demo import HOSPITALS
+from tfp_bfl.sites.deployment.job import make_job
+from tfp_bfl.sites.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.server import largest_weight
+from tfp_bfl.sites.deployment.site import Site
+
+pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
+
+
+def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
+    lies = {(SCORE, "south"): to_bytes({"count": np.float64(3)})}
+    described = json.loads(Site(hospitals / "west" / "local").describe())
+    channel = Channel(hospitals, lies)
+    for lie, reason in {
+        b'{"num_examples": -3}': "The description of west's data does not have the form",
+        json.dumps({**described, "num_test": "many"}).encode(): "The description of west's data does not have the form",
+        b"[1]": "The description of west's data does not have the form",
+        b"[" * 100_000: "is not JSON",
+        b"no JSON": "is not JSON",
+    }.items():
+        lies[DESCRIBE, "west"] = lie
+        with pytest.raises(Error, match=rf"2 sites take part, but the quorum is 3 \(west: .*{reason}"):
+            run(hospitals, channel, quorum=3)
+    # The other sites continue without it.
+    done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})
+    summary = json.loads((done / "summary.json").read_text())
+    assert set(summary["parties"]) == {"north"} and summary["num_clients"] == 2
+    assert json.loads((done / "parties.json").read_text())["west"] == {
+        "refused": "The description of west's data is not JSON."
+    }
+    assert "Without west: The description of west's data is not JSON." in summary["warnings"]
+
+
+def test_the_reason_of_a_site_that_refuses_a_run_is_recorded(hospitals):  # noqa: F811
+    (hospitals / "west" / "local" / FILE).write_text("data: patients.csv\nlabel: diagnosis\nmax_rounds: 1\n")
+    done = run(hospitals, Channel(hospitals))
+    reason = "Its file allows at most 1 rounds, not 2."
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["faulty_clients"] for row in rows] == [{"2": reason}] * 2
+    assert json.loads((done / "parties.json").read_text())["west"]["refused"] == reason
+    assert f"Without west: {reason}" in json.loads((done / "summary.json").read_text())["warnings"]
+    assert reason in (done / "report.html").read_text()
+
+
+def test_a_run_without_a_site_does_not_ask_it(hospitals):  # noqa: F811
+    channel = Channel(hospitals)
+    done = run(hospitals, channel, without=["south"])
+    assert {name for _, name, _ in channel.sent} == {"north", "west"}
+    assert json.loads((done / "summary.json").read_text())["num_clients"] == 2
+    (done / "summary.json").unlink()
+    with pytest.raises(InvalidArgument, match="west took part when the run began and can't be left out of it now"):
+        run(hospitals, channel, without=["south", "west"])
+
+
+def test_the_reported_size_of_a_site_can_be_bounded(hospitals):  # noqa: F811
+    """For its weight and for the pooled columns; outlying sites are reported."""
+    channel = Channel(hospitals)
+    described = json.loads(channel.sites["west"].describe())
+    number = 2_000_000_000
+    far_off = [{**x, "rows": number, "filled": number, "mean": x["mean"] + 1e3} for x in described["table"]]
+    boast = {**described, "num_examples": number, "table": far_off}
+    channel.lies[DESCRIBE, "west"] = json.dumps(boast).encode()
+    found = {}
+    for name, how in {"believed": {}, "bounded": {"max_examples": 100}}.items():
+        # Columns a thousand off would take the default rate away.
+        done = run(hospitals, channel, name, {**OPTIONS, "rounds": 1, "learning_rate": 1e-4}, **how)
+        (begun,) = [json.loads(x) for task, who, x in channel.sent if (task, who) == (BEGIN, "north")][-1:]
+        found[name] = json.loads((done / "summary.json").read_text()), begun["schema"]["columns"][0][1]
+    (believed, far), (bounded, near) = found.values()
+    assert any("west reports 2,000,000,000 examples, more than 10 times" in line for line in believed["warnings"])
+    assert "west reports 2,000,000,000 examples and is weighted as 100." in bounded["warnings"]
+    truth = described["table"][0]["mean"]
+    assert far - truth == pytest.approx(1e3, rel=0.01) and near - truth == pytest.approx(333, rel=0.05)
+    # Honest sites that have more count as the bound, and are at no fault by it.
+    assert bounded["num_faulty"] == 0 and bounded["num_examples"] == 300
+
+
+def test_a_restarted_site_gets_the_job_again(hospitals):  # noqa: F811
+    class Restarts(Channel):
+        """A channel with a site that is restarted before its second round."""
+
+        rounds = 0
+
+        def reply(self, task, site, content):
+            if task == ROUND and site is self.sites["west"]:
+                self.rounds += 1
+                if self.rounds == 2:
+                    site = self.sites["west"] = Site(hospitals / "west" / "local")
+            return super().reply(task, site, content)
+
+    channel = Restarts(hospitals)
+    done = run(hospitals, channel, options={**OPTIONS, "algorithm": "partitioned_vi", "rounds": 4})
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["faulty_clients"] for row in rows] == [{}, {"2": "It takes part in no run."}, {}, {}]
+    assert [name for task, name, _ in channel.sent if task == BEGIN].count("west") == 2
+    assert "refused" not in json.loads((done / "parties.json").read_text())["west"]
+
+
+def test_a_site_that_missed_the_beginning_is_in_the_next_round(hospitals):  # noqa: F811
+    class Late(Channel):
+        def ask(self, task, what):
+            late = task == BEGIN and not any(sent[0] == ROUND for sent in self.sent)
+            yield from super().ask(task, {name: x for name, x in what.items() if not (late and name == "west")})
+
+    done = run(hospitals, Late(hospitals))
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["faulty_clients"] for row in rows] == [{"2": "It takes part in no run."}, {}]
+    assert not any("Without" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
+
+
+def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):  # noqa: F811
+    class Silent(Channel):
+        """A channel with a site that does not answer in the second round and its scores."""
+
+        rounds = 0
+
+        def ask(self, task, what):
+            self.rounds += task == ROUND
+            gone = self.rounds == 2 and task in (ROUND, SCORE)
+            yield from super().ask(task, {name: x for name, x in what.items() if not (gone and name == "west")})
+
+    noted = []
+    monkeypatch.setattr("tfp_bfl.app.one_run.progress.Reporter.note", lambda self, text: noted.append(text))
+    done = run(hospitals, Silent(hospitals), options={**OPTIONS, "rounds": 3})
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["num_scored"] for row in rows] == [3, 2, 3]
+    assert noted == [
+        "west did not answer in time: rounds continue without it until it answers again",
+        "the scores are over the test data of north and south, without west",
+        "west answers again",
+        "the scores are over the test data of north, south and west again",
+    ]
+    assert not any("scores are over" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
+
+
+@pytest.mark.deep(after="test_attendance.py")
+def test_with_masks_sites_bound_their_sizes_themselves(hospitals):  # noqa: F811
+    from tests.certificates import certify
+
+    certify(hospitals, HOSPITALS)
+    options = {**OPTIONS, "rounds": 1}
+    done = run(hospitals, Channel(hospitals), options=options, secure_sums=True, max_examples=100)
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["num_examples"] == 100 * len(HOSPITALS) and summary["num_faulty"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "weight"),
+    [({"weighting": "equal"}, 1.0), ({"algorithm": "bayesian_admm"}, 1.0), ({"weighting": "train_size"}, 2000.0)],
+)
+def test_masked_numbers_are_rounded_by_the_largest_weight(options, weight):
+    """By the largest site's size, equal weights would be rounded to nothing beside a very large site."""
+    assert largest_weight(make_job({"model": "mlp", **options}, 3), np.array([10, 2000])) == weight

@@ -1,0 +1,356 @@
+"""A federation of sites with configuration files and messages as bytes, without NVIDIA FLARE."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tfp_bfl as bfl
+from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.options import own_model
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
+from tfp_bfl.sites.deployment.demo import HOSPITALS, write_hospitals
+from tfp_bfl.sites.deployment.job import make_job, to_json
+from tfp_bfl.sites.deployment.party_file import FILE, SECRET, read_file
+from tfp_bfl.sites.deployment.server import serve
+from tfp_bfl.sites.deployment.site import Site, _Versions, check
+from tfp_bfl.sites.deployment.submit import submit, write_job
+
+pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
+
+OPTIONS = {"model": "mlp", "rounds": 2, "local_epochs": 2}
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    for name in HOSPITALS:
+        (tmp_path / name / "local").mkdir(parents=True)
+    write_hospitals(tmp_path)
+    return tmp_path
+
+
+class Channel:
+    """Sites in this process; `lies` are replies in the place of a site's."""
+
+    def __init__(self, folder, lies=None):
+        self.sites = {name: Site(folder / name / "local") for name in HOSPITALS}
+        self.lies = lies or {}
+        self.sent = []
+
+    @property
+    def names(self):
+        return list(self.sites)
+
+    def ask(self, task, what):
+        for name, content in what.items():
+            self.sent.append((task, name, content))
+            try:
+                yield name, self.lies.get((task, name)) or self.reply(task, self.sites[name], content)
+            except InvalidArgument as error:
+                yield name, Refusal(str(error))
+
+    def reply(self, task, site, content):
+        if task == DESCRIBE:
+            return site.describe(content.decode()).encode()
+        if task == BEGIN:
+            site.begin(content.decode())
+            return b""
+        return to_bytes({ROUND: site.answer, SCORE: site.score}[task](stored_arrays(content, "message", 2**30)))
+
+
+def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
+    with reporter(Console(quiet=True), "none", 2) as tell:
+        return serve(options, name, folder / "runs" / name, channel, quorum, tell, **how)
+
+
+def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
+    channel = Channel(hospitals)
+    done = run(hospitals, channel)
+    summary = json.loads((done / "summary.json").read_text())
+    rounds = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert summary["num_clients"] == 3 and len(rounds) == 2
+    for name in ("seconds", "train_seconds"):
+        assert summary[name] == pytest.approx(sum(row[name] for row in rounds))
+    assert set(summary["parties"]) == set(HOSPITALS) and summary["accuracy"] > 0.7
+    for row in summary["clients"]:
+        assert row["accuracy"] == pytest.approx(summary["parties"][row["client"]]["accuracy"])
+        assert row["accuracy_low"] < row["accuracy"] and {"sensitivity", "specificity", "test_nll"} <= row.keys()
+    assert {row["client"] for row in summary["clients"]} == set(HOSPITALS)
+    # What they score together is what their model scores on all of their test data in one place.
+    sites = [channel.sites[name] for name in sorted(HOSPITALS)]
+    weights = stored_arrays([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
+    model = sites[0]._process.model_fn()
+    spec = bfl.models.predictive_spec(model, weights)
+    model = bfl.models.predictive_model(model, bfl.sites.from_arrays(weights, spec))
+    features, labels = (
+        np.concatenate([getattr(site._held, name) for site in sites]) for name in ("features", "labels")
+    )
+    config = sites[0]._config
+    central = bfl.evaluation.evaluate(model, features, labels, config.num_samples, config.seed)
+    for name in ("accuracy", "test_nll", "brier", "ece", "entropy", "aleatoric", "epistemic"):
+        assert summary[name] == pytest.approx(central.metrics[name], rel=1e-4, abs=1e-6), name
+    sums = dict(np.load(done / "scores.npz"))
+    assert all(sums[name] == pytest.approx(sum(sums[f"{n}/{name}"] for n in HOSPITALS)) for name in ("count", "nll"))
+    # Retention, and a limit above which to abstain: at the edges of 200 bins of the entropy.
+    curve, right = bfl.evaluation.risk_coverage_of(sums), central.probabilities.argmax(-1) == labels
+    for limit, coverage, risk in zip(*(np.asarray(x) for x in (curve.limit, curve.coverage, curve.risk))):
+        kept = central.entropy <= limit + 1e-6
+        assert coverage == pytest.approx(kept.mean(), abs=1e-4) and risk == pytest.approx(
+            1 - right[kept].mean(), abs=1e-4
+        )
+    limit = bfl.evaluation.abstention_limit(*bfl.evaluation.as_examples(sums), coverage=0.8).limit
+    assert np.mean(central.entropy <= limit + 1e-6) >= 0.8 and np.mean(central.entropy <= limit - 1 / 200) < 0.8
+    # And the exported model is that one, by draws of its own.
+    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in sorted(HOSPITALS)]
+    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32))
+    assert np.mean(answer["label"] == central.probabilities.argmax(-1)) > 0.98
+    info = bfl.export.read_info(done / "saved_model")
+    assert info.class_names == ["benign", "malignant"] and info.data["parties"] == sorted(HOSPITALS)
+    assert info.configuration["rounds"] == 2 and "dataset" not in info.configuration
+    page = (done / "report.html").read_text()
+    for part in ("Learning curve", "Error rate and coverage", "Reliability diagram", "Sites", *HOSPITALS):
+        assert part in page
+    assert page.count("data:image/") == 3 and f"{summary['accuracy']:.1%}" in page
+    # No message to a site contains an example, a secret or a seed.
+    secrets = [(hospitals / n / "local" / SECRET).read_bytes() for n in HOSPITALS]
+    assert not any(secret in content for secret in secrets for _, _, content in channel.sent)
+    assert oct((hospitals / "north" / "local" / SECRET).stat().st_mode)[-3:] == "600"
+    with pytest.raises(InvalidArgument, match="run first is complete"):
+        run(hospitals, Channel(hospitals))
+    # But not for whoever submitted it and did not see its end.
+    assert run(hospitals, Channel(hospitals), again=True) == done
+    assert json.loads((done / "summary.json").read_text()) == summary
+
+
+@pytest.mark.deep(after="test_deployment.py")
+@pytest.mark.parametrize("algorithm, kind", [
+    ("fl_swag", bfl.posterior.LowRank), ("fed_ag", bfl.posterior.MeanField), ("fed_sgld", None), ("qlsd", None),
+])  # fmt: skip
+def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algorithm, kind):
+    """And so what the run leaves: the sums' epistemic part is that of the exported model, and is there."""
+    channel = Channel(hospitals)
+    options = {"algorithm": algorithm, "model": "mlp", "num_samples": 60, "rounds": 1 if algorithm == "fl_swag" else 3}
+    done = run(hospitals, channel, options={**options, **({} if algorithm == "qlsd" else {"local_epochs": 3})})
+    summary = json.loads((done / "summary.json").read_text())
+    assert set(summary["parties"]) == set(HOSPITALS)
+    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in HOSPITALS]
+    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32), num_samples=60)
+    assert np.mean(answer["epistemic"]) == pytest.approx(summary["epistemic"], rel=0.2, abs=1e-7)
+    if kind:
+        assert summary["epistemic"] > 1e-6
+        last = [content for task, _, content in channel.sent if task == SCORE][-1]
+        names = stored_arrays(last, "message", 2**30).keys()
+        assert any(name.startswith("posterior/deviations/") for name in names) == (kind is bfl.posterior.LowRank)
+
+
+@pytest.mark.deep(after="test_deployment.py")
+def test_sites_score_at_the_precision_that_the_run_names(hospitals):
+    """bfloat16 has 8 bits of mantissa: the same weights get another loss, by less than a hundredth."""
+    nll = {}
+    for name in ("float32", "bfloat16"):
+        options = {**OPTIONS, "rounds": 1, "evaluation_precision": name}
+        done = run(hospitals, Channel(hospitals), name, options)
+        nll[name] = json.loads((done / "summary.json").read_text())["test_nll"]
+    assert 0 < abs(nll["float32"] - nll["bfloat16"]) < 0.01
+
+
+@pytest.mark.parametrize("secure_sums", [False, True])
+def test_a_loss_that_sites_withhold_is_left_out(hospitals, secure_sums):
+    if secure_sums:
+        from tests.certificates import certify
+
+        certify(hospitals, HOSPITALS)
+    options = {**OPTIONS, "example_clip_norm": 1.0, "example_noise": 2.0}
+    done = run(hospitals, Channel(hospitals), options=options, secure_sums=secure_sums)
+    rounds = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    for record in (json.loads((done / "summary.json").read_text()), *rounds):
+        assert not {"nll", "tempered_elbo"} & record.keys() and "kl" in record
+    page = (done / "report.html").read_text()
+    assert "Training NLL" not in page and "ELBO" not in page
+
+
+def test_compressed_messages_are_short_ones(hospitals):
+    class Counting(Channel):
+        def reply(self, task, site, content):
+            reply = super().reply(task, site, content)
+            sizes.append(len(reply)) if task == ROUND else None
+            return reply
+
+    found, options = {}, {**OPTIONS, "algorithm": "fed_opt"}
+    for name, short in {"whole": {}, "short": {"compressor": "largest:0.01", "error_memory": True}}.items():
+        sizes = []
+        done = run(hospitals, Counting(hospitals), name, {**options, **short})
+        found[name] = sizes[-1], json.loads((done / "summary.json").read_text())
+    assert found["short"][0] < 0.2 * found["whole"][0]
+    assert found["short"][1]["upload_bits"] < 8 * 3 * found["short"][0]
+    assert found["short"][1]["accuracy"] > 0.7
+    # The residual stays at the site.
+    assert (hospitals / "north" / "local" / "memory" / "short" / "000002.npz").exists()
+
+
+@pytest.mark.deep(after="test_deployment.py")
+def test_a_federation_that_predicts_numbers_has_scores_in_their_units(tmp_path):
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    for number, name in enumerate(HOSPITALS):
+        local = tmp_path / name / "local"
+        local.mkdir(parents=True)
+        rows = np.column_stack([x, y])[number::3]
+        head = ",".join([*(f"x{i}" for i in range(10)), "progression"])
+        np.savetxt(local / "patients.csv", rows, delimiter=",", header=head, comments="")
+        (local / FILE).write_text("data: patients.csv\nlabel: progression\ntask: regression\n", encoding="utf-8")
+    options = {"model": "mlp", "rounds": 40, "local_epochs": 2, "evaluate_every": 20}
+    done = run(tmp_path, Channel(tmp_path), options=options)
+    summary = json.loads((done / "summary.json").read_text())
+    # What they score together is what the exported model scores on all of their test data.
+    tests = [bfl.data.read_own(tmp_path / n / "local" / "patients.csv", "progression", task="regression").test
+             for n in HOSPITALS]  # fmt: skip
+    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    truth = np.concatenate([t.labels * t.target.stddev + t.target.mean for t in tests])
+    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32))
+    assert np.sqrt(np.mean((answer["mean"] - truth) ** 2)) == pytest.approx(summary["rmse"], rel=0.02)
+    assert summary["rmse"] < 0.9 * truth.std() and 0.7 < summary["coverage"] <= 1
+    assert set(summary["parties"]["north"]) == {"rmse", "mae", "test_nll", "coverage", "interval_width", "aleatoric",
+                                                "epistemic"}  # fmt: skip
+    page = (done / "report.html").read_text()
+    for part in ("Learning curve", "Sites", "coverage of 90 % intervals", f"{summary['rmse']:.4g}"):
+        assert part in page
+    assert "Reliability" not in page
+
+
+def test_a_site_refuses_what_its_file_forbids(hospitals):
+    (hospitals / "west" / "local" / FILE).write_text(
+        "data: patients.csv\nlabel: diagnosis\nalgorithms: [fl_swag]\nmax_rounds: 1\n"
+    )
+    with pytest.raises(Error, match=r"2 sites take part, but the quorum is 3 \(west: Its file allows algorithm"):
+        run(hospitals, Channel(hospitals), quorum=3)
+    site = Site(hospitals / "north" / "local")
+    with pytest.raises(InvalidArgument, match="takes part in no run"):
+        site.answer({})
+    job = {"options": OPTIONS, "number": 0, "parties": 3, "run": "../../escape", "schema": {}}
+    job["version"] = bfl.__version__
+    for change, message in {
+        "run": ({}, "run's name is"),
+        "version": ({"version": "99.1"}, "The server has tfp_bfl 99.1, the site .*: install the same"),
+        "model": ({"run": "a", "options": {"model": "evil.py:build"}}, "model is .* run no code"),
+        "rule": ({"run": "a", "options": {"rule": "evil.py:build"}}, "rule is .* run no code"),
+        "algorithm": ({"run": "a", "options": {"algorithm": "evil.py:build"}}, "algorithm is .* run no code"),
+        "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "dataset is of runs with all data in one place"),
+        "schema": ({"run": "a"}, "does not have the required form"),
+    }.values():
+        with pytest.raises(InvalidArgument, match=message):
+            site.begin(json.dumps({**job, **change}))
+
+
+def job_of(site, options):
+    """Return the job of a run of this site and two like it."""
+    own = json.loads(site.describe())
+    schema = bfl.sites.agree("a", {"north": own})
+    job = {"options": {"model": "mlp", **options}, "number": 0, "parties": 3, "run": "a", "schema": to_json(schema)}
+    return json.dumps({**job, "version": bfl.__version__})
+
+
+def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
+    file = hospitals / "north" / "local" / FILE
+    plain = file.read_text()
+    file.write_text(plain + "allow_single_posteriors: false\n")
+    site = Site(hospitals / "north" / "local")
+    for options in ({"robust": "median"}, {"rule": "weighted_conflation"}, {"algorithm": "fl_swag"}):
+        with pytest.raises(InvalidArgument, match="uses each message separately"):
+            site.begin(job_of(site, options))
+    site.begin(job_of(site, {"robust": "clip:3"}))
+    assert "The rule mean_precision_average adds it to the other messages" in site.seen
+    # Masks leave the server sums alone, whatever the rule would need.
+    model_fn = functools.partial(bfl.models.mlp, "flipout", (30,), 2, hidden=(2,))
+    site._process = bfl.algorithms.variational(model_fn, secure_sums=30.0)
+    assert site._check_rule(30.0).startswith("The server sees the sum of the sites' messages for the rule mean_prec")
+    file.write_text(plain + "rules: [conflation, total]\n")
+    site = Site(hospitals / "north" / "local")
+    with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median mean_precision_average"):
+        site.begin(job_of(site, {"robust": "median"}))
+    site.begin(job_of(site, {"algorithm": "qlsd", "rounds": 200, "burn_in_rounds": 100}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label: x\n", "party.yaml does not name the data of the site: add a line like 'data: rows.csv'"),
+        ("data: none.csv\n", "none.csv"),
+        ("data: patients.csv\nlabl: diagnosis\n", "no option 'labl' in .*party.yaml: did you mean 'label'"),
+        ("data: patients.csv\nmax_rounds: 0\n", "max_rounds of .*party.yaml is 0, but must be at least 1"),
+        ("data: patients.csv\nrules: conflation\n", "rules of .* is 'conflation', but must be a list of names"),
+        ("data: patients.csv\nlabel: other\n", "no column 'other' in .*patients.csv for label"),
+    ],
+)
+def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, message):
+    (hospitals / "north" / "local" / FILE).write_text(text)
+    with pytest.raises(InvalidArgument, match=message):
+        check(hospitals / "north" / "local")
+
+
+def test_check_describes_the_data_of_a_site_and_prints_what_it_would_send(hospitals):
+    assert read_file(hospitals / "north" / "local").data.endswith("north/local/patients.csv")
+    sentence, _, content = check(hospitals / "north" / "local").split("\n", 2)
+    assert "training examples (30 columns), 2 classes" in sentence
+    assert json.loads(content) == json.loads(Site(hospitals / "north" / "local").describe())
+
+
+def test_a_job_is_json_that_names_two_classes(tmp_path):
+    folder = write_job(tmp_path, "first", OPTIONS, quorum=2, deadline=60)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
+    server = json.loads((folder / "app/config/config_fed_server.json").read_text())
+    assert "folder" not in server["workflows"][0]["args"]
+    client = json.loads((folder / "app/config/config_fed_client.json").read_text())
+    assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.sites.deployment.flare.Site"]
+    code = [name for name in own_model.OPTIONS if name != "dataset"]
+    for options, message in {
+        "dataset": ({"dataset": "m.py:f"}, "dataset is of runs with all data in one place"),
+        "data": ({"partition": "iid"}, "partition is of runs with all data in one place"),
+        "cohorts": ({"popularity": 0.5}, "popularity is of runs with all data in one place"),
+        **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in code},
+        "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
+        "surrogates": ({"algorithm": "fsgld"}, "fsgld fits a Gaussian to the data of each client"),
+        "curvature": ({"algorithm": "qlsd", "potential_curvature": 10}, "leave it out, and compare"),
+        "entries": ({"algorithm": "qlsd", "participation": "0.5,1"}, "participation has 2 entries, but there are 3"),
+        "name": ({"ruel": "x"}, "ruel"),
+    }.values():
+        with pytest.raises(InvalidArgument, match=message):
+            make_job(options, 3)
+
+
+@pytest.mark.parametrize("option", [{"participation": "0.5,0.75,1"}, {"compressor": "quantiser:4,none,none"}])
+def test_a_list_by_site_can_be_submitted(option, tmp_path, monkeypatch):
+    """The server knows the number of sites; what follows the check of the options is FLARE."""
+    (tmp_path / "tfp_bfl.json").write_text('{"role": "admin", "name": "admin", "host": "localhost"}')
+
+    def check_installed():
+        raise RuntimeError("the options were checked")
+
+    monkeypatch.setattr("tfp_bfl.sites.deployment.submit.check_installed", check_installed)
+    how = {"quorum": 2, "deadline": 5, "progress": print}
+    with pytest.raises(RuntimeError, match="the options were checked"):
+        submit(tmp_path, "first", {"algorithm": "qlsd", **option}, tmp_path / "out", **how)
+
+
+@pytest.mark.parametrize("back", [2, 6])
+def test_memory_of_rounds_to_which_no_server_can_go_back_is_deleted(tmp_path, back):
+    versions = _Versions(tmp_path / "memory", back)
+    for number in range(20):
+        versions[number] = {"x": np.full(3, number)}
+        np.testing.assert_array_equal(versions[number]["x"], number)
+        kept = sorted(int(path.stem) for path in (tmp_path / "memory").iterdir())
+        assert kept == [*range(max(0, number - back), number + 1)]
+    # A server that lost answers still asks for an old one, and what it may go back to from there stays.
+    lost = _Versions(tmp_path / "lost", back)
+    for number in (0, 1, 30, 31):
+        lost[number] = {"x": np.zeros(1)}
+    assert lost[1] and lost[0] and lost[31]
+    assert sorted(int(path.stem) for path in (tmp_path / "lost").iterdir()) == [1, 30, 31]

@@ -1,0 +1,140 @@
+"""Sites of a linear model that send what can not be: they are left out, and the others are fitted."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.sites.linear_models import ILL, Channel, run
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import to_bytes
+from tfp_bfl.glm.descriptions import check_description
+from tfp_bfl.sites.deployment.channel import SUMS, TALK, Withheld
+
+COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "at", "lie", "reason"),
+    [
+        (ILL, 0, lambda x: x[1:], "does not have the required form"),
+        (ILL, 2, lambda x: x[:, np.newaxis], "does not have the required form"),
+        (ILL, 1, lambda x: x * np.nan, "its sums are not finite"),
+        (ILL, range(2, 99), lambda x: x + np.inf, "its sums are not finite"),
+        (COX, 2, lambda x: x[::-1], "its times of events are not finite and ascending"),
+        (COX, 2, lambda x: np.append(x, np.nan), "its times of events are not finite and ascending"),
+        (COX, 2, lambda x: x[0], "does not have the required form"),
+    ],
+)
+def test_the_sender_of_an_answer_that_can_not_be_is_left_out(kits, options, at, lie, reason):
+    lies = {(SUMS, "s1", number): lie for number in ([at] if isinstance(at, int) else at)}
+    done = run(kits, Channel(kits, lies), options)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert reason in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+
+
+def test_the_sender_of_a_masked_answer_of_another_length_is_named(kits):
+    lie = to_bytes({"masked": np.zeros((3, 3), np.int64)})
+    with pytest.raises(Error, match=r"masks do not cancel \(s1: its answer does not have the required form\)"):
+        run(kits, Channel(kits, {(SUMS, "s1", 2): lie}), secure_sums=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ([["z", "category", []]], "does not have the required form"),
+        ([["z", "number", ["a"]]], "does not have the required form"),
+        ([["z", "category", ["a", "a"]]], "does not have the required form"),
+        ([["z", "number", []], ["z", "number", []]], "does not have the required form"),
+        ([["z" * 10_001, "number", []]], "does not have the required form"),
+        ([["z", "category", ["\ud800"]]], "does not have the required form"),
+        ([["ill", "number", []]], "does not have the required form"),
+        ([["z"]], "does not have the required form"),
+        ([[f"z{k}", "number", []] for k in range(2001)], "at most 2,000 are possible: leave columns out with --drop"),
+        ([[f"z{k}", "category", ["a", "b", "c"]] for k in range(700)], "has 2,100 columns"),
+    ],
+)
+def test_descriptions_that_can_not_be_are_one_sentence(columns, reason):
+    with pytest.raises(InvalidArgument, match=reason):
+        check_description("s1", {"columns": columns, "events": []}, ["ill"])
+
+
+def test_a_description_has_no_columns_beside_those_of_the_job():
+    check_description("s1", {"columns": [["z", "category", ["a"]]], "events": []}, ["ill"], ["z"])
+    with pytest.raises(InvalidArgument, match="does not have the required form"):
+        check_description("s1", {"columns": [["x", "number", []]], "events": []}, ["ill"], ["z"])
+
+
+def test_the_sender_of_a_description_that_can_not_be_is_left_out(kits):
+    lie = json.dumps({"columns": [["z", "category", []]], "events": [], "version": "0"}).encode()
+    done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}))
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert "required form" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+
+
+def test_the_sender_of_a_key_offer_without_its_signature_is_left_out(kits):
+    channel = Channel(kits)
+    message = {"step": "describe", "options": ILL, "secure_sums": True}
+    lie = json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+    lie["offer"]["signature"] = "AAAA"
+    channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
+    done = run(kits, channel, secure_sums=True)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert "is not signed by s1" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+
+
+def test_the_sender_of_a_key_offer_that_can_not_be_is_left_out(kits):
+    lie = json.dumps({"columns": [], "events": [], "version": "0", "offer": {"public": 3}}).encode()
+    done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}), secure_sums=True)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+
+
+@pytest.mark.parametrize("secure_sums", [False, True])
+def test_a_site_with_text_among_numbers_is_left_out_and_told(kits, secure_sums):
+    path = kits / "s1" / "local" / "patients.csv"
+    head, first, *rest = path.read_text().splitlines()
+    place = head.replace('"', "").split(",").index("days")
+    cells = first.split(",")
+    cells[place] = '"n. a."'
+    path.write_text("\n".join([head, ",".join(cells), *rest]) + "\n")
+    channel = Channel(kits)
+    options = {**ILL, "secure_sums": secure_sums}
+    describe = json.dumps({"step": "describe", "options": ILL, "secure_sums": options.pop("secure_sums")})
+    with pytest.raises(Withheld, match="Cells of 'days' can't be used") as raised:
+        channel.sites["s1"].converse(describe.encode())
+    assert "'days' holds 'n. a.' in row 1" in raised.value.at_site and "n. a." not in str(raised.value)
+    done = run(kits, channel, secure_sums=secure_sums)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert "n. a." not in (done / "parties.json").read_text()
+
+
+@pytest.mark.parametrize("secure_sums", [False, True])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"age": ["age", "category", ["old", "young"]]}, "The column 'age' holds numbers at s[02] and text at s1"),
+        ({"extra": ["extra", "number", []]}, "The column 'extra' is empty at s0, s2"),
+        ({"sex": ["sex", "category", [f"x{k}" for k in range(30)]]}, "'sex' holds 32 texts at all sites"),
+    ],
+)
+def test_a_site_that_does_not_fit_the_others_is_left_out(kits, change, reason, secure_sums):
+    channel, options = Channel(kits), {**ILL, "missing": "drop"}
+    message = {"step": "describe", "options": options, "secure_sums": secure_sums}
+    lie = json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+    columns = {x[0]: x for x in lie["columns"]}
+    lie["columns"] = [*{**columns, **change}.values()]
+    channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
+    done = run(kits, channel, options, secure_sums=secure_sums)
+    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert re.search(reason, json.loads((done / "parties.json").read_text())["s1"]["refused"])
+
+
+def test_of_two_sites_that_do_not_fit_neither_is_left_out(kits):
+    channel = Channel(kits)
+    message = {"step": "describe", "options": ILL, "secure_sums": False}
+    lie = json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+    lie["columns"] = [["age", "category", ["old"]] if x[0] == "age" else x for x in lie["columns"]]
+    channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
+    with pytest.raises(InvalidArgument, match="'age' holds numbers at s0 and text at s1"):
+        run(kits, channel, without=["s2"], quorum=1)

@@ -1,5 +1,0 @@
-"""Registration with the core: the command `deploy`."""
-
-from tfp_bfl.parties.deployment.cli import deploy
-
-COMMANDS = (deploy,)

@@ -1,0 +1,179 @@
+"""Attendance of a run: its sites, the example counts that weight them, and the reasons for absences."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import write_whole
+from tfp_bfl.sites.comparison import outstanding
+from tfp_bfl.sites.deployment import keys
+from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, Channel, collect, read_json
+from tfp_bfl.sites.schema import TABLE
+from tfp_bfl.sites.tables import pool_rare
+
+PARTIES = "parties.json"
+_REFUSED, _SIZE = "refused", "num_examples"
+
+
+class SitesLeft(Exception):
+    """Some sites take no further part, and the others begin again: name -> reason."""
+
+    def __init__(self, reasons: Mapping[str, str]):
+        super().__init__()
+        self.reasons = dict(reasons)
+
+
+class Attendance:
+    """The sites of a run, as the file `parties.json` in its folder records them.
+
+    Attributes:
+      reported: name of each numbered site -> the description of its data.
+      refused: name of each absent site -> the reason.
+    """
+
+    def __init__(self, reported: Mapping[str, Any], refused: Mapping[str, str]):
+        self.reported = {site: reported[site] for site in sorted(reported)}
+        self.refused = dict(refused)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of numbered sites, in the order of their numbers."""
+        return tuple(self.reported)
+
+    def pool_rare(self, schema: bfl.data.Schema) -> None:
+        """Remove the names of categories that the model does not distinguish from the descriptions."""
+        for site, summary in self.reported.items():
+            if TABLE in summary:
+                self.reported[site] = {**summary, TABLE: pool_rare(summary[TABLE], schema.encoding)}
+
+    def counted(self, max_examples: int | None) -> dict[str, Any]:
+        """Return the descriptions with the numbers of examples bounded by `max_examples`."""
+        most = max_examples or np.inf
+        return {site: {**summary, _SIZE: min(summary[_SIZE], most)} for site, summary in self.reported.items()}
+
+    def doubts(self, max_examples: int | None) -> list[str]:
+        """Return a warning for each site with outlying statistics or an outlying number of examples."""
+        sentences = bfl.sites.doubts(self.reported)
+        sizes = {site: summary[_SIZE] for site, summary in self.reported.items()}
+        large = outstanding(sizes)
+        for site, size in sizes.items():
+            if max_examples and size > max_examples:
+                sentences.append(f"{site} reports {size:,} examples and is weighted as {max_examples:,}.")
+            elif site in large:
+                sentences.append(f"{large[site]} Nobody can verify this number; --max-examples bounds it.")
+        return sentences
+
+    def absences(self) -> list[str]:
+        """Return a sentence for each absent site."""
+        return [f"Without {site}: {reason}" for site, reason in sorted(self.refused.items())]
+
+    def check(self, quorum: int, without: Collection[str] = ()) -> None:
+        """Raise Error if the sites, except those in `without`, are fewer than the quorum."""
+        number = len(self.reported) - len(without)
+        if number < quorum:
+            reasons = f" ({reasons_of(self.refused)})" if self.refused else ""
+            raise Error(f"{number} sites take part, but the quorum is {quorum}{reasons}.")
+
+    @property
+    def offers(self) -> dict[str, Any]:
+        """The key offers of the sites, for masks."""
+        return {site: summary.get(keys.OFFER) for site, summary in self.reported.items()}
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Write `parties.json`: the description of each site, its reason of absence under `refused`, or both."""
+        every = sorted({*self.reported, *self.refused})
+        why = {site: {_REFUSED: reason} for site, reason in self.refused.items()}
+        content = {site: {**self.reported.get(site, {}), **why.get(site, {})} for site in every}
+        write_whole(folder / PARTIES, json.dumps(content, indent=1) + "\n")
+
+    def leave_out(self, reasons: Mapping[str, str]) -> None:
+        """Record sites that do not take part."""
+        self.reported = {site: summary for site, summary in self.reported.items() if site not in reasons}
+        self.refused |= reasons
+
+    def begin(self, channel: Channel, jobs: Mapping[str, bytes], quorum: int, resumes: bool = False) -> None:
+        """Send its job to each site, and record the sites that refuse or do not answer.
+
+        Args:
+          channel: channel to the sites.
+          jobs: site -> its job.
+          quorum: smallest number of sites.
+          resumes: whether rounds of the run are done, so that its sites are fixed.
+
+        Raises:
+          SitesLeft: most sites refuse the keys of these.
+          Error: the sites are fewer than the quorum.
+        """
+        _, away = collect(channel, BEGIN, jobs, lambda site, reply: None)
+        if (false := keys.false_keys(away, self.reported)) and not resumes:
+            raise SitesLeft(false)
+        self.refused = {site: why for site, why in self.refused.items() if site not in self.reported} | away
+        self.check(quorum, away)
+
+
+def reasons_of(reasons: Mapping[str, str]) -> str:
+    """Return the reasons of sites in one line."""
+    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items()))
+
+
+def resumed(folder: pathlib.Path, without: Mapping[str, str]) -> Attendance | None:
+    """Return the sites of the beginning of an interrupted run; None for a new run.
+
+    Args:
+      folder: folder of the run.
+      without: name of each site that is not asked -> the reason.
+
+    Raises:
+      InvalidArgument: the run includes one of `without`.
+    """
+    if not (folder / PARTIES).exists():
+        return None
+    record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
+    reported = {site: {**summary} for site, summary in record.items() if _SIZE in summary}
+    for summary in reported.values():
+        summary.pop(_REFUSED, None)
+    if gone := sorted(set(without) & set(reported)):
+        raise InvalidArgument(
+            f"{', '.join(gone)} took part when the run began and can't be left out of it now: give a new run another "
+            "name."
+        )
+    return Attendance(reported, {site: x[_REFUSED] for site, x in record.items() if site not in reported})
+
+
+def gather(
+    channel: Channel,
+    without: Mapping[str, str],
+    request: Mapping[str, Any],
+    check: Callable[[str, Any], None] | None = None,
+    task: str = DESCRIBE,
+    asked: Sequence[str] | None = None,
+) -> Attendance:
+    """Ask the sites for descriptions of their data; a site with one that can't be used is recorded as absent.
+
+    Args:
+      channel: channel to the sites.
+      without: name of each site that is not asked -> the reason.
+      request: of the server, as JSON, with `secure_sums`: whether the run has masks, which require key offers.
+      check: of a site's name and description; raises `InvalidArgument`. None for that of networks.
+      task: of the request.
+      asked: names of the sites; None for all that are reachable.
+    """
+
+    def read(site: str, reply: bytes) -> Any:
+        summary = read_json(reply, f"The description of {site}'s data is not JSON.")
+        (check or bfl.sites.check_description)(site, summary)
+        return summary
+
+    names = [site for site in (channel.names if asked is None else asked) if site not in without]
+    reported, refused = collect(channel, task, dict.fromkeys(names, json.dumps(request).encode()), read)
+    attendance = Attendance(reported, {**without, **refused})
+    if request["secure_sums"]:
+        attendance.leave_out(keys.unusable(attendance.offers))
+    return attendance

@@ -1,0 +1,293 @@
+"""Carriers of messages over NVIDIA FLARE: `Server` at the server, `Site` at each site, without arithmetic.
+
+A job is JSON that names these two classes, and carries no code. The content of a message is bytes, which this library
+writes and checks.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pathlib
+import queue
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, cast
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.widgets.info_collector import InfoCollector
+from rich.console import Console
+
+from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.sites.deployment.channel import (
+    BEGIN,
+    DESCRIBE,
+    LONGEST_WAIT,
+    MOST_BYTES,
+    ROUND,
+    SCORE,
+    SHARE_WAITED,
+    SHORTEST_WAIT,
+    SUMS,
+    TALK,
+    TASKS,
+    Answer,
+    Refusal,
+    Reply,
+    Withheld,
+)
+from tfp_bfl.sites.deployment.glm_job import GLM
+from tfp_bfl.sites.deployment.glm_server import serve_glm
+from tfp_bfl.sites.deployment.glm_site import GlmSite
+from tfp_bfl.sites.deployment.job import check_name
+from tfp_bfl.sites.deployment.server import FAILURE, PROGRESS, RUNS, serve
+from tfp_bfl.sites.deployment.site import Site as Answers
+
+_CONTENT, _REFUSED, _SECONDS = "content", "refused", "seconds"
+_MOST_SECONDS = 1e7
+_POLL = 0.2
+# Smallest deadline in seconds for a site to begin a run: it builds and traces a model.
+_TO_BEGIN = 60.0
+# Number of lines about a run that are stored for the administrator.
+_MOST_LINES = 200
+
+
+class _Aborted(Error):
+    """The administrator, or FLARE because a process died, ended the job."""
+
+
+class _Lines(io.TextIOBase):
+    """The lines about a run: written to the server's output, and stored for the administrator."""
+
+    def __init__(self) -> None:
+        self._every: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Store and write lines of text."""
+        self._every += filter(None, text.splitlines())
+        return sys.stdout.write(text)
+
+    def flush(self) -> None:
+        """Flush the server's output."""
+        sys.stdout.flush()
+
+    def last(self) -> dict[str, Any]:
+        """Return the last lines, and the number of lines before them."""
+        every = self._every[:]
+        return {"before": max(0, len(every) - _MOST_LINES), "lines": every[-_MOST_LINES:]}
+
+
+class Server(Controller):
+    """FLARE controller that runs a federation in the server's process of a job.
+
+    Args:
+      name: name of the run.
+      options: options of the run.
+      quorum: smallest number of sites in a round.
+      deadline: time limit for the answer of a site, in seconds.
+      secure_sums, max_examples, without, again: as of `server.serve`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: dict[str, Any],
+        quorum: int,
+        deadline: float,
+        secure_sums: bool,
+        max_examples: int | None,
+        without: list[str],
+        again: bool,
+    ):
+        super().__init__()
+        self._lines = _Lines()
+        self._arguments = name, options, quorum, deadline
+        self._how: dict[str, Any] = {
+            "secure_sums": secure_sums,
+            "max_examples": max_examples,
+            "without": without,
+            "again": again,
+        }
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: there is nothing to prepare."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Do nothing: there is nothing to clear."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Add the lines about the run to FLARE's statistics on request."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, self._lines.last())
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run the federation and copy the folder of the run to the result."""
+        name, options, quorum, deadline = self._arguments
+        workspace = fl_ctx.get_engine().get_workspace()
+        channel = _Channel(self, fl_ctx, abort_signal, deadline)
+        result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
+        try:
+            console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
+            with reporter(console, "lines", int(options.get("rounds", 0))) as progress:
+                folder = pathlib.Path(workspace.get_root_dir()) / RUNS / check_name(name)
+                if GLM in options:
+                    done = serve_glm(options[GLM], name, folder, channel, quorum, progress, **self._how)
+                else:
+                    done = serve(options, name, folder, channel, quorum, progress, **self._how)
+            # The administrator downloads the run without its checkpoints.
+            shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
+        except _Aborted:
+            self.log_warning(fl_ctx, "The job was aborted. The run can resume from its last checkpoint.")
+        except Error as error:
+            result.mkdir(parents=True, exist_ok=True)
+            (result / FAILURE).write_text(str(error), encoding="utf-8")
+            self.system_panic(str(error), fl_ctx)
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Ignore an answer after its deadline."""
+        self.log_warning(fl_ctx, f"{client.name} answered {task_name} too late.")
+
+
+class _Channel:
+    """Channel (`channel.Channel`) over FLARE's tasks."""
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, deadline: float):
+        self._controller, self._fl_ctx, self._abort, self._deadline = controller, fl_ctx, abort, deadline
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the sites that the job was deployed to."""
+        return [client.name for client in self._fl_ctx.get_engine().get_clients()]
+
+    def _pace(self, seconds: float) -> None:
+        """Set how long sites wait before they ask for work again, `seconds` after the last message.
+
+        FLARE's sites ask for work, every 2 s by default. Short waits after a message make rounds fast; longer ones
+        spare the connection while sites train.
+        """
+        runner = self._fl_ctx.get_prop(FLContextKey.RUNNER)
+        if runner is not None:
+            runner.config.task_request_interval = min(max(SHORTEST_WAIT, SHARE_WAITED * seconds), LONGEST_WAIT)
+
+    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
+        """Implement `channel.Channel.ask`; a site that is not connected refuses."""
+        last = time.monotonic()
+        self._pace(0.0)
+        there = set(self.names)
+        asked = [name for name in what if name in there]
+        yield from ((name, Refusal("it is not connected")) for name in what if name not in there)
+        came: queue.SimpleQueue[tuple[str, Reply]] = queue.SimpleQueue()
+        tasks, seconds = [], max(self._deadline, _TO_BEGIN) if task == BEGIN else self._deadline
+        for content in dict.fromkeys(what[name] for name in asked):
+            shareable = Shareable()
+            shareable[_CONTENT] = content
+            one = Task(
+                task,
+                shareable,
+                timeout=int(seconds),
+                result_received_cb=functools.partial(_received, came.put),
+            )
+            targets = [name for name in asked if what[name] == content]
+            self._controller.broadcast(one, self._fl_ctx, targets, min_responses=len(targets))
+            tasks.append(one)
+        waiting = set(asked)
+        while waiting:
+            if self._abort.triggered:
+                raise _Aborted("The job was aborted.")
+            try:
+                name, reply = came.get(timeout=_POLL)
+            except queue.Empty:
+                self._pace(time.monotonic() - last)
+                if all(one.completion_status is not None for one in tasks) and came.empty():
+                    return
+                continue
+            waiting.discard(name)
+            last = time.monotonic()
+            yield name, reply
+
+
+def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
+    result = client_task.result
+    name = client_task.client.name
+    if result.get_return_code() != ReturnCode.OK:
+        put((name, Refusal(f"it failed ({result.get_return_code()})")))
+    elif result.get(_REFUSED) is not None:
+        put((name, Refusal(str(result[_REFUSED])[:500])))
+    else:
+        content, seconds = result.get(_CONTENT), result.get(_SECONDS)
+        put((name, _answer(content, seconds) if isinstance(content, bytes) else Refusal("its answer is no bytes")))
+    client_task.result = None  # FLARE stores completed tasks for a while; the answers need not stay in memory.
+
+
+def _answer(content: bytes, seconds: Any) -> Answer:
+    answer = Answer(content)
+    is_number = isinstance(seconds, float) and 0 <= seconds < _MOST_SECONDS
+    answer.seconds = seconds if is_number else 0.0
+    return answer
+
+
+class Site(Executor):
+    """FLARE executor that answers the server's tasks at a site, by the file in the site's folder `local`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: Any = None
+        self._linear_model: Any = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Read the site's file and data when a job starts; errors are reported in the answers."""
+        if event_type == EventType.START_RUN:
+            folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
+            self._linear_model = GlmSite(folder)
+            try:
+                self._answers = Answers(folder)
+            except Error as error:
+                self._answers = str(error)
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Return the answer to a task, or the reason of a refusal."""
+        started, reply = time.perf_counter(), Shareable()
+        try:
+            reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
+            if task_name == BEGIN:
+                self.log_info(fl_ctx, self._answers.seen)
+            elif task_name == TALK:
+                self.log_info(fl_ctx, self._linear_model.seen)
+        except Error as error:
+            self.log_error(fl_ctx, f"{task_name} refused: {error.at_site if isinstance(error, Withheld) else error}")
+            reply[_REFUSED] = str(error)
+        reply[_SECONDS] = time.perf_counter() - started
+        self.log_info(fl_ctx, f"{task_name} took {reply[_SECONDS]:.2f} s")
+        return reply
+
+    def _answer(self, task: str, content: object) -> bytes:
+        if not isinstance(content, bytes) or task not in TASKS:
+            raise InvalidArgument(f"The task {task!r} is none of {', '.join(TASKS)}, or holds no bytes.")
+        if task == TALK:
+            return self._linear_model.converse(content)
+        if task == SUMS:
+            return to_bytes(self._linear_model.sums(stored_arrays(content, "message", MOST_BYTES)))
+        if isinstance(self._answers, str):
+            raise InvalidArgument(self._answers)
+        if task == DESCRIBE:
+            return self._answers.describe(content.decode()).encode()
+        if task == BEGIN:
+            self._answers.begin(content.decode())
+            return b""
+        act = {ROUND: self._answers.answer, SCORE: self._answers.score}[task]
+        return to_bytes(act(stored_arrays(content, "message", MOST_BYTES)))

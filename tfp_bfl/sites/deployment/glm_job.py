@@ -1,0 +1,268 @@
+"""Jobs that fit a linear model over sites: options, and the form of questions and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pydantic
+
+from tfp_bfl.data.cells import DATE_UNITS
+from tfp_bfl.data.names import as_names
+from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.glm.agreement import MISSING, Plan
+from tfp_bfl.glm.encoding import Encoding
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.federation import TIMES, Federation, Question
+from tfp_bfl.glm.fitting import check_options, fit_federation
+from tfp_bfl.glm.fixed_point import PARTS
+from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
+from tfp_bfl.glm.outcomes import Outcome
+from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.rows import INTERCEPT
+from tfp_bfl.sites.arrays import Arrays
+from tfp_bfl.sites.masks import KEY_BYTES
+
+# Key of the options of such a job; the name by which party.yaml allows it among the algorithms.
+GLM = "glm"
+# Kind of the question for sums of `encoding.Cells`, beside those of `glm.federation`.
+CELLS = "cells"
+# Points of one question.
+_MOST_POINTS = 100
+
+
+class Revision(pydantic.BaseModel):
+    """Sites that join an earlier fit, and leave it.
+
+    Attributes:
+      record: content of posterior.json of that fit.
+      add, remove: names of the sites.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    record: dict[str, Any]
+    add: list[str] = []
+    remove: list[str] = []
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of the sites of the revised fit."""
+        earlier = list(map(str, self.record.get("clients", [])))
+        return sorted({*earlier, *self.add} - {*self.remove})
+
+
+class GlmJob(pydantic.BaseModel):
+    """The options of a linear model over sites, as of `tfp-bfl glm`."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    outcome: str
+    family: str = "gaussian"
+    event: str | None = None
+    event_value: list[str] = []
+    exposure: str | None = None
+    only: list[str] = []
+    drop: list[str] = []
+    categorical: list[str] = []
+    date_unit: str | None = None
+    missing: str = "drop"
+    random: list[str] = []
+    prior_stddev: float | None = None
+    intercept_stddev: float | None = None
+    stratified: bool = False
+    second_order: bool = False
+    level: float = 0.95
+    revise: Revision | None = None
+
+    _names = pydantic.field_validator("only", "drop", "categorical", "random")(lambda names: list(as_names(names)))
+
+    @property
+    def columns(self) -> Outcome:
+        """The columns of the outcome."""
+        return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure).in_one_form()
+
+
+def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -> GlmJob:
+    """Return the checked options of a job.
+
+    Args:
+      options: option -> value, of a job as JSON.
+      secure_sums: whether sites mask their answers.
+      without: names of sites that are not asked.
+
+    Raises:
+      InvalidArgument: an option is unknown, not valid, or contradicts another one.
+    """
+    try:
+        job = GlmJob(**options)
+    except (TypeError, pydantic.ValidationError):
+        raise InvalidArgument("The options of the linear model do not have the required form.") from None
+    lookup({**FAMILIES, "cox": None}, job.family, "family")
+    lookup(MISSING, job.missing, "way with empty cells")
+    if job.date_unit is not None:
+        lookup(DATE_UNITS, job.date_unit, "unit of dates")
+    check_options(job.family, job.prior_stddev, job.intercept_stddev, stratified=job.stratified)
+    if not 0 < check_number(job.level, "--level") < 1:
+        raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
+    if (job.event is None) != (job.family != "cox"):
+        raise InvalidArgument("--event names the column with the event, for the family cox and no other.")
+    if job.event_value and job.family not in ("bernoulli", "cox"):
+        raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {job.family}.")
+    if job.exposure and job.family != "poisson":
+        raise InvalidArgument(f"--exposure is for poisson, but the family is {job.family}.")
+    if job.random and job.family == "cox":
+        raise InvalidArgument("--random is for gaussian, bernoulli and poisson, but the family is cox.")
+    if job.revise is not None:
+        if without:
+            raise InvalidArgument("A revision asks only the sites that it adds and removes: leave --without out.")
+        _check_revision(job, job.revise, secure_sums)
+    if secure_sums and job.family == "cox" and not job.stratified:
+        raise InvalidArgument(
+            "One baseline hazard for all sites needs the times of events of each site, which are no sum: with "
+            "--secure-sums give --stratified, a baseline hazard for each site."
+        )
+    return job
+
+
+def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
+    asked, clients = [*revision.add, *revision.remove], revision.record.get("clients", [])
+    if job.family == "cox" or job.random or job.second_order:
+        raise InvalidArgument(
+            "Sites join and leave fits of gaussian, bernoulli and poisson outcomes without random effects and second "
+            "order: submit a new fit."
+        )
+    if not asked or len(set(asked)) < len(asked):
+        raise InvalidArgument("A revision requires sites to add or to remove, each once.")
+    there = [site for site in revision.add if site in clients]
+    absent = [site for site in revision.remove if site not in clients]
+    if there or absent:
+        which, state = (there, "is in the fit already") if there else (absent, "is not in the fit")
+        raise InvalidArgument(f"{which[0]} {state}, whose sites are {', '.join(map(str, clients))}.")
+    if secure_sums and len(asked) < 2:
+        raise InvalidArgument(
+            "With --secure-sums at least two sites must join or leave at once: the sum of one site is its own."
+        )
+    if secure_sums and len(revision.clients) < 2:
+        raise InvalidArgument(
+            "With --secure-sums at least two sites must be left in the revised fit: its sums are those of the only one."
+        )
+
+
+def signs_of(sites: Iterable[str], revision: Revision | None) -> dict[str, int]:
+    """Return how the sums of each site count in the sum with masks: 1, or -1 where a revision subtracts them.
+
+    Args:
+      sites: names of the sites that mask their answers.
+      revision: of the job; None for a new fit.
+
+    Raises:
+      InvalidArgument: the sites are not those of the revision.
+    """
+    if revision is None:
+        return dict.fromkeys(sites, 1)
+    signs = {**dict.fromkeys(revision.add, 1), **dict.fromkeys(revision.remove, -1)}
+    if set(signs) != set(sites):
+        raise InvalidArgument("The sites with masks are not those that the revision adds and removes.")
+    return signs
+
+
+def names_of(family: str, encoding: Encoding, plan: Plan) -> list[str]:
+    """Return the names of the coefficients [p]; Cox's model has no intercept."""
+    return [*([INTERCEPT] if family != "cox" else []), *encoding.names(plan)]
+
+
+def fit_job(job: GlmJob, federation: Federation) -> Posterior | Hierarchical:
+    """Fit the model of a job; the server does so with its sites, and each site with the totals that it receives."""
+    options: dict[str, Any] = {
+        name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
+    }
+    if job.random:
+        return fit_hierarchical_federation(federation, job.family, random=job.random, **options)
+    return fit_federation(federation, job.family, stratified=job.stratified, **options)
+
+
+class Answered(NamedTuple):
+    """The answers to the last question, from which a site recomputes the next one.
+
+    Fields:
+      total: sum of the answers [n]; with masks, each site computes it from the other fields.
+      masked: answers with masks [K, n + 1, 3], in the order of the sites' numbers.
+      proofs: of each masked answer for each site (`masks.proof_of_answer`) [K, K, 32].
+    """
+
+    total: np.ndarray = np.zeros(0)
+    masked: np.ndarray = np.zeros((0, 0, PARTS), np.int64)
+    proofs: np.ndarray = np.zeros((0, 0, KEY_BYTES), np.uint8)
+
+
+def to_arrays(question: Question, step: int, answered: Answered) -> dict[str, np.ndarray]:
+    """Return a question as named arrays, with its number in the run and the answers to the last one."""
+    kind = np.frombuffer(question.kind.encode(), np.uint8)
+    numbers = {"columns": np.array(question.columns, np.int64), "nodes": np.array(question.nodes, np.int64)}
+    points = {name: np.asarray(getattr(question, name), np.float64) for name in ("points", "centre", "times")}
+    return {"kind": kind, "step": np.array(step, np.int64), **numbers, **points, **answered._asdict()}
+
+
+_RANKS: Mapping[str, tuple[type, int]] = {
+    "kind": (np.uint8, 1),
+    "step": (np.int64, 0),
+    "columns": (np.int64, 1),
+    "nodes": (np.int64, 0),
+    "points": (np.float64, 2),
+    "centre": (np.float64, 1),
+    "times": (np.float64, 1),
+    "total": (np.float64, 1),
+    "masked": (np.int64, 3),
+    "proofs": (np.uint8, 3),
+}
+
+
+def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, Answered]:
+    """Return the question that `to_arrays` wrote, its number and the last answers; the sender need not be trusted.
+
+    Args:
+      arrays: the message.
+      job: of the run.
+      size: the number of columns of the design; 0 before it is known.
+
+    Raises:
+      InvalidArgument: the message does not have the required form, or asks for what the job does not need.
+    """
+    wrong = InvalidArgument("The question of the server does not have the required form, or is not of this job.")
+    if set(arrays) != set(_RANKS):
+        raise wrong
+    parts = {name: np.asarray(arrays[name]) for name in _RANKS}
+    for name, (dtype, rank) in _RANKS.items():
+        if parts[name].dtype != dtype or parts[name].ndim != rank:
+            raise wrong
+        # A total is NaN if the coefficients were too large for the sums.
+        if dtype is np.float64 and name != "total" and not np.all(np.isfinite(parts[name])):
+            raise wrong
+    kind, columns, points = bytes(parts["kind"]).decode("ascii", "replace"), parts["columns"], parts["points"]
+    allowed = _kinds(job) if size else {CELLS}
+    width = size
+    if kind in ("effects", "restricted"):
+        width += len(columns) * (len(columns) + 1) // 2 + (job.family == "gaussian")
+    fits = (
+        kind in allowed
+        and 1 <= len(points) <= _MOST_POINTS
+        and points.shape[1] == width
+        and len(columns) <= 3
+        and np.all((columns >= 0) & (columns < max(size, 1)))
+        and 0 <= int(parts["nodes"]) <= 50
+        and len(parts["centre"]) in (0, size)
+        and int(parts["step"]) >= 0
+    )
+    if not fits:
+        raise wrong
+    asked = Question(kind, points, tuple(columns.tolist()), int(parts["nodes"]), parts["centre"], parts["times"])
+    return asked, int(parts["step"]), Answered(*(parts[name] for name in Answered._fields))
+
+
+def _kinds(job: GlmJob) -> set[str]:
+    """Return the kinds of questions that a job needs."""
+    if job.family == "cox":
+        return {"columns", "stratum", "trend"} if job.stratified else {"columns", "risk", TIMES}
+    return {"first", "sums"} | ({"effects", "restricted"} if job.random else set())

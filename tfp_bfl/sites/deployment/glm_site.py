@@ -1,0 +1,315 @@
+"""A site of a linear model: it describes its columns, and answers questions with sums over its rows, masked or not."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.data.names import as_names
+from tfp_bfl.data.tables import read_table
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files import write_whole
+from tfp_bfl.glm.agreement import CATEGORY, Column, Plan, describe
+from tfp_bfl.glm.encoding import Cells, Encoding, settle
+from tfp_bfl.glm.fixed_point import decode, encode
+from tfp_bfl.glm.hierarchical import own_effect
+from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
+from tfp_bfl.glm.rows import Rows
+from tfp_bfl.sites.arrays import Arrays, digest_of
+from tfp_bfl.sites.deployment import keys, masked
+from tfp_bfl.sites.deployment.answered import MEMORY, RowSet, check_number, check_runs
+from tfp_bfl.sites.deployment.channel import NO_RUN, withholding
+from tfp_bfl.sites.deployment.glm_job import (
+    GLM,
+    Answered,
+    GlmJob,
+    fit_job,
+    from_arrays,
+    make_glm_job,
+    names_of,
+    signs_of,
+)
+from tfp_bfl.sites.deployment.job import check_name
+from tfp_bfl.sites.deployment.party_file import PartyFile, read_file, secret_of
+from tfp_bfl.sites.deployment.site import digest_of_job
+from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_mask, context_of, proof_of_answer, seed_of
+
+# Folder of the results at a site.
+RESULTS = "linear_models"
+# File with how many numbers the site has sent in a run without masks.
+ANSWERED = "answered.json"
+# Digest of the last question, and its answer.
+_NOTHING: tuple[str, dict[str, np.ndarray]] = ("", {})
+# Endings of tables.
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+class GlmSite:
+    """A site of linear models, which refuses what its file forbids.
+
+    Args:
+      folder: folder `local` of the site's kit.
+
+    Attributes:
+      seen: a sentence on what the server sees of this site's answers.
+    """
+
+    seen = "The server sees nothing."
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self._folder = pathlib.Path(folder)
+        self._startup = self._folder.parent / "startup"
+        self._cells: Cells | None = None
+        self._rows: Rows | None = None
+        self._answers: Answers | None = None
+        self._open = contextlib.ExitStack()
+
+    def converse(self, content: bytes) -> bytes:
+        """Answer a message in JSON: a request to describe the table, a job, an encoding or a result.
+
+        Raises:
+          InvalidArgument: the site's file forbids the job, the table does not fit it, or the message has another form.
+        """
+        try:
+            message = json.loads(content)
+            act: dict[str, Callable[..., dict[str, Any]]]
+            act = {"describe": self._describe, "begin": self._begin, "encode": self._encode, "finish": self._finish}
+            return json.dumps(act[message.pop("step")](**message)).encode()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InvalidArgument):
+                raise
+            raise InvalidArgument("The message of the server does not have the required form.") from None
+
+    def _describe(self, options: object, secure_sums: bool) -> dict[str, Any]:
+        file = read_file(self._folder)
+        job = self._allowed(file, options, secure_sums)
+        with withholding("table"):
+            table, where = self._table(file, job.categorical)
+        check_number(table.num_rows, file.min_rows)
+        with withholding("table"):
+            chosen = job.only, job.drop, job.categorical, job.date_unit
+            summary = describe(table, job.columns, where, *chosen)
+        offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
+        return {**summary, "version": bfl.__version__} | ({} if offer is None else {keys.OFFER: offer})
+
+    def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
+        """Begin a run: the rows of this site follow from the columns that all sites agreed on."""
+        self._cells = self._rows = self._answers = None
+        self._asked, self._last = 0, _NOTHING
+        self._open.close()
+        self._is_bound = False
+        file, sites = read_file(self._folder), int(job["sites"])
+        self._secure_sums = bool(job["secure_sums"])
+        self._job = self._allowed(file, job["options"], self._secure_sums)
+        self._run, self._number, self._most, self._sites = check_name(run), int(number), file.max_rounds, sites
+        check_runs(self._folder, self._run, file.max_runs)
+        if job["version"] != bfl.__version__:
+            raise InvalidArgument(
+                f"The server has tfp_bfl {job['version']}, the site {bfl.__version__}: install the same version."
+            )
+        # The least number of sites of which the server reads a sum, and of which the fit is.
+        clients = sites if self._job.revise is None else len(self._job.revise.clients)
+        if min(clients, sites if self._secure_sums else clients) < max(file.min_parties, 2 * self._secure_sums):
+            raise InvalidArgument(f"Its file allows no run of fewer than {max(file.min_parties, 2)} sites.")
+        columns = tuple(Column(str(n), str(kind), tuple(map(str, levels))) for n, kind, levels in job["columns"])
+        self._plan = Plan(columns, tuple(map(str, job["events"])), (), self._job.date_unit)
+        self._digest = digest_of_job(job)
+        self._masks, folder = bytes.fromhex(self._digest), self._folder / MEMORY / self._run
+        self._keys: dict[int, bytes] = {}
+        if self._secure_sums:
+            secret = secret_of(self._folder)
+            self._keys = masked.shared_keys(self._startup, secret, self._number, sites, job["offers"])
+            self._signs = signs_of(job["offers"], self._job.revise)
+            masked.check_members(folder, self._signs)
+            self._promises = Promises(masked.PromiseFiles(folder / "promises"))
+        else:
+            masked.check_unbound(folder)
+        with withholding("table"):
+            table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
+            cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
+            if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
+                cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
+        check_number(int(cells.chosen.sum()), file.min_rows)
+        self._set = RowSet(self._folder, self._run, self._digest, self._plan.names, cells.chosen)
+        self._set.check(file.min_rows)
+        self._cells = cells
+        if self._secure_sums:
+            self.seen = "The server sees the sums of all sites, and masked numbers of this site."
+        elif self._job.family == "cox" and not self._job.stratified:
+            self.seen = "The server sees sums over the rows at risk at each time of an event, which reveal single rows."
+        else:
+            self.seen = "The server sees the sums over the rows of this site: log likelihood, gradient and information."
+        return {}
+
+    def _encode(self, means: Any, indicators: Any, left_out: Any) -> dict[str, Any]:
+        """Encode the rows with the means and indicators of all sites."""
+        encoding = Encoding(tuple(map(float, means)), tuple(map(str, indicators)), tuple(map(str, left_out)))
+        if self._rows is not None:
+            raise InvalidArgument("It has encoded its rows in this run: one encoding follows from the sums of columns.")
+        with withholding("table"):
+            self._rows = self._begun().rows(encoding)
+        job, names = self._job, names_of(self._job.family, encoding, self._plan)
+        fit = None if job.revise else functools.partial(fit_job, job)
+        most = MOST_QUESTIONS + (2 * len(names) + 1) * job.second_order
+        of_run = names, self._sites, self._secure_sums, most
+        self._answers, self._encoding = Answers(self._rows, job.family, fit, *of_run), encoding
+        self._answers.numbers = self._earlier()
+        # Sites with another encoding have no masks in common.
+        self._masks = hashlib.sha256(self._digest.encode() + json.dumps(encoding).encode()).digest()
+        return {}
+
+    def _finish(self, run: str, result: Any) -> dict[str, Any]:
+        """Write the result of a run to the folder of the site, with this site's own effect."""
+        if self._rows is not None and "random" in result:
+            family, names, random = (result[name] for name in ("family", "names", "random"))
+            parameters, mean = np.array(result["parameters"]), np.array(result["mean"])
+            effect = own_effect(self._rows, family, names, random, parameters, mean)
+            result = {**result, "effect": {name: x.tolist() for name, x in effect._asdict().items()}}
+        folder = self._folder / RESULTS
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / f"{check_name(run)}.json", json.dumps(result, indent=1) + "\n")
+        return {}
+
+    def sums(self, message: Arrays) -> dict[str, np.ndarray]:
+        """Return the answer to a question: sums over the rows, masked where the job says so.
+
+        Raises:
+          InvalidArgument: the question is not of the job, or would reveal a second sum.
+        """
+        cells = self._begun()
+        size = 0 if self._rows is None else self._rows.design.shape[1]
+        question, step, answered = from_arrays(message, self._job, size)
+        digest = digest_of(message)
+        if digest == self._last[0]:  # The same message again, whose answer was lost.
+            return self._last[1]
+        if step >= self._most:
+            raise InvalidArgument(f"Its file allows at most {self._most} rounds: it answers no further question.")
+        if step != self._asked:
+            raise InvalidArgument(f"The question has the number {step}, but the next one of this fit is {self._asked}.")
+        self._set.record()
+        if self._answers is None:
+            numbers = cells.sums()
+        else:
+            total = self._total(answered) if self._secure_sums and step else answered.total
+            if step == 1 and self._job.revise is None:
+                self._check_encoding(total)
+            numbers = self._answers.answer(question, total)
+            self._record(self._answers.numbers)
+        found = self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
+        self._asked, self._last = step + 1, (digest, found)
+        return found
+
+    def _check_encoding(self, total: np.ndarray) -> None:
+        """Check that means and indicators follow from the total of the sums of columns, which holds those of this site.
+
+        Raises:
+          InvalidArgument: they do not.
+        """
+        own = self._begun().sums()
+        if len(total) != len(own) or np.any(total[:2] < own[:2]):
+            raise InvalidArgument("The total of the sums of columns can't hold those of this site.")
+        if settle(self._plan, self._job.missing, total)[0] != self._encoding:
+            raise InvalidArgument("The means and indicators for empty cells do not follow from the sums of columns.")
+
+    @property
+    def _count(self) -> pathlib.Path:
+        return self._folder / MEMORY / self._run / ANSWERED
+
+    def _earlier(self) -> int:
+        """Return how many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
+        if self._secure_sums or not self._count.exists():
+            return 0
+        record = json.loads(self._count.read_text())
+        # An honest server begins again without a site that left.
+        return int(record["numbers"]) if self._sites >= record["sites"] else 0
+
+    def _record(self, numbers: int) -> None:
+        if not self._secure_sums:  # With masks a promise allows one question for each step.
+            self._count.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._count, json.dumps({"sites": self._sites, "numbers": numbers}))
+
+    def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
+        if not self._is_bound:  # Once a masked answer leaves the site.
+            folder = self._folder / MEMORY / self._run
+            self._open = masked.bind(folder, self._digest)
+            masked.check_members(folder, self._signs)
+            write_whole(folder / masked.MEMBERS, json.dumps(self._signs))
+            self._is_bound = True
+        sign = self._signs[sorted(self._signs)[self._number]]
+        encoded, digest = encode(sign * numbers), bytes.fromhex(digest_of(message))
+        self._promises.answer(step, digest, None, hashlib.sha256(encoded.tobytes()).digest())
+        context = context_of(self._run, self._masks, digest)
+        for other, key in self._keys.items():
+            add_mask([encoded], seed_of(key, context), 1 if other > self._number else -1)
+        proofs = np.zeros((len(self._signs), KEY_BYTES), np.uint8)
+        for other, key in self._keys.items():
+            proofs[other] = np.frombuffer(proof_of_answer(key, context, encoded), np.uint8)
+        self._context = context
+        return {"masked": encoded, "proofs": proofs}
+
+    def _total(self, answered: Answered) -> np.ndarray:
+        """Compute the total of the last question from the masked answers of all sites.
+
+        Raises:
+          InvalidArgument: an answer is not the one that its site sent.
+        """
+        masked, proofs, own = answered.masked, answered.proofs, self._last[1]["masked"]
+        shape = len(self._signs), *own.shape
+        is_whole = masked.shape == shape and proofs.shape == (*shape[:1], *shape[:1], KEY_BYTES)
+        if not is_whole or not np.array_equal(masked[self._number], own):
+            raise InvalidArgument("The masked answers of the last question are not those of all sites of the run.")
+        for other, key in self._keys.items():
+            expected = proof_of_answer(key, self._context, masked[other])
+            if not hmac.compare_digest(expected, proofs[other, self._number].tobytes()):
+                raise InvalidArgument(f"The masked answer of {sorted(self._signs)[other]} is not the one that it sent.")
+        return decode(np.sum(masked, 0, np.int64))
+
+    def _begun(self) -> Cells:
+        if self._cells is None:
+            raise InvalidArgument(NO_RUN)
+        return self._cells
+
+    def _allowed(self, file: PartyFile, options: object, secure_sums: bool) -> GlmJob:
+        if file.algorithms and GLM not in file.algorithms:
+            raise InvalidArgument(f"Its file allows algorithm {' or '.join(file.algorithms)}, not {GLM}.")
+        if (file.models or file.rules) and GLM not in file.algorithms:
+            raise InvalidArgument(f"Its file limits models or rules, but its algorithms do not name {GLM}.")
+        if file.only_secure_sums and not secure_sums:
+            raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
+        if file.max_example_epsilon is not None:
+            raise InvalidArgument(
+                "Its file allows only runs with differential privacy, which linear models do not have."
+            )
+        job = make_glm_job(options, secure_sums)
+        if job.family == "cox" and not job.stratified and not file.allow_single_posteriors:
+            raise InvalidArgument(
+                "Its file allows only sums, and one baseline hazard requires times of events: submit with --stratified."
+            )
+        return job
+
+    def _table(self, file: PartyFile, text: Sequence[str]) -> tuple[Any, str]:
+        """Return the table of the site's file without the columns that the file drops, and its name.
+
+        The columns of `text` are read as text: levels are as they are written, whatever else the file holds.
+        """
+        path = pathlib.Path(file.data)
+        where = path_name(path)
+        if path.suffix.lower() not in _TABLES:
+            raise InvalidArgument(f"{where} is no table, but a linear model requires one: {', '.join(_TABLES)}.")
+        table = read_table(path, file.separator, text=text)
+        drop = as_names(file.drop)
+        unknown = next((name for name in drop if name not in table.column_names), None)
+        if unknown is not None:
+            raise InvalidArgument(f"{where} has no column {shown(unknown)}, which its file drops.")
+        return table.select([name for name in table.column_names if name not in drop]), where

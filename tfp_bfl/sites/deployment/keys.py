@@ -1,0 +1,143 @@
+"""Pairwise secret keys of sites, unknown to the server: X25519, public keys signed with the sites' certificates."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tfp_bfl.errors import InvalidArgument
+
+# Key of the offer in the description of a site.
+OFFER = "offer"
+_CERTIFICATE, _KEY, _AUTHORITY = "client.crt", "client.key", "rootCA.pem"
+_ALIKE = "Two sites offer the same public key: one of them is not the site that it claims to be."
+_SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
+
+
+def offer(startup: pathlib.Path, secret: bytes) -> dict[str, str] | None:
+    """Return the key offer of a site to the other sites: public key, certificate and signature, as text.
+
+    It is None if the site has no certificate.
+    """
+    if not (startup / _CERTIFICATE).exists():
+        return None
+    from cryptography.hazmat.primitives import serialization
+
+    key: Any = serialization.load_pem_private_key((startup / _KEY).read_bytes(), None)
+    public = _private_key(secret).public_key().public_bytes_raw()
+    certificate = (startup / _CERTIFICATE).read_text(encoding="ascii")
+    signature = key.sign(_SIGNED + public, *_padding())
+    return {"public": _text(public), "certificate": certificate, "signature": _text(signature)}
+
+
+def not_signed(site: str) -> str:
+    """Return the refusal of a site that received an offer which the named site has not signed."""
+    return f"The key offered as that of {site} is not signed by {site}."
+
+
+def false_keys(refusals: Mapping[str, str], sites: Collection[str]) -> dict[str, str]:
+    """Return the sites whose key most of the other sites refuse, with this reason: they are left out, not the others.
+
+    Args:
+      refusals: site -> why it refuses a run.
+      sites: the names of all sites of the run.
+    """
+    counts = {site: [*refusals.values()].count(not_signed(site)) for site in sites}
+    return {site: not_signed(site) for site, count in counts.items() if 2 * count > len(sites) - 1}
+
+
+def alike(offers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sites that offer the public key of another one, with the reason."""
+    public = {site: str((offer or {}).get("public")) for site, offer in offers.items()}
+    every = [*public.values()]
+    return {site: _ALIKE for site, key in public.items() if every.count(key) > 1}
+
+
+def unusable(offers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sites that can't mask their messages by their offers, with the reasons; signatures aside."""
+    without = "It can't mask its messages: its folder startup has no certificate, as `tfp-bfl deploy init` makes it."
+    reasons = {site: without for site, offer in offers.items() if not is_offer(offer)}
+    return {**reasons, **alike({site: offer for site, offer in offers.items() if site not in reasons})}
+
+
+def is_offer(offer: object) -> bool:
+    """Return whether this has the form of a key offer; only sites check its signature."""
+    return isinstance(offer, Mapping) and all(
+        isinstance(offer.get(part), str) for part in ("public", "certificate", "signature")
+    )
+
+
+def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the pairwise keys of a site with the other sites, by their names.
+
+    Args:
+      startup: the site's folder of certificates.
+      secret: the site's secret.
+      name: the site's name.
+      offers: name -> key offer of that site (`offer`), as the server forwarded it.
+
+    Raises:
+      InvalidArgument: an offer is not signed by its site, its certificate is not from the authority, two offers have
+        the same public key, or `name` is not the name in the site's certificate.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    authority = x509.load_pem_x509_certificate((startup / _AUTHORITY).read_bytes())
+    own_public = _text(_private_key(secret).public_key().public_bytes_raw())
+    mine = x509.load_pem_x509_certificate((startup / _CERTIFICATE).read_bytes())
+    if _named(mine, x509.NameOID.COMMON_NAME) != name or (offers.get(name) or {}).get("public") != own_public:
+        raise InvalidArgument(
+            f"The server gives this site the name or key of {name}, which differ from its certificate or its own key."
+        )
+    keys = {}
+    for other, offer in offers.items():
+        if other == name:
+            continue
+        try:
+            certificate = x509.load_pem_x509_certificate(offer["certificate"].encode())
+            certificate.verify_directly_issued_by(authority)
+            public = base64.b64decode(offer["public"], validate=True)
+            signature = base64.b64decode(offer["signature"], validate=True)
+            verifier: Any = certificate.public_key()
+            verifier.verify(signature, _SIGNED + public, *_padding())
+            # The certificates of the server and the administrator have the organisation of no site.
+            names = (x509.NameOID.COMMON_NAME, x509.NameOID.ORGANIZATION_NAME)
+            if any(_named(certificate, kind) != other for kind in names):
+                raise ValueError("the certificate belongs to another site, or to no site")
+            shared = _private_key(secret).exchange(X25519PublicKey.from_public_bytes(public))
+        except Exception:  # Parsers of untrusted bytes raise many types.
+            raise InvalidArgument(not_signed(other)) from None
+        between = " ".join(sorted((name, other))).encode()
+        keys[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
+    if alike(offers):  # Each is signed: a copy without a signature is the fault of one site.
+        raise InvalidArgument(_ALIKE)
+    return keys
+
+
+def _named(certificate: Any, kind: Any) -> str:
+    (attribute,) = certificate.subject.get_attributes_for_oid(kind)
+    return str(attribute.value)
+
+
+def _private_key(secret: bytes) -> Any:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(hmac.new(secret, b"masks", hashlib.sha256).digest())
+
+
+def _padding() -> tuple[Any, Any]:
+    from cryptography.hazmat.primitives.asymmetric import padding
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    return padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH), SHA256()
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

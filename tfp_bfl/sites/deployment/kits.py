@@ -1,0 +1,256 @@
+"""Folders ("kits") of the server, the sites and the administrator: certificates from NVIDIA FLARE, access rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.sites.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.trust import trust_failure
+
+ADMIN, SERVER = "admin", "server"
+_ROLE = "tfp_bfl.json"
+_USER = "admin@federation.local"
+# The organisation of the server and the administrator; each site is an organisation by its own name.
+_PROJECT = "federation"
+_NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
+CLASSES = "tfp_bfl.sites.deployment.flare."
+_TEMPLATE = """# The data of this site and the runs that it accepts. Never sent. See docs/deployment.md.
+data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, relative to this file
+label: label             # the column of the labels
+# drop: [patient_id]      # columns to leave out
+# max_categories: 30     # largest number of categories of a column, which a run may request
+# separator: ";"         # column separator of a .csv file; default: the separator of its header
+# test_data: test.csv    # test data; default: a fifth of the data
+# algorithms: [variational, partitioned_vi]    # accepted algorithms; default: all
+# models: [mlp, lenet]   # accepted models; default: all
+# rules: [mean_precision_average]    # accepted aggregation rules; default: all
+# max_rounds: 1000       # largest number of rounds of a run
+# min_parties: 2         # smallest number of sites of a run
+# min_rows: 20           # smallest number of training rows of a run
+# max_runs: 100          # largest number of runs in which the site answers
+# share_scores: true     # send sums of a model's scores on the test data
+# allow_single_posteriors: true   # false: only rules that need only the sum of the sites' messages
+# only_secure_sums: false   # true: only runs with masked messages
+# max_example_epsilon: 8    # epsilon of one example over all runs; then only runs with --example-clip-norm
+"""
+_README = "readme.txt"
+_KEY_OF = """
+The folder startup holds a private key, which identifies the owner of this
+folder. Send the folder over a confidential channel, and keep it confidential.
+"""
+_INSTRUCTIONS = {
+    "party": """This folder belongs to the site {name} of the federation with the server {host}.
+
+1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+2. Describe in local/{file} the data of the site and the runs that it accepts.
+3. tfp-bfl deploy check FOLDER     checks the data and prints what would be sent
+4. tfp-bfl deploy start FOLDER     takes part in runs, until Ctrl-C
+
+FOLDER is the path of this folder. The site connects to the server and accepts
+no connections. Its data, local/{file} and local/secret are never sent.
+"""
+    + _KEY_OF,
+    SERVER: """This folder belongs to the server of a federation, {host}.
+
+1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+2. Open the port that startup/fl_server.json names.
+3. tfp-bfl deploy start FOLDER     serves runs, until Ctrl-C
+
+FOLDER is the path of this folder. Its subfolder runs holds the runs.
+"""
+    + _KEY_OF,
+    ADMIN: """This folder belongs to the administrator, who submits runs to the server {host}.
+
+1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+2. tfp-bfl deploy run FOLDER --name first --model mlp --rounds 40 --output first
+
+FOLDER is the path of this folder. The administrator starts no process: the
+command submits a run, prints its progress and downloads its result.
+tfp-bfl deploy run --help lists the options.
+"""
+    + _KEY_OF,
+}
+
+
+def check_installed() -> None:
+    """Raise MissingDependency if NVIDIA FLARE is not installed."""
+    try:
+        import nvflare  # noqa: F401
+    except ImportError:
+        raise MissingDependency(
+            "NVIDIA FLARE is not installed: in a clone of tfp_bfl, `make deployment` builds an environment with it, "
+            ".venvs/deployment (docs/deployment.md)."
+        ) from None
+
+
+def make_kits(folder: str | pathlib.Path, host: str, port: int, sites: Sequence[str]) -> list[pathlib.Path]:
+    """Write a folder for the server, one for each site and one for the administrator, and return them.
+
+    Each folder has its certificate and private key. The folder `authority` holds the key of the certificate authority
+    and stays with the person who runs this: a later call with the same `authority` adds sites.
+
+    Args:
+      folder: a new folder, or the folder of an earlier call, to add sites.
+      host: host name at which the sites reach the server.
+      port: port of the server.
+      sites: names of the sites.
+
+    Raises:
+      InvalidArgument: the name of a site or of the host is not valid, or the folder of a site exists.
+      MissingDependency: NVIDIA FLARE is not installed.
+    """
+    for name in sites:
+        if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
+            raise InvalidArgument(f"{shown(name)} is no name of a site: use small letters, digits and -.")
+    if len(set(sites)) != len(sites) or not sites:
+        raise InvalidArgument("Name each site once, and at least one site.")
+    if not _HOST.fullmatch(host) or host == _PROJECT:
+        raise InvalidArgument(f"{shown(host)} is no host name: use letters, digits, - and dots.")
+    folder = pathlib.Path(folder).resolve()
+    wanted = [name for name in (SERVER, ADMIN) if not (folder / name).exists()] + list(sites)
+    for name in sites:
+        if (folder / name).exists():
+            raise InvalidArgument(f"{path_name(folder / name)} exists already: nothing is overwritten.")
+    check_installed()
+    authority = folder / "authority"
+    authority.mkdir(parents=True, exist_ok=True)
+    authority.chmod(0o700)
+    project = {
+        "api_version": 3,
+        "name": _PROJECT,
+        "participants": [
+            {"name": host, "type": "server", "org": _PROJECT, "fed_learn_port": port},
+            *({"name": name, "type": "client", "org": name} for name in sites),
+            {"name": _USER, "type": "admin", "org": _PROJECT, "role": "project_admin"},
+        ],
+        "builders": [
+            {"path": f"nvflare.lighter.impl.{path}", "args": arguments}
+            for path, arguments in {
+                "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
+                "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "grpc"},
+                "cert.CertBuilder": {},
+                "signature.SignatureBuilder": {},
+            }.items()
+        ],
+    }
+    with tempfile.TemporaryDirectory(dir=folder) as draft:
+        file = pathlib.Path(draft) / "project.yml"
+        file.write_text(yaml.safe_dump(project), encoding="utf-8")
+        work = pathlib.Path(draft) / "work"
+        state = authority / "state"
+        if state.exists():
+            shutil.copytree(state, work / "federation" / "state")
+        command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(file), "-w", str(work), "--force"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=draft)
+        made = sorted((work / "federation").glob("prod_*"))
+        if done.returncode or not made:
+            raise Error(f"NVIDIA FLARE could not make the certificates: {(done.stderr or done.stdout).strip()[-500:]}.")
+        if not state.exists():
+            shutil.copytree(work / "federation" / "state", state)
+        for name in wanted:
+            there = {SERVER: host, ADMIN: _USER}.get(name, name)
+            shutil.move(str(made[-1] / there), str(folder / name))
+            _finish(folder / name, name, host)
+    return [folder / name for name in wanted]
+
+
+def _finish(kit: pathlib.Path, name: str, host: str) -> None:
+    """Write instructions and access rules in place of FLARE's: jobs carry no code and run no shell commands."""
+    kit.chmod(0o700)
+    role = name if name in (ADMIN, SERVER) else "party"
+    (kit / _README).write_text(_INSTRUCTIONS[role].format(name=name, host=host, file=FILE), encoding="utf-8")
+    (kit / _ROLE).write_text(json.dumps({"role": role, "name": name, "host": host}) + "\n", encoding="utf-8")
+    if role == ADMIN:
+        return
+    local = kit / "local"
+    rules = json.loads((local / "authorization.json.default").read_text(encoding="utf-8"))
+    for permissions in rules["permissions"].values():
+        if isinstance(permissions, dict):
+            permissions.update({"byoc": "none", "shell_commands": "none"})
+    rules["permissions"]["project_admin"] = {
+        **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
+        **{"byoc": "none", "shell_commands": "none"},
+    }
+    (local / "authorization.json").write_text(json.dumps(rules, indent=1), encoding="utf-8")
+    if role == "party":
+        (local / FILE).write_text(_TEMPLATE, encoding="utf-8")
+
+
+def role_of(kit: str | pathlib.Path) -> dict[str, str]:
+    """Return the role, name and host of a folder.
+
+    Raises:
+      InvalidArgument: `make_kits` did not write the folder.
+    """
+    try:
+        role: dict[str, str] = json.loads((pathlib.Path(kit) / _ROLE).read_text(encoding="utf-8"))
+        return role
+    except (OSError, ValueError):
+        raise InvalidArgument(f"{path_name(kit)} is no folder that tfp-bfl deploy init wrote.") from None
+
+
+def start_command(kit: str | pathlib.Path) -> list[str]:
+    """Write the resources of the server or a site for the present path of its folder; return the command to run it.
+
+    Raises:
+      InvalidArgument: the folder is neither a server's nor a site's.
+    """
+    role, kit = role_of(kit), pathlib.Path(kit).resolve()
+    if role["role"] == ADMIN:
+        raise InvalidArgument("An administrator starts no process: tfp-bfl deploy run submits runs.")
+    local = kit / "local"
+    resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
+    (local / "resources.json").write_text(json.dumps(_resources(resources, role["role"], kit), indent=1), "utf-8")
+    (kit / "transfer").mkdir(exist_ok=True)
+    kind, uid = ("server", []) if role["role"] == SERVER else ("client", [f"uid={role['name']}"])
+    options = ["secure_train=true", *uid, f"org={'federation' if kind == 'server' else role['name']}"]
+    module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+    return [
+        *(sys.executable, "-u", "-m", module, "-m", str(kit), "-s", f"fed_{kind}.json"),
+        *("--set", *options, "config_folder=config"),
+    ]
+
+
+def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[str, Any]:
+    """Return FLARE's resources with one class that jobs may name, storage in the kit, and without log streaming."""
+    resources["class_allow_list"] = [CLASSES + ("Server" if role == SERVER else "Site")]
+    resources["allow_log_streaming"] = False
+    resources["components"] = [
+        part for part in resources["components"] if part["id"] not in ("site_log_streamer", "log_receiver")
+    ]
+    moved: dict[str, Any] = json.loads(json.dumps(resources).replace("/tmp/nvflare/", f"{kit}/store/"))
+    return moved
+
+
+def start(kit: str | pathlib.Path) -> None:
+    """Run the server or the site in this process until it is ended.
+
+    Raises:
+      InvalidArgument: the folder is neither a server's nor a site's, or the running server is of another federation.
+      MissingDependency: NVIDIA FLARE is not installed.
+    """
+    command = start_command(kit)
+    check_installed()
+    settings = pathlib.Path(kit) / "startup" / "fed_client.json"
+    if settings.exists():
+        (server,) = json.loads(settings.read_text(encoding="utf-8"))["servers"]
+        host, _, port = server["service"]["target"].rpartition(":")
+        if why := trust_failure(settings.parent, host, int(port)):
+            raise InvalidArgument(why)
+    os.environ.setdefault("MALLOC_ARENA_MAX", "4")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.chdir(kit)
+    os.execv(command[0], command)

@@ -1,0 +1,346 @@
+"""A site of a federation: its configuration file, and its answers to the requests of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import write_whole
+from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.sites.comparison import rare_classes
+from tfp_bfl.sites.deployment import answered, keys, masked
+from tfp_bfl.sites.deployment.channel import NO_RUN, Withheld, withholding
+from tfp_bfl.sites.deployment.job import check_name, from_json, make_job, table_options
+from tfp_bfl.sites.deployment.ledger import Ledger
+from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
+from tfp_bfl.sites.schema import TABLE
+from tfp_bfl.sites.steps import Steps
+from tfp_bfl.sites.tables import parse_options, text_columns
+
+_MOST_BYTES = 2**33
+_ONLY_SECURE = "Its file allows only runs with secure sums: submit with --secure-sums."
+_NO_FORM = "The job from the server does not have the required form."
+# Folder of the encodings of the runs.
+ENCODINGS = "encodings"
+
+
+class Site:
+    """A site that answers the requests of a server, and refuses what its file forbids.
+
+    Attributes:
+      seen: a sentence on what the server sees of this site's messages, from the rule of the process built here.
+    """
+
+    seen = "The server sees nothing."
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        """Read the file of a site's folder; the data are read when a run needs them.
+
+        Raises:
+          InvalidArgument: the file can't be read.
+          MissingDependency: the file bounds epsilon, and the package that computes epsilon is not installed.
+        """
+        self._folder = pathlib.Path(folder)
+        # The folder of the certificates in a kit.
+        self._startup = self._folder.parent / "startup"
+        self._file = read_file(folder)
+        if self._file.max_example_epsilon is not None:
+            bfl.privacy.composed_epsilon([], self._file.delta)  # Raises MissingDependency.
+        self._read: tuple[TableOptions | None, bfl.data.PartData | None] = None, None
+        self._party: bfl.sites.Party | None = None
+        self._why_not = NO_RUN
+        self._ledger: Ledger | None = None
+        self._open = contextlib.ExitStack()
+
+    def data(self, options: TableOptions = NO_OPTIONS) -> bfl.data.PartData:
+        """Return the site's data, a table read by the options of a run.
+
+        Raises:
+          Withheld: the data can't be read.
+        """
+        if self._read[0] != options or self._read[1] is None:
+            file, how = self._file, options._asdict()
+            how |= {"left_out": how.pop("drop"), "drop": file.drop, "separator": file.separator}
+            with withholding("data"):
+                self._read = options, bfl.data.read_part(file.data, file.label, file.test_data, file.task, **how)
+        assert self._read[1] is not None
+        return self._read[1]
+
+    def describe(self, request: str = "") -> str:
+        """Return the description of the data as JSON, without examples, and the site's key offer for masks.
+
+        Args:
+          request: of the server, in JSON: options of tables, and whether the run has masks.
+
+        Raises:
+          Withheld: the data can't be read.
+          InvalidArgument: the request has another form, or the site's file or the masks of the run forbid what the
+            description would reveal.
+        """
+        options, is_secure = self._asked(request)
+        data = self.data(options)
+        answered.check_number(data.train.num_examples, self._file.min_rows)
+        if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
+            few = f"{', '.join(map(shown, texts[:5]))}{' and others' if len(texts) > 5 else ''}"
+            raise InvalidArgument(
+                f"With secure sums it describes no categories ({few}): which categories all sites have is no sum, so "
+                "that the server would read those of each site with their counts. Leave these columns out with --drop, "
+                "or give them as columns of 0 and 1."
+            )
+        summary = {
+            **bfl.sites.describe(data.train, options, self._file.max_categories),
+            "num_test": data.test.num_examples,
+        }
+        offer = keys.offer(self._startup, secret_of(self._folder))
+        return json.dumps(summary if offer is None else {**summary, keys.OFFER: offer})
+
+    def _asked(self, request: str) -> tuple[TableOptions, bool]:
+        """Return the options of tables in a request for a description, and whether the run has masks."""
+        if not request:
+            return NO_OPTIONS, self._file.only_secure_sums
+        try:
+            asked = json.loads(request)
+            options, is_secure = parse_options(asked["table"]), bool(asked["secure_sums"])
+        except (KeyError, TypeError, RecursionError, ValueError) as error:
+            raise error if isinstance(error, InvalidArgument) else InvalidArgument(_NO_FORM) from None
+        if self._file.only_secure_sums and not is_secure:
+            raise InvalidArgument(_ONLY_SECURE)
+        return options, is_secure
+
+    def begin(self, message: str) -> None:
+        """Begin a run with the job of the server: options, schema, name, and the number of the site.
+
+        Raises:
+          InvalidArgument: the site's file forbids the run, or the message does not have the required form.
+        """
+        self._party = None
+        try:
+            self._party = self._begin(message)
+        except InvalidArgument as error:
+            self._why_not = str(error)
+            raise
+
+    def _begin(self, message: str) -> bfl.sites.Party:
+        try:
+            job = json.loads(message)
+            options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
+            rules, version = dict(options), str(job["version"])
+            sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
+            most = None if job.get("max_examples") is None else int(job["max_examples"])
+        except (KeyError, TypeError, RecursionError, ValueError):
+            raise InvalidArgument(_NO_FORM) from None
+        if version != bfl.__version__:
+            raise InvalidArgument(
+                f"The server has tfp_bfl {version}, the site {bfl.__version__}: install the same version."
+            )
+        config = make_job(rules, parties)
+        check_name(run)
+        self._check(config, parties, sums)
+        answered.check_runs(self._folder, run, self._file.max_runs)
+        digest, self._ledger = digest_of_job(job), None
+        schema = from_json(job["schema"])
+        self._config = config
+        data = self.data(table_options(rules))
+        answered.check_number(data.train.num_examples, self._file.min_rows)
+        with withholding("data"):
+            self._source, self._held = bfl.sites.fitted(data.train, schema), bfl.sites.fitted(data.test, schema)
+        if schema.columns:
+            (self._folder / ENCODINGS).mkdir(exist_ok=True)
+            write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job["schema"], indent=1) + "\n")
+        self._process = build.process(config, schema, lambda: None, secure_sums=sums)
+        self.seen = self._check_rule(sums)
+        folder, secret = self._folder / answered.MEMORY / run, secret_of(self._folder)
+        arguments = self._process, self._source, number, secret, run
+        # A server that resumes from a checkpoint requires the memory of the rounds since that checkpoint.
+        back = config.checkpoint_every * config.keep_checkpoints
+        fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
+        fields |= {"rounds": config.rounds, "charge": self._charge}
+        fields["steps"] = Steps(self._process, _Versions(folder / "weights", back), parties)
+        if sums is None:
+            masked.check_unbound(folder)
+        else:
+            fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
+        # After the checks, which cost nothing, and before the name is bound to the job.
+        self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
+        if sums is None:
+            return bfl.sites.Party(*arguments, **fields)
+        self._open.close()
+        self._open = masked.bind(folder, digest)
+        fields["promises"] = masked.PromiseFiles(folder / "promises")
+        return bfl.sites.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
+
+    def _charge(self, message: dict[str, np.ndarray]) -> None:
+        if self._ledger is not None:
+            self._ledger.charge(message)
+
+    def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the result of the site's work in a round, or proofs or seeds of masks (`sites.SealedParty`).
+
+        Raises:
+          InvalidArgument: the answer would exceed the epsilon of the site's file, or reveal a second sum.
+        """
+        return self._begun().answer(message)
+
+    def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return sums of a model's scores on the site's test data (`evaluation.score_sums`).
+
+        Raises:
+          InvalidArgument: the site does not share scores, or the weights do not fit the model of the run.
+        """
+        self._begun()
+        if not self._file.share_scores or self._ledger:
+            raise InvalidArgument("It does not share scores.")
+        model = self._process.model_fn()
+        loaded = bfl.sites.from_arrays(weights, bfl.models.predictive_spec(model, weights))
+        model = bfl.models.predictive_model(model, loaded)
+        samples, seed = self._config.num_samples, self._config.seed
+        arguments = model, self._held.features, self._held.labels, samples, seed
+        if (target := self._held.target) is not None:
+            loaded = bfl.evaluation.evaluate_regression(*arguments, scale=target.scale, shift=target.mean)
+            truth = target.mean + target.scale * np.asarray(self._held.labels, np.float64)
+            return bfl.evaluation.number_sums(loaded, truth)
+        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
+
+    def _begun(self) -> bfl.sites.Party:
+        if self._party is None:
+            raise InvalidArgument(self._why_not)
+        return self._party
+
+    def _begin_ledger(self, config: RunConfig, run: str, job: str, examples: int) -> Ledger | None:
+        limit = self._file.max_example_epsilon
+        if limit is None:
+            return None
+        steps = bfl.privacy.example_steps(config.example_noise, examples, config.batch_size, config.local_epochs)
+        return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)
+
+    def _check_rule(self, sums: object) -> str:
+        name = str(self._process.description["rule"])
+        # Quantisation and clipping are compatible with sums.
+        plain = name.removeprefix("quantised ").removeprefix("clipped ")
+        if self._file.rules and plain not in self._file.rules:
+            raise InvalidArgument(f"Its file allows rule {' or '.join(self._file.rules)}, not {plain}.")
+        is_sum = self._process.is_sum or sums is not None  # Masks leave the server nothing but sums.
+        if not is_sum and not self._file.allow_single_posteriors:
+            raise InvalidArgument(
+                f"Its file allows only rules that use only the sum of the sites' messages, and {plain} uses each "
+                "message separately."
+            )
+        if sums is not None:
+            return (
+                f"The server sees the sum of the sites' messages for the rule {plain}, and masked numbers of this site."
+            )
+        use = "adds it to the other messages" if self._process.is_sum else "uses it separately"
+        return f"The server sees each message of this site. The rule {plain} {use}."
+
+    def _check(self, config: RunConfig, parties: int, sums: object) -> None:
+        if sums is None and self._file.only_secure_sums:
+            raise InvalidArgument(_ONLY_SECURE)
+        if self._file.max_example_epsilon is not None and not (config.example_clip_norm and config.example_noise):
+            raise InvalidArgument(
+                "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
+                "--example-noise."
+            )
+        if sums is not None and not (isinstance(sums, (int, float)) and 0 < sums < math.inf):
+            raise InvalidArgument(
+                f"The largest weight of secure sums is {shown(sums)}, but must be a number above zero."
+            )
+        for name, allowed in {"algorithm": self._file.algorithms, "model": self._file.models}.items():
+            if allowed and getattr(config, name) not in allowed:
+                raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {getattr(config, name)}.")
+        if config.rounds > self._file.max_rounds:
+            raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
+        if parties < self._file.min_parties:
+            raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} sites.")
+
+
+def digest_of_job(job: Mapping[str, Any]) -> str:
+    """Return the digest of a job without the number of the site: the same at all sites.
+
+    Raises:
+      InvalidArgument: the key offers do not have the required form.
+    """
+    content = {name: x for name, x in job.items() if name not in ("number", "offers")}
+    try:
+        content["halves"] = {site: offer["public"] for site, offer in sorted(dict(job.get("offers", {})).items())}
+    except (KeyError, TypeError, ValueError):
+        raise InvalidArgument("The key offers from the server do not have the required form.") from None
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class _Versions:
+    """The memory of a site between rounds, in a file for each of the last rounds in which it took part.
+
+    The server can return to its oldest checkpoint, but no further: files of earlier rounds are deleted.
+
+    Args:
+      folder: folder of the files.
+      back: largest number of rounds between the server's state and its oldest checkpoint.
+    """
+
+    def __init__(self, folder: pathlib.Path, back: int):
+        self._folder, self._back = folder, back
+
+    def _path(self, version: int) -> pathlib.Path:
+        return self._folder / f"{version:06d}.npz"
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self._path(version).exists()
+
+    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
+        arrays = read_arrays(self._path(version), "memory", _MOST_BYTES)
+        numbers = [int(path.stem) for path in self._folder.glob("*.npz") if path.stem.isdigit()]
+        oldest = max((number for number in numbers if number <= version - self._back), default=0)
+        for number in numbers:
+            if number < oldest:
+                self._path(number).unlink(missing_ok=True)
+        return arrays
+
+    def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_arrays(self._path(version), arrays)
+
+
+def check(folder: str | os.PathLike[str], options: TableOptions = NO_OPTIONS) -> str:
+    """Check a site's file and data; return a sentence on them, and below it the description that a server receives.
+
+    Args:
+      folder: of the site.
+      options: of a run, for its tables.
+
+    Raises:
+      InvalidArgument: the file or the data can't be read.
+    """
+    site = Site(folder)
+    secure_sums = site._file.only_secure_sums
+    try:
+        data = site.data(options)
+        summary = json.loads(site.describe(json.dumps({"table": options._asdict(), "secure_sums": secure_sums})))
+    except Withheld as error:
+        raise InvalidArgument(error.at_site) from None
+    kinds = (
+        f"{len(summary['class_names'])} classes"
+        if summary["class_names"]
+        else f"the target {shown(summary['target'][0])}"
+    )
+    notes = "".join(f"{note}\n" for note in data.notes)
+    table = summary.get(TABLE)
+    shape = summary["element_shape"] if table is None else f"{len(table)} columns"
+    return (
+        f"{summary['num_examples']:,} training examples ({shape}), {kinds}, according to {FILE}.\n"
+        f"{notes}{rare_classes(data.train)}"
+        "When a run begins, a server that requests a description of the data receives this, and nothing else:\n"
+        f"{json.dumps(summary, indent=1, ensure_ascii=False)}"
+    )

@@ -1,0 +1,283 @@
+"""The server of clients of any framework: a round over named NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl import rules, servers
+from tfp_bfl import weighting as weightings
+from tfp_bfl.algorithms.fitting import check_extra, check_fit, defended_rule
+from tfp_bfl.contracts import AnyRule, ClientWork, ModelRule, ServerState, ServerStep
+from tfp_bfl.data import ClientExamples
+from tfp_bfl.data.names import natural
+from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lookup, shown
+from tfp_bfl.federated.description import settings_of
+from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_norm
+from tfp_bfl.federated.local import as_arrays
+from tfp_bfl.federated.round import Contribution, Round, make_round
+from tfp_bfl.files import Path
+from tfp_bfl.sites.comparison import outstanding
+from tfp_bfl.sites.interop.names import Arrays, Names, whole_number
+from tfp_bfl.sites.interop.store import Store
+from tfp_bfl.weights import ClientResult, Federation, ModelWeights, TrainingMetrics
+
+WEIGHTINGS = ("equal", "train_size")
+# What a round reports of training, of which this server knows nothing.
+_OF_TRAINING = ("nll", "kl", "tempered_elbo", "num_faulty", "clients")
+
+
+class Answer(NamedTuple):
+    """The answer of a client.
+
+    Fields:
+      client: name of the client.
+      num_examples: number of its training examples, N_k.
+      arrays: its "mean/NAME", "variance/NAME" and "point/NAME", for the names of the server's arrays.
+    """
+
+    client: str
+    num_examples: int
+    arrays: Arrays
+
+
+class Server:
+    """A server that pools means and variances of clients, which may be trained in any framework.
+
+    q <- step(q, rule(q_1, ..., q_K)),   q_k = N(mean_k, diag(variance_k))
+
+    One call of `next` is one round. Sums are added in the order of the clients' names, so that the result does not
+    depend on the order of arrival.
+
+    Args:
+      mean: name -> means of the weights with a posterior, any shape.
+      variance: name -> their variances, of the same shapes; or a number for all.
+      point: name -> weights without a posterior, such as biases: averaged by the clients' weights. Statistics of
+        BatchNorm may be among them. None for none.
+      rule: of `tfp_bfl.rules`, or its name. "log_linear_pool" fits clients by natural gradients,
+        "mean_precision_average" means by SGD; "distributed_weight_consolidation" is the server of partitioned
+        variational inference, whose clients send q with their new factor in the place of the old one.
+      server_step: of `tfp_bfl.servers`; None for `servers.replace()`. `servers.dual(...)` with rule "log_linear_pool"
+        and weighting "equal" is Bayesian ADMM's.
+      weighting: "train_size" or "equal".
+      robust: a robust aggregator, such as "trimmed:0.2" or "median" (`rules.parse_robust`).
+      num_clients: K, of all clients of the federation, which `servers.dual` needs; None for the most that were in a
+        round.
+      folder: the folder where the state is written after each round and from which a new server resumes, of one server
+        at a time; None for memory alone.
+      seed: of a server step or rule with noise.
+      min_stddev: smallest standard deviation. A client below half of it is faulty; the pool comes up to it.
+      max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
+      max_change_norm: a client whose weights moved further than this is faulty; None for any distance.
+      min_examples: a client with fewer is faulty.
+      max_examples: with "train_size" no client weighs more than with so many, whatever it states; None for no bound.
+
+    Raises:
+      InvalidArgument: names of means and variances that differ, arrays that are no finite floats, a variance that is
+        not above zero, a rule and a step that do not fit, or a folder of another server.
+
+    Example:
+      >>> import numpy as np
+      >>> server = bfl.interop.Server({"w": np.zeros(2)}, 1.0, rule="log_linear_pool")
+      >>> answers = [
+      ...     bfl.interop.Answer(name, 10, {"mean/w": np.full(2, mean), "variance/w": np.full(2, 0.5)})
+      ...     for name, mean in (("a", 1.0), ("b", 3.0))
+      ... ]
+      >>> server.next(answers)["num_clients"]
+      2
+      >>> server.arrays["mean/w"], server.arrays["variance/w"]
+      (array([2., 2.], dtype=float32), array([0.5, 0.5], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        mean: Arrays,
+        variance: Arrays | float,
+        point: Arrays | None = None,
+        *,
+        rule: AnyRule = "log_linear_pool",
+        server_step: ServerStep | None = None,
+        weighting: str = "train_size",
+        robust: str | None = None,
+        num_clients: int | None = None,
+        folder: Path | None = None,
+        seed: int = 0,
+        min_stddev: float = 1e-5,
+        max_magnitude: float = LIMITS.max_magnitude,
+        max_change_norm: float | None = None,
+        min_examples: int = 1,
+        max_examples: int | None = None,
+    ):
+        lookup(dict.fromkeys(WEIGHTINGS), weighting, "weighting")
+        self._names, first = Names.of(mean, variance, point or {})
+        limits = _limits(max_magnitude, max_change_norm, min_examples, min_stddev)
+        self._step = servers.replace() if server_step is None else server_step
+        whole = rules.whole_model(rule)
+        if whole.randomise is not None:
+            raise InvalidArgument(
+                f"The rule {whole.name!r} hides clients by noise of a secret, which this server does not have: give a "
+                "rule without noise."
+            )
+        self._round = _round(first, whole, self._step, weighting, robust, limits, seed)
+        traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
+        self._conclude, self._add, self._take = map(traced, (self._round.conclude, self._round.add, self._taken))
+        known = Federation().num_clients if num_clients is None else check_count(num_clients, "num_clients")
+        state = as_arrays(self._round.initialize())
+        state = state._replace(federation=state.federation._replace(num_clients=np.int32(known)))
+        self._by_size = weighting == "train_size"
+        self._max_examples = None if max_examples is None else check_count(max_examples, "max_examples")
+        words = settings_of(rule=whole, step=self._step, limits=limits)
+        settings = whole.name, self._step.name, words, weighting, robust, known, seed, self._max_examples
+        self._store = None if folder is None else Store(folder, self._round, state, settings)
+        self._state: ServerState = (self._store and self._store.newest()) or state
+
+    @property
+    def state(self) -> ServerState:
+        """State after the last round, a `contracts.ServerState`."""
+        return self._state
+
+    @property
+    def round(self) -> int:
+        """Number of rounds done."""
+        return int(self.state.round)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Weights that clients are sent: "mean/NAME", "variance/NAME" and "point/NAME", float32."""
+        return self._names.arrays(self.state.weights)
+
+    @property
+    def predictive(self) -> dict[str, np.ndarray]:
+        """Weights that predict (`contracts.ServerStep.predictive`), named as `arrays`."""
+        return self._names.arrays(as_arrays(self._step.predictive(self.state.step, self.state.weights)))
+
+    def next(self, answers: Iterable[Answer]) -> dict[str, Any]:
+        """Pool the answers of a round, and take the server's step.
+
+        Args:
+          answers: of the clients of the round, in any order. Those with a fault are left out.
+
+        Returns:
+          "round"; "num_clients" that were pooled; "num_examples" of these; "faulty", client -> reason; "change",
+          client -> root mean square change of its weights; "warnings", of clients that state far more examples than
+          the others, by which they are weighted; "stddev_median" and what rule and step report besides.
+
+        Raises:
+          InvalidArgument: there are no answers, or two of one client, or a client without a name.
+          Error: no answer is valid, or the next weights are not finite. The state is that of the round before.
+        """
+        given = _by_client(answers)
+        clients = sorted(given, key=natural)
+        state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
+        total, faulty = self._summed(state, given, clients)
+        if total is None:
+            self._refuse(faulty)
+        after, metrics = self._conclude(state, total)
+        after, metrics = as_arrays(after), as_arrays(metrics)
+        report, change = metrics["clients"], {}
+        for number, fault, size in zip(report["client"], report["fault"], report["change"]):
+            if fault:
+                faulty[clients[number]] = FAULTS[fault]
+            else:
+                change[clients[number]] = float(size)
+        if not change:
+            self._refuse(faulty)
+        if not all(np.isfinite(x).all() for x in tf.nest.flatten((after.weights, after.step))):
+            raise Error(
+                f"The server's weights are not finite after round {self.round + 1}, by its step {self._step.name}: "
+                "take a smaller step, at the server or the clients; the state is unchanged."
+            )
+        if self._store is not None:
+            self._store.write(after)
+        self._state = after
+        numbers = {name: x.item() for name, x in metrics.items() if name not in _OF_TRAINING}
+        counted = {**numbers, "num_clients": len(change), "faulty": faulty, "change": change}
+        return {"round": self.round, **counted, "warnings": self._warnings({name: given[name] for name in change})}
+
+    def _warnings(self, pooled: dict[str, Answer]) -> list[str]:
+        """Return a sentence on each client that outweighs the others by the size that it states."""
+        if not self._by_size or self._max_examples is not None:
+            return []
+        large = outstanding({name: whole_number(answer.num_examples) for name, answer in pooled.items()})
+        return [f"{sentence} Nobody can verify this number; max_examples bounds it." for sentence in large.values()]
+
+    def _summed(
+        self, state: ServerState, given: dict[str, Answer], clients: Sequence[str]
+    ) -> tuple[Contribution | None, dict[str, str]]:
+        """Return the sum of the contributions of answers in the right form, and the reasons of the others."""
+        total: Contribution | None = None
+        faulty: dict[str, str] = {}
+        for number, name in enumerate(clients):
+            try:
+                weights, size = self._names.weights(given[name].arrays), whole_number(given[name].num_examples)
+            except InvalidArgument as error:
+                faulty[name] = str(error)
+                continue
+            size = size if self._max_examples is None else min(size, self._max_examples)
+            one = self._take(state, tf.nest.map_structure(tf.constant, weights), tf.constant(size), tf.constant(number))
+            total = one if total is None else self._add(total, one)
+        return total, faulty
+
+    def _taken(self, state: ServerState, weights: ModelWeights, size: tf.Tensor, number: tf.Tensor) -> Contribution:
+        nothing = TrainingMetrics(tf.constant(0.0), tf.constant(0.0), tf.constant(0.0), tf.constant(0))
+        message = self._round.broadcast(state).message
+        return self._round.take(message, ClientResult(weights, size, nothing), number, size)
+
+    def _refuse(self, faulty: dict[str, str]) -> NoReturn:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in faulty.items())
+        raise Error(f"No client has a valid answer in round {self.round + 1} ({reasons}). The state is unchanged.")
+
+
+def _by_client(answers: Iterable[Answer]) -> dict[str, Answer]:
+    given: dict[str, Answer] = {}
+    for answer in answers:
+        if not isinstance(answer.client, str):
+            raise InvalidArgument(f"A client is named {shown(answer.client)}, but its name must be text.")
+        if answer.client in given:
+            raise InvalidArgument(f"The client {answer.client!r} answers twice in one round: give one answer of it.")
+        given[answer.client] = answer
+    if not given:
+        raise InvalidArgument("A round needs the answer of at least one client.")
+    return given
+
+
+def _limits(max_magnitude: float, max_change_norm: float | None, min_examples: int, min_stddev: float) -> Limits:
+    check_max_change_norm(max_change_norm)
+    check_number(max_magnitude, "max_magnitude")
+    check_number(min_stddev, "min_stddev", zero=True)
+    check_count(min_examples, "min_examples")
+    return Limits(max_magnitude, max_change_norm, min_examples, min_stddev)
+
+
+def _round(
+    first: ModelWeights,
+    whole: ModelRule,
+    step: ServerStep,
+    weighting: str,
+    robust: str | None,
+    limits: Limits,
+    seed: int,
+) -> Round:
+    """Return the round of a rule and a step whose clients work elsewhere."""
+    work: ClientWork = ClientWork(_elsewhere)
+    check_fit(work, whole, step)
+    check_extra(work, whole, step, weighting, robust)
+    numbers = tf.TensorSpec([None], tf.int32)
+    return make_round(
+        first,
+        client_work=work,
+        weigh=weightings.WEIGHTINGS[weighting],
+        rule=defended_rule(whole, work, weighting, robust, None, None),
+        server_step=step,
+        element_spec=ClientExamples(numbers, numbers, numbers),
+        seed=seed,
+        limits=limits,
+    )
+
+
+def _elsewhere() -> NoReturn:
+    raise InvalidArgument("The clients of an interop.Server work in programs of their own.")

@@ -1,0 +1,214 @@
+"""Descriptions of the data of sites, and their common schema."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions, agree_columns
+from tfp_bfl.data.encoding import Feature
+from tfp_bfl.data.messages import MOST_CATEGORIES, ColumnMessage, Name, Number, Size
+from tfp_bfl.data.names import check_distinct, check_spelling, natural
+from tfp_bfl.data.parts import Part
+from tfp_bfl.data.schema import Schema
+from tfp_bfl.data.sources import Source
+from tfp_bfl.data.statistics import Column, pooled_column
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.sites.tables import describe_table
+
+# Bounds for one federation: classes, numbers of an example, columns of a table, and their categories together.
+MOST_CLASSES, MOST_NUMBERS, _MOST_COLUMNS, _MOST_TOGETHER = 10_000, 2**26, 10_000, 100_000
+# Key of the description of a table's columns.
+TABLE = "table"
+_Moments = Annotated[tuple[Name, Number, Annotated[Number, Field(ge=0)]], Field(strict=False)]
+
+
+class SiteDescription(BaseModel):
+    """A site's description of its data, as JSON (`describe`)."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    num_examples: Size
+    num_test: Size = 1
+    element_shape: list[Size]
+    is_image: bool
+    class_names: list[Name]
+    columns: list[_Moments]
+    target: _Moments | None = None
+    table: Annotated[list[ColumnMessage], Field(min_length=1, max_length=_MOST_COLUMNS)] | None = None
+
+    def fits(self, bounded: bool) -> bool:
+        """Return whether the parts fit each other; `bounded` as of `read_description`."""
+        if math.prod(self.element_shape) > MOST_NUMBERS or self.table is None:
+            return math.prod(self.element_shape) <= MOST_NUMBERS
+        rows, names = {x.rows for x in self.table}, {x.name for x in self.table}
+        one_count = len(rows) == 1 and (rows == {self.num_examples} or (bounded and min(rows) >= self.num_examples))
+        return one_count and len(names) == len(self.table) and sum(len(x.levels) for x in self.table) <= _MOST_TOGETHER
+
+
+def describe(
+    source: Source | Part, options: TableOptions = NO_OPTIONS, most_categories: int = MOST_CATEGORIES
+) -> dict[str, Any]:
+    """Describe a site's data as JSON, without examples.
+
+    The description has the number of examples, their shape and the names of the classes. For a table it has the number
+    of filled cells of each column, and their mean and standard deviation, or the counts of its categories; for an
+    array of numbers the means and standard deviations of the columns.
+
+    Args:
+      source: the data.
+      options: by which the table was read.
+      most_categories: largest number of categories of a column.
+
+    Raises:
+      InvalidArgument: a column has more categories.
+    """
+    described = {
+        "num_examples": source.num_examples,
+        "element_shape": [],
+        "is_image": False,
+        "class_names": list(source.class_names),
+        "columns": [],
+        "target": list(source.target) if source.target else None,
+    }
+    if isinstance(source, Part):
+        return {**described, TABLE: describe_table(source.features, options, most_categories)}
+    described |= {"element_shape": list(source.element_shape), "is_image": source.is_image}
+    return {**described, "columns": [list(column) for column in source.columns]}
+
+
+def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableOptions = NO_OPTIONS) -> Schema:
+    """Return the common schema of all sites: the union of their classes, and the pooled statistics of the columns.
+
+    With n_k rows, means m_k and standard deviations s_k, the pooled mean and standard deviation of a column are
+
+    m = sum_k n_k m_k / N,   s^2 = sum_k n_k (s_k^2 + (m_k - m)^2) / N
+
+    The columns of tables, and how their cells become numbers, follow from the same messages as in a simulation
+    (`tables.agree_columns`).
+
+    Args:
+      name: name of the data.
+      summaries: site -> the result of `describe`.
+      options: by which the sites read their tables.
+
+    Raises:
+      InvalidArgument: a description is not valid, or data differ in shape, columns or kind.
+    """
+    read = {site: read_description(site, summary, bounded=True) for site, summary in summaries.items()}
+    (first, one), *others = read.items()
+    for site, own in others:
+        for key in ("element_shape", "is_image"):
+            if (there := getattr(own, key)) != (here := getattr(one, key)):
+                raise InvalidArgument(
+                    f"The data of {site} and {first} differ: {key} is {there} and {here}. All sites must have the same."
+                )
+        if (own.table is None) != (one.table is None):
+            raise InvalidArgument(f"One of {site} and {first} has a table, the other has not: use data of one form.")
+        if [c[0] for c in own.columns] != [c[0] for c in one.columns]:
+            raise InvalidArgument(
+                f"The tables of {site} and {first} have different columns: use the same names in the same order."
+            )
+        if (own.target is None) != (one.target is None):
+            raise InvalidArgument(f"{site} and {first} differ in their task: one has classes, the other numbers.")
+    rows = {site: own.num_examples for site, own in read.items()}
+    encoding: tuple[Feature, ...] = ()
+    if one.table is not None:
+        encoding, pooled = agree_columns({site: own.table or [] for site, own in read.items()}, rows, options)
+    else:
+        pooled = tuple(_pooled([*rows.values()], column) for column in zip(*(own.columns for own in read.values())))
+    targets = [own.target for own in read.values() if own.target is not None]
+    target = _pooled([*rows.values()], targets) if targets else None
+    check_distinct([c for own in read.values() for c in own.class_names], "The labels of all sites")
+    check_spelling({site: own.class_names for site, own in read.items()})
+    if target is not None and not target.stddev:
+        raise InvalidArgument(f"The labels of all sites are {target.mean:g}: there is nothing to predict.")
+    classes = sorted({c for own in read.values() for c in own.class_names}, key=natural)
+    if target is None and len(classes) < 2:
+        raise InvalidArgument(f"All sites together have {len(classes)} class, but a model requires two or more.")
+    _check_classes("All sites together have", len(classes))
+    shape = tuple(one.element_shape) if one.table is None else (len(pooled),)
+    return Schema(name, shape, one.is_image, () if target else tuple(classes), pooled, target, encoding)
+
+
+def fitted(source: Source | Part, schema: Schema) -> Source:
+    """Return a site's examples with the encoding, the standardisation and the class numbers of the common schema.
+
+    Raises:
+      InvalidArgument: the examples do not fit the schema.
+    """
+    if isinstance(source, Part):
+        features, encoding = source.encoded(schema.encoding, schema.columns), schema.encoding
+        return _labelled(source, features, encoding, schema)
+    names = [column.name for column in source.columns]
+    if source.element_shape != schema.element_shape or names != [column.name for column in schema.columns]:
+        raise InvalidArgument(
+            f"The data have examples {list(source.element_shape)} {names or ''}, but the federation's are "
+            f"{list(schema.element_shape)} {[column.name for column in schema.columns] or ''}."
+        )
+    features = _moved(source.features, source.columns, schema.columns) if source.columns else source.features
+    return _labelled(source, features, (), schema)
+
+
+def _labelled(source: Source | Part, features: np.ndarray, encoding: Sequence[Feature], schema: Schema) -> Source:
+    labels, unknown = source.labels, set(source.class_names) - set(schema.class_names)
+    if unknown:
+        raise InvalidArgument(f"The data have the class {shown(min(unknown))}, which the federation does not know.")
+    if (source.target is None) != (schema.target is None):
+        raise InvalidArgument("The data have classes where the federation learns a number, or a number for classes.")
+    if source.target is None or schema.target is None:
+        labels = np.array([schema.class_names.index(name) for name in source.class_names], np.int32)[labels]
+    else:
+        labels = _moved(labels[:, np.newaxis], [source.target], [schema.target])[:, 0]
+    of_schema = schema.class_names, schema.columns, schema.target, tuple(encoding)
+    return Source(source.name, source.split, features, labels, *of_schema)
+
+
+def check_description(site: str, summary: object) -> None:
+    """Check the description of a site's data (`read_description`)."""
+    read_description(site, summary)
+
+
+def read_description(site: str, summary: object, bounded: bool = False) -> SiteDescription:
+    """Return the description of a site's data.
+
+    Args:
+      site: its name.
+      summary: its message.
+      bounded: whether `num_examples` was reduced since, so that it can be below the number of rows of a table.
+
+    Raises:
+      InvalidArgument: the description does not have the form of a result of `describe`.
+    """
+    try:
+        description = SiteDescription.model_validate(summary)
+    except ValidationError:
+        description = None
+    if description is None or not description.fits(bounded):
+        raise InvalidArgument(f"The description of {site}'s data does not have the form that sites.describe gives.")
+    _check_classes(f"{site} reports", len(description.class_names))
+    return description
+
+
+def _check_classes(who: str, number: int) -> None:
+    if number > MOST_CLASSES:
+        raise InvalidArgument(
+            f"{who} {number:,} classes, but a federation has at most {MOST_CLASSES:,}: are the labels numbers (task: "
+            "regression) or identifiers?"
+        )
+
+
+def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:
+    names, means, stddevs = zip(*columns)
+    return pooled_column(str(names[0]), sizes, means, stddevs)
+
+
+def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Column]) -> np.ndarray:
+    """Return standardised numbers [N, D] with other means and standard deviations."""
+    scale = np.array([a.scale / b.scale for a, b in zip(old, new)])
+    shift = np.array([(a.mean - b.mean) / b.scale for a, b in zip(old, new)])
+    return (values * scale + shift).astype(np.float32)
