@@ -188,7 +188,7 @@ def split_options(
         if "optimizer_fn" in options:
             raise InvalidArgument("optimizer and optimizer_fn are the same option: give one of them.")
         options = {"optimizer_fn" if name == "optimizer" else name: x for name, x in options.items()}
-    _check_names(options, tuple(inspect.signature(recipe).parameters), recipe.__name__)
+    _check_names(options, tuple(keywords_of(recipe)), recipe.__name__)
     process = {name: x for name, x in options.items() if name in shared or name not in of_work}
     given = {name: x for name, x in options.items() if name in of_work}
     if "weighting" in of_work and "weighting" in shared:  # By which the work finds the size of the target.

@@ -74,7 +74,7 @@ class Method(NamedTuple):
       recipe: of `tfp_bfl.algorithms`, and the algorithm's name.
       summary: of its clients and its server, in one line.
       groups: of its options, in the order in which they make arguments.
-      requires: of a run, see `fit`: "point weights", "variational weights", "kind flipout" or "kind
+      requires: of a run, see `fits`: "point weights", "variational weights", "kind flipout" or "kind
         variational_dropout" of the model, "classes" of the data, "equal chances" and "one client" of the cohorts.
       gives: "adapted models" where clients are scored before and after a step of adaptation, "personal models" where
         each client has one, "samples" where rounds are draws of a posterior.
