@@ -106,7 +106,9 @@ def test_round_is_client_work_then_what_the_server_does(name):
     state, output = first_round(name)
     step, weights = method_of(name).pool([local(name, k) for k in EVERYONE], anchor_of(name))
     assert_same(learnt(output.state), (step, weights))
-    assert_same(variances_of(output.state), variances_of(output.state._replace(step=step, weights=weights)), 3e-5, 0)
+    assert_same(
+        variances_of(output.state), variances_of(output.state._replace(step=step, weights=weights)), rtol=3e-5, atol=0
+    )
     predictive = process_of(name).predictive_weights(output.state)
     moved = np.abs(all_means(predictive) - all_means(state.weights)).max()
     if method_of(name).moves:

@@ -89,7 +89,14 @@ def start(kit: str) -> None:
 
 
 def _submission(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of every submission."""
+    """Give a command the options of every submission; those of `submit.submit` come as one argument, `how`."""
+
+    @functools.wraps(function)
+    def command(quorum: int, deadline: float, secure_sums: bool, without: Sequence[str], **rest: Any) -> None:
+        how = {"quorum": quorum, "deadline": deadline, "secure_sums": secure_sums, "without": without}
+        function(how={**how, "progress": functools.partial(click.echo, err=True)}, **rest)
+
+    decorated: Callable[..., None] = command
     options = (
         click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it."),
         click.option("--output", required=True, metavar="FOLDER", help="New folder for the result."),
@@ -121,8 +128,8 @@ def _submission(function: Callable[..., None]) -> Callable[..., None]:
         ),
     )
     for option in reversed(options):
-        function = option(function)
-    return function
+        decorated = option(decorated)
+    return decorated
 
 
 class _Run(Grouped):
@@ -156,11 +163,8 @@ def run(
     kit: str,
     name: str,
     output: str,
-    quorum: int,
-    deadline: float,
-    secure_sums: bool,
+    how: dict[str, Any],
     max_examples: int | None,
-    without: Sequence[str],
     config_file: str | None,
     **given: object,
 ) -> None:
@@ -169,31 +173,18 @@ def run(
     from tfp_bfl.sites.deployment.submit import submit
 
     options = {**(read_yaml(config_file) if config_file else {}), **{k: x for k, x in given.items() if x is not None}}
-    progress = functools.partial(click.echo, err=True)
-    how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "progress": progress, "secure_sums": secure_sums}
-    how |= {"max_examples": max_examples, "without": without}
     with ends_with_cleanup():
-        click.echo(str(submit(kit, name, options, output, **how)))
+        click.echo(str(submit(kit, name, options, output, max_examples=max_examples, **how)))
 
 
 @deploy.command("glm")
 @click.argument("kit", metavar="ADMIN_KIT")
 @_submission
 @model_options
-def linear_model(
-    kit: str,
-    name: str,
-    output: str,
-    quorum: int,
-    deadline: float,
-    secure_sums: bool,
-    without: Sequence[str],
-    **given: Any,
-) -> None:
+def linear_model(kit: str, name: str, output: str, how: dict[str, Any], **given: Any) -> None:
     """Fit a generalised linear model over the tables of the sites, print its progress, and download its folder."""
     lists = ("event_value", "only", "drop", "categorical", "random")
     options = {**given, **{option: names_of(given[option]) for option in lists}}
-    how = {"quorum": quorum, "deadline": deadline, "secure_sums": secure_sums, "without": without}
     _submit_model(kit, name, options, output, how)
 
 
@@ -212,10 +203,7 @@ def revised_model(
     fit: str,
     name: str,
     output: str,
-    quorum: int,
-    deadline: float,
-    secure_sums: bool,
-    without: Sequence[str],
+    how: dict[str, Any],
     add: Sequence[str],
     remove: Sequence[str],
 ) -> None:
@@ -232,7 +220,6 @@ def revised_model(
         raise InvalidArgument(
             f"{path_name(path)} is not the posterior.json of `deploy glm`: give its folder."
         ) from None
-    how = {"quorum": quorum, "deadline": deadline, "secure_sums": secure_sums, "without": without}
     _submit_model(kit, name, options, output, how)
 
 
@@ -241,7 +228,7 @@ def _submit_model(kit: str, name: str, options: dict[str, Any], output: str, how
     from tfp_bfl.sites.deployment.submit import submit
 
     with ends_with_cleanup():
-        done = submit(kit, name, {"glm": options}, output, progress=functools.partial(click.echo, err=True), **how)
+        done = submit(kit, name, {"glm": options}, output, **how)
     for line in json.loads((done / "summary.json").read_text(encoding="utf-8"))["lines"]:
         click.echo(line)
     click.echo(str(done))

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.files import name as path_name
-from tfp_bfl.sites.deployment.kits import ADMIN, check_installed, role_of
+from tfp_bfl.sites.deployment.kits import check_admin, check_installed
 from tfp_bfl.sites.deployment.submit import ServerSession, follow_job
 
 Kit = str | pathlib.Path
@@ -73,8 +72,7 @@ def stop_run(kit: Kit, name: str, progress: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _connected(kit: Kit, progress: Callable[[str], None]) -> Iterator[ServerSession]:
-    if role_of(kit)["role"] != ADMIN:
-        raise InvalidArgument(f"{path_name(kit)} is not the folder of the administrator: give admin of deploy init.")
+    check_admin(kit)
     check_installed()
     server = ServerSession(kit, _TIMEOUT, progress)
     try:

@@ -30,14 +30,9 @@ from rich.console import Console
 
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.sites.deployment.channel import (
     BEGIN,
-    DESCRIBE,
     LONGEST_WAIT,
-    MOST_BYTES,
-    ROUND,
-    SCORE,
     SHARE_WAITED,
     SHORTEST_WAIT,
     SUMS,
@@ -264,10 +259,8 @@ class Site(Executor):
         started, reply = time.perf_counter(), Shareable()
         try:
             reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
-            if task_name == BEGIN:
-                self.log_info(fl_ctx, self._answers.seen)
-            elif task_name == TALK:
-                self.log_info(fl_ctx, self._linear_model.seen)
+            if task_name in (BEGIN, TALK):
+                self.log_info(fl_ctx, (self._answers if task_name == BEGIN else self._linear_model).seen)
         except Error as error:
             self.log_error(fl_ctx, f"{task_name} refused: {error.at_site if isinstance(error, Withheld) else error}")
             reply[_REFUSED] = str(error)
@@ -278,16 +271,7 @@ class Site(Executor):
     def _answer(self, task: str, content: object) -> bytes:
         if not isinstance(content, bytes) or task not in TASKS:
             raise InvalidArgument(f"The task {task!r} is none of {', '.join(TASKS)}, or holds no bytes.")
-        if task == TALK:
-            return self._linear_model.converse(content)
-        if task == SUMS:
-            return to_bytes(self._linear_model.sums(stored_arrays(content, "message", MOST_BYTES)))
-        if isinstance(self._answers, str):
-            raise InvalidArgument(self._answers)
-        if task == DESCRIBE:
-            return self._answers.describe(content.decode()).encode()
-        if task == BEGIN:
-            self._answers.begin(content.decode())
-            return b""
-        act = {ROUND: self._answers.answer, SCORE: self._answers.score}[task]
-        return to_bytes(act(stored_arrays(content, "message", MOST_BYTES)))
+        site = self._linear_model if task in (TALK, SUMS) else self._answers
+        if isinstance(site, str):
+            raise InvalidArgument(site)
+        return site.reply(task, content)

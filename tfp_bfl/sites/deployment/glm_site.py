@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import hmac
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pydantic
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.data.names import as_names
@@ -20,6 +20,7 @@ from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import CATEGORY, Column, Plan, describe
 from tfp_bfl.glm.encoding import Cells, Encoding, settle
 from tfp_bfl.glm.fixed_point import decode, encode
@@ -27,9 +28,9 @@ from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.sites.arrays import Arrays, digest_of
-from tfp_bfl.sites.deployment import keys, masked
-from tfp_bfl.sites.deployment.answered import MEMORY, RowSet, check_number, check_runs
-from tfp_bfl.sites.deployment.channel import NO_RUN, withholding
+from tfp_bfl.sites.deployment import masked
+from tfp_bfl.sites.deployment.answered import RowSet, check_number
+from tfp_bfl.sites.deployment.channel import MOST_BYTES, NO_RUN, TALK, withholding
 from tfp_bfl.sites.deployment.glm_job import (
     GLM,
     Answered,
@@ -41,8 +42,8 @@ from tfp_bfl.sites.deployment.glm_job import (
     signs_of,
 )
 from tfp_bfl.sites.deployment.job import check_name
-from tfp_bfl.sites.deployment.party_file import PartyFile, read_file, secret_of
-from tfp_bfl.sites.deployment.site import digest_of_job
+from tfp_bfl.sites.deployment.member import ONLY_SECURE, Member, digest_of_job, parsed
+from tfp_bfl.sites.deployment.party_file import PartyFile, read_file
 from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_mask, context_of, proof_of_answer, seed_of
 
 # Folder of the results at a site.
@@ -55,25 +56,32 @@ _NOTHING: tuple[str, dict[str, np.ndarray]] = ("", {})
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
-class GlmSite:
-    """A site of linear models, which refuses what its file forbids.
+class _Job(pydantic.BaseModel):
+    """The job of a run: its options, and the columns (name, kind, levels) and events that all sites agreed on."""
 
-    Args:
-      folder: folder `local` of the site's kit.
+    options: dict[str, Any]
+    secure_sums: bool
+    version: str
+    sites: int
+    columns: list[tuple[str, str, tuple[str, ...]]]
+    events: tuple[str, ...]
+    offers: dict[str, Any]
 
-    Attributes:
-      seen: a sentence on what the server sees of this site's answers.
-    """
 
-    seen = "The server sees nothing."
+class GlmSite(Member):
+    """A site of linear models, which refuses what its file forbids."""
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self._folder = pathlib.Path(folder)
-        self._startup = self._folder.parent / "startup"
+        super().__init__(folder)
         self._cells: Cells | None = None
         self._rows: Rows | None = None
         self._answers: Answers | None = None
-        self._open = contextlib.ExitStack()
+
+    def reply(self, task: str, content: bytes) -> bytes:
+        """Return the answer to a task of the server."""
+        if task == TALK:
+            return self.converse(content)
+        return to_bytes(self.sums(stored_arrays(content, "message", MOST_BYTES)))
 
     def converse(self, content: bytes) -> bytes:
         """Answer a message in JSON: a request to describe the table, a job, an encoding or a result.
@@ -86,9 +94,9 @@ class GlmSite:
             act: dict[str, Callable[..., dict[str, Any]]]
             act = {"describe": self._describe, "begin": self._begin, "encode": self._encode, "finish": self._finish}
             return json.dumps(act[message.pop("step")](**message)).encode()
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
+        except InvalidArgument:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError):
             raise InvalidArgument("The message of the server does not have the required form.") from None
 
     def _describe(self, options: object, secure_sums: bool) -> dict[str, Any]:
@@ -100,8 +108,8 @@ class GlmSite:
         with withholding("table"):
             chosen = job.only, job.drop, job.categorical, job.date_unit
             summary = describe(table, job.columns, where, *chosen)
-        offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
-        return {**summary, "version": bfl.__version__} | ({} if offer is None else {keys.OFFER: offer})
+        summary = {**summary, "version": bfl.__version__}
+        return self._with_offer(summary) if secure_sums else summary
 
     def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
         """Begin a run: the rows of this site follow from the columns that all sites agreed on."""
@@ -109,32 +117,25 @@ class GlmSite:
         self._asked, self._last = 0, _NOTHING
         self._open.close()
         self._is_bound = False
-        file, sites = read_file(self._folder), int(job["sites"])
-        self._secure_sums = bool(job["secure_sums"])
-        self._job = self._allowed(file, job["options"], self._secure_sums)
-        self._run, self._number, self._most, self._sites = check_name(run), int(number), file.max_rounds, sites
-        check_runs(self._folder, self._run, file.max_runs)
-        if job["version"] != bfl.__version__:
-            raise InvalidArgument(
-                f"The server has tfp_bfl {job['version']}, the site {bfl.__version__}: install the same version."
-            )
+        file, content = read_file(self._folder), parsed(_Job, job)
+        self._secure_sums, self._sites = content.secure_sums, content.sites
+        self._job = self._allowed(file, content.options, self._secure_sums)
         # The least number of sites of which the server reads a sum, and of which the fit is.
-        clients = sites if self._job.revise is None else len(self._job.revise.clients)
-        if min(clients, sites if self._secure_sums else clients) < max(file.min_parties, 2 * self._secure_sums):
-            raise InvalidArgument(f"Its file allows no run of fewer than {max(file.min_parties, 2)} sites.")
-        columns = tuple(Column(str(n), str(kind), tuple(map(str, levels))) for n, kind, levels in job["columns"])
-        self._plan = Plan(columns, tuple(map(str, job["events"])), (), self._job.date_unit)
+        clients = content.sites if self._job.revise is None else len(self._job.revise.clients)
+        least = min(clients, content.sites) if self._secure_sums else clients
+        self._memory = self._check_run(file, run, content.version, least)
+        if self._secure_sums and least < 2:
+            raise InvalidArgument("Its sums with masks are of two sites or more.")
+        self._run, self._number, self._most = run, int(number), file.max_rounds
+        columns = tuple(Column(*column) for column in content.columns)
+        self._plan = Plan(columns, content.events, (), self._job.date_unit)
         self._digest = digest_of_job(job)
-        self._masks, folder = bytes.fromhex(self._digest), self._folder / MEMORY / self._run
-        self._keys: dict[int, bytes] = {}
+        self._masks, offers = bytes.fromhex(self._digest), content.offers if self._secure_sums else None
+        self._shared = self._keys(self._memory, self._number, content.sites, offers)
         if self._secure_sums:
-            secret = secret_of(self._folder)
-            self._keys = masked.shared_keys(self._startup, secret, self._number, sites, job["offers"])
-            self._signs = signs_of(job["offers"], self._job.revise)
-            masked.check_members(folder, self._signs)
-            self._promises = Promises(masked.PromiseFiles(folder / "promises"))
-        else:
-            masked.check_unbound(folder)
+            self._signs = signs_of(content.offers, self._job.revise)
+            masked.check_members(self._memory, self._signs)
+            self._promises = Promises(masked.PromiseFiles(self._memory / "promises"))
         with withholding("table"):
             table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
             cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
@@ -224,7 +225,7 @@ class GlmSite:
 
     @property
     def _count(self) -> pathlib.Path:
-        return self._folder / MEMORY / self._run / ANSWERED
+        return self._memory / ANSWERED
 
     def _earlier(self) -> int:
         """Return how many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
@@ -241,19 +242,18 @@ class GlmSite:
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
-            folder = self._folder / MEMORY / self._run
-            self._open = masked.bind(folder, self._digest)
-            masked.check_members(folder, self._signs)
-            write_whole(folder / masked.MEMBERS, json.dumps(self._signs))
+            self._open = masked.bind(self._memory, self._digest)
+            masked.check_members(self._memory, self._signs)
+            write_whole(self._memory / masked.MEMBERS, json.dumps(self._signs))
             self._is_bound = True
         sign = self._signs[sorted(self._signs)[self._number]]
         encoded, digest = encode(sign * numbers), bytes.fromhex(digest_of(message))
         self._promises.answer(step, digest, None, hashlib.sha256(encoded.tobytes()).digest())
         context = context_of(self._run, self._masks, digest)
-        for other, key in self._keys.items():
+        for other, key in self._shared.items():
             add_mask([encoded], seed_of(key, context), 1 if other > self._number else -1)
         proofs = np.zeros((len(self._signs), KEY_BYTES), np.uint8)
-        for other, key in self._keys.items():
+        for other, key in self._shared.items():
             proofs[other] = np.frombuffer(proof_of_answer(key, context, encoded), np.uint8)
         self._context = context
         return {"masked": encoded, "proofs": proofs}
@@ -269,7 +269,7 @@ class GlmSite:
         is_whole = masked.shape == shape and proofs.shape == (*shape[:1], *shape[:1], KEY_BYTES)
         if not is_whole or not np.array_equal(masked[self._number], own):
             raise InvalidArgument("The masked answers of the last question are not those of all sites of the run.")
-        for other, key in self._keys.items():
+        for other, key in self._shared.items():
             expected = proof_of_answer(key, self._context, masked[other])
             if not hmac.compare_digest(expected, proofs[other, self._number].tobytes()):
                 raise InvalidArgument(f"The masked answer of {sorted(self._signs)[other]} is not the one that it sent.")
@@ -286,7 +286,7 @@ class GlmSite:
         if (file.models or file.rules) and GLM not in file.algorithms:
             raise InvalidArgument(f"Its file limits models or rules, but its algorithms do not name {GLM}.")
         if file.only_secure_sums and not secure_sums:
-            raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
+            raise InvalidArgument(ONLY_SECURE)
         if file.max_example_epsilon is not None:
             raise InvalidArgument(
                 "Its file allows only runs with differential privacy, which linear models do not have."

@@ -202,6 +202,14 @@ def role_of(kit: str | pathlib.Path) -> dict[str, str]:
         raise InvalidArgument(f"{path_name(kit)} is no folder that tfp-bfl deploy init wrote.") from None
 
 
+def check_admin(kit: str | pathlib.Path) -> None:
+    """Raise InvalidArgument if a folder is not the administrator's."""
+    if role_of(kit)["role"] != ADMIN:
+        raise InvalidArgument(
+            f"{path_name(kit)} is not the folder of the administrator: give the folder admin of deploy init."
+        )
+
+
 def start_command(kit: str | pathlib.Path) -> list[str]:
     """Write the resources of the server or a site for the present path of its folder; return the command to run it.
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pydantic
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
@@ -19,32 +17,47 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
-from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.files.arrays import read_arrays, stored_arrays, to_bytes, write_arrays
+from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.comparison import rare_classes
-from tfp_bfl.sites.deployment import answered, keys, masked
-from tfp_bfl.sites.deployment.channel import NO_RUN, Withheld, withholding
-from tfp_bfl.sites.deployment.job import check_name, from_json, make_job, table_options
+from tfp_bfl.sites.deployment import masked
+from tfp_bfl.sites.deployment.answered import check_number
+from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN, ROUND, SCORE, Withheld, withholding
+from tfp_bfl.sites.deployment.job import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.ledger import Ledger
+from tfp_bfl.sites.deployment.member import ONLY_SECURE, Member, digest_of_job, parsed
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.sites.schema import TABLE
 from tfp_bfl.sites.steps import Steps
 from tfp_bfl.sites.tables import parse_options, text_columns
 
-_MOST_BYTES = 2**33
-_ONLY_SECURE = "Its file allows only runs with secure sums: submit with --secure-sums."
-_NO_FORM = "The job from the server does not have the required form."
 # Folder of the encodings of the runs.
 ENCODINGS = "encodings"
 
 
-class Site:
-    """A site that answers the requests of a server, and refuses what its file forbids.
+class _Request(pydantic.BaseModel):
+    """A request for a description: options of tables, and whether the run has masks."""
 
-    Attributes:
-      seen: a sentence on what the server sees of this site's messages, from the rule of the process built here.
-    """
+    table: dict[str, Any]
+    secure_sums: bool
 
-    seen = "The server sees nothing."
+
+class _Job(pydantic.BaseModel):
+    """The job of a run: options of the run, number of the site and of all sites, and the largest weight under masks."""
+
+    options: dict[str, Any]
+    number: int
+    parties: int
+    run: str
+    version: str
+    content: Any = pydantic.Field(alias="schema")
+    secure_sums: Any = None
+    offers: dict[str, Any] = {}
+    max_examples: int | None = None
+
+
+class Site(Member):
+    """A site that answers the requests of a server, and refuses what its file forbids."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         """Read the file of a site's folder; the data are read when a run needs them.
@@ -53,9 +66,7 @@ class Site:
           InvalidArgument: the file can't be read.
           MissingDependency: the file bounds epsilon, and the package that computes epsilon is not installed.
         """
-        self._folder = pathlib.Path(folder)
-        # The folder of the certificates in a kit.
-        self._startup = self._folder.parent / "startup"
+        super().__init__(folder)
         self._file = read_file(folder)
         if self._file.max_example_epsilon is not None:
             bfl.privacy.composed_epsilon([], self._file.delta)  # Raises MissingDependency.
@@ -63,7 +74,15 @@ class Site:
         self._party: bfl.sites.Party | None = None
         self._why_not = NO_RUN
         self._ledger: Ledger | None = None
-        self._open = contextlib.ExitStack()
+
+    def reply(self, task: str, content: bytes) -> bytes:
+        """Return the answer to a task of the server."""
+        if task == DESCRIBE:
+            return self.describe(content.decode()).encode()
+        if task == BEGIN:
+            self.begin(content.decode())
+            return b""
+        return to_bytes({ROUND: self.answer, SCORE: self.score}[task](stored_arrays(content, "message", MOST_BYTES)))
 
     def data(self, options: TableOptions = NO_OPTIONS) -> bfl.data.PartData:
         """Return the site's data, a table read by the options of a run.
@@ -92,7 +111,7 @@ class Site:
         """
         options, is_secure = self._asked(request)
         data = self.data(options)
-        answered.check_number(data.train.num_examples, self._file.min_rows)
+        check_number(data.train.num_examples, self._file.min_rows)
         if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
             few = f"{', '.join(map(shown, texts[:5]))}{' and others' if len(texts) > 5 else ''}"
             raise InvalidArgument(
@@ -100,24 +119,17 @@ class Site:
                 "that the server would read those of each site with their counts. Leave these columns out with --drop, "
                 "or give them as columns of 0 and 1."
             )
-        summary = {
-            **bfl.sites.describe(data.train, options, self._file.max_categories),
-            "num_test": data.test.num_examples,
-        }
-        offer = keys.offer(self._startup, secret_of(self._folder))
-        return json.dumps(summary if offer is None else {**summary, keys.OFFER: offer})
+        described = bfl.sites.describe(data.train, options, self._file.max_categories)
+        return json.dumps(self._with_offer({**described, "num_test": data.test.num_examples}))
 
     def _asked(self, request: str) -> tuple[TableOptions, bool]:
         """Return the options of tables in a request for a description, and whether the run has masks."""
         if not request:
             return NO_OPTIONS, self._file.only_secure_sums
-        try:
-            asked = json.loads(request)
-            options, is_secure = parse_options(asked["table"]), bool(asked["secure_sums"])
-        except (KeyError, TypeError, RecursionError, ValueError) as error:
-            raise error if isinstance(error, InvalidArgument) else InvalidArgument(_NO_FORM) from None
+        asked = parsed(_Request, request)
+        options, is_secure = parse_options(asked.table), asked.secure_sums
         if self._file.only_secure_sums and not is_secure:
-            raise InvalidArgument(_ONLY_SECURE)
+            raise InvalidArgument(ONLY_SECURE)
         return options, is_secure
 
     def begin(self, message: str) -> None:
@@ -134,59 +146,47 @@ class Site:
             raise
 
     def _begin(self, message: str) -> bfl.sites.Party:
-        try:
-            job = json.loads(message)
-            options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
-            rules, version = dict(options), str(job["version"])
-            sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
-            most = None if job.get("max_examples") is None else int(job["max_examples"])
-        except (KeyError, TypeError, RecursionError, ValueError):
-            raise InvalidArgument(_NO_FORM) from None
-        if version != bfl.__version__:
-            raise InvalidArgument(
-                f"The server has tfp_bfl {version}, the site {bfl.__version__}: install the same version."
-            )
-        config = make_job(rules, parties)
-        check_name(run)
-        self._check(config, parties, sums)
-        answered.check_runs(self._folder, run, self._file.max_runs)
-        digest, self._ledger = digest_of_job(job), None
-        schema = from_json(job["schema"])
+        job = parsed(_Job, message)
+        config, sums, run = make_job(job.options, job.parties), job.secure_sums, job.run
+        memory = self._check_run(self._file, run, job.version, job.parties)
+        self._check(config, sums)
+        digest, self._ledger = digest_of_job(json.loads(message)), None
+        schema = from_json(job.content)
         self._config = config
-        data = self.data(table_options(rules))
-        answered.check_number(data.train.num_examples, self._file.min_rows)
+        data = self.data(table_options(job.options))
+        check_number(data.train.num_examples, self._file.min_rows)
         with withholding("data"):
             self._source, self._held = bfl.sites.fitted(data.train, schema), bfl.sites.fitted(data.test, schema)
         if schema.columns:
             (self._folder / ENCODINGS).mkdir(exist_ok=True)
-            write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job["schema"], indent=1) + "\n")
+            write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job.content, indent=1) + "\n")
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
         self.seen = self._check_rule(sums)
-        folder, secret = self._folder / answered.MEMORY / run, secret_of(self._folder)
-        arguments = self._process, self._source, number, secret, run
+        arguments = self._process, self._source, job.number, secret_of(self._folder), run
         # A server that resumes from a checkpoint requires the memory of the rounds since that checkpoint.
         back = config.checkpoint_every * config.keep_checkpoints
-        fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
+        fields: dict[str, Any] = {
+            "memory": _Versions(memory, back),
+            "max_examples": job.max_examples,
+            "job": bytes.fromhex(digest),
+        }
         fields |= {"rounds": config.rounds, "charge": self._charge}
-        fields["steps"] = Steps(self._process, _Versions(folder / "weights", back), parties)
-        if sums is None:
-            masked.check_unbound(folder)
-        else:
-            fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
+        fields["steps"] = Steps(self._process, _Versions(memory / "weights", back), job.parties)
+        shared = self._keys(memory, job.number, job.parties, None if sums is None else job.offers)
         # After the checks, which cost nothing, and before the name is bound to the job.
         self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
         if sums is None:
             return bfl.sites.Party(*arguments, **fields)
         self._open.close()
-        self._open = masked.bind(folder, digest)
-        fields["promises"] = masked.PromiseFiles(folder / "promises")
+        self._open = masked.bind(memory, digest)
+        fields |= {"keys": shared, "promises": masked.PromiseFiles(memory / "promises")}
         return bfl.sites.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
-    def _charge(self, message: dict[str, np.ndarray]) -> None:
+    def _charge(self, message: Arrays) -> None:
         if self._ledger is not None:
             self._ledger.charge(message)
 
-    def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def answer(self, message: Arrays) -> dict[str, np.ndarray]:
         """Return the result of the site's work in a round, or proofs or seeds of masks (`sites.SealedParty`).
 
         Raises:
@@ -194,7 +194,7 @@ class Site:
         """
         return self._begun().answer(message)
 
-    def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def score(self, weights: Arrays) -> dict[str, np.ndarray]:
         """Return sums of a model's scores on the site's test data (`evaluation.score_sums`).
 
         Raises:
@@ -245,9 +245,9 @@ class Site:
         use = "adds it to the other messages" if self._process.is_sum else "uses it separately"
         return f"The server sees each message of this site. The rule {plain} {use}."
 
-    def _check(self, config: RunConfig, parties: int, sums: object) -> None:
+    def _check(self, config: RunConfig, sums: object) -> None:
         if sums is None and self._file.only_secure_sums:
-            raise InvalidArgument(_ONLY_SECURE)
+            raise InvalidArgument(ONLY_SECURE)
         if self._file.max_example_epsilon is not None and not (config.example_clip_norm and config.example_noise):
             raise InvalidArgument(
                 "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
@@ -262,22 +262,6 @@ class Site:
                 raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {getattr(config, name)}.")
         if config.rounds > self._file.max_rounds:
             raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
-        if parties < self._file.min_parties:
-            raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} sites.")
-
-
-def digest_of_job(job: Mapping[str, Any]) -> str:
-    """Return the digest of a job without the number of the site: the same at all sites.
-
-    Raises:
-      InvalidArgument: the key offers do not have the required form.
-    """
-    content = {name: x for name, x in job.items() if name not in ("number", "offers")}
-    try:
-        content["halves"] = {site: offer["public"] for site, offer in sorted(dict(job.get("offers", {})).items())}
-    except (KeyError, TypeError, ValueError):
-        raise InvalidArgument("The key offers from the server do not have the required form.") from None
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class _Versions:
@@ -300,7 +284,7 @@ class _Versions:
         return isinstance(version, int) and self._path(version).exists()
 
     def __getitem__(self, version: int) -> dict[str, np.ndarray]:
-        arrays = read_arrays(self._path(version), "memory", _MOST_BYTES)
+        arrays = read_arrays(self._path(version), "memory", 2 * MOST_BYTES)
         numbers = [int(path.stem) for path in self._folder.glob("*.npz") if path.stem.isdigit()]
         oldest = max((number for number in numbers if number <= version - self._back), default=0)
         for number in numbers:

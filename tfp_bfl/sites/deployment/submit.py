@@ -18,7 +18,7 @@ from tfp_bfl.files.writing import begun
 from tfp_bfl.sites.deployment.channel import SHORTEST_WAIT
 from tfp_bfl.sites.deployment.glm_job import GLM, make_glm_job
 from tfp_bfl.sites.deployment.job import check_name, make_job
-from tfp_bfl.sites.deployment.kits import ADMIN, CLASSES, check_installed, role_of
+from tfp_bfl.sites.deployment.kits import CLASSES, check_admin, check_installed
 from tfp_bfl.sites.deployment.server import FAILURE, PROGRESS
 from tfp_bfl.sites.deployment.trust import trust_failure
 
@@ -112,10 +112,7 @@ def submit(
       Error: the server can't be reached, or the run failed.
       MissingDependency: NVIDIA FLARE is not installed.
     """
-    if role_of(kit)["role"] != ADMIN:
-        raise InvalidArgument(
-            f"{path_name(kit)} is not the folder of the administrator: give the folder admin of deploy init."
-        )
+    check_admin(kit)
     check_name(name)
     if GLM in options:
         make_glm_job(options[GLM], secure_sums, without)
