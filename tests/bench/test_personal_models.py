@@ -7,6 +7,7 @@ import yaml
 import tfp_bfl as bfl
 from tests.bench.plans import records
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.errors import InvalidArgument
 
 CODE = """
 import tfp_bfl as bfl
@@ -51,3 +52,10 @@ def test_a_benchmark_scores_personal_models_of_a_file(tmp_path, code):
     mean = np.average([row["test_nll"] for row in by_clients], weights=[row["n"] for row in by_clients])
     assert record["scores"]["test_nll"] == pytest.approx(mean, rel=1e-5)
     assert len(record["rounds"]) == 1 and "permuted_test_nll" not in record["scores"]
+
+
+def test_personal_models_of_a_file_are_scored_for_classes_only(tmp_path, code):
+    numbers = {**OPTIONS, "dataset": "diabetes", "clients": 3, "rounds": 1}
+    with pytest.raises(InvalidArgument, match="evaluate_clients is of classification, and diabetes has numbers"):
+        bfl.run(tmp_path / "run", algorithm=code, evaluate_clients=True, **numbers)
+    assert not (tmp_path / "run").exists()

@@ -104,9 +104,14 @@ def shards(
       is_personal: whether each client has a model of its own.
 
     Raises:
-      InvalidArgument: evaluate_clients where the test data name no clients, are too few for the clients, or name a
-        client without training rows for a method with models of the clients.
+      InvalidArgument: evaluate_clients where the labels are numbers and the models personal; where the test data name
+        no clients, are too few for the clients, or name a client without training rows for a method with models of the
+        clients.
     """
+    if is_personal and config.evaluate_clients and test.target is not None:
+        raise InvalidArgument(
+            f"evaluate_clients is of classification, and {test.name} has numbers for labels: leave it out."
+        )
     names = names_in(clients) if config.partition == GIVEN else []
     if names and test.owners is not None:
         every = list(dict.fromkeys([*names, *test.client_names]))
