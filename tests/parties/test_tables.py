@@ -14,7 +14,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.parties.test_deployment import Channel, run
+from tests.parties.channel import Channel
+from tests.parties.test_deployment import run
 from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.round import fold
@@ -34,10 +35,8 @@ OPTIONS = {"model": "mlp", "rounds": 2, "seed": SEED, "temperature": 1.0}
 
 
 def sites(folder, lies=None):
-    channel = Channel.__new__(Channel)
     names = [path.parent.parent.name for path in sorted(folder.glob(f"*/local/{FILE}"))]
-    channel.sites, channel.lies, channel.sent = {name: Site(folder / name / "local") for name in names}, lies or {}, []
-    return channel
+    return Channel({name: Site(folder / name / "local") for name in names}, lies)
 
 
 def put(folder, name, table, more="", suffix=".csv", test=None):
