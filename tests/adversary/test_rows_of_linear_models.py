@@ -123,7 +123,7 @@ def test_a_site_answers_no_question_beside_those_of_the_fit(kits, options, secur
     done = run(kits, channel, options, secure_sums=secure_sums)
     if "random" not in options:
         check_equal(done, pooled(options), 1e-7)
-    last = [content for task, what in channel.sent if task == SUMS for content in what.values()][-1]
+    last = [content for task, _, content in channel.sent if task == SUMS][-1]
     asked, during = dict(stored_arrays(last, "message", 2**30)), channel.tries
     replies = [stored_arrays(reply, "answer", 2**30) for reply in channel.replies[-3:]]
     asked["step"] = asked["step"] + 1

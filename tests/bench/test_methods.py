@@ -9,7 +9,7 @@ import tfp_bfl as bfl
 from tfp_bfl.app.options import own_model
 from tfp_bfl.bench.plan import read_plan
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 BENCH = ROOT / "experiments" / "bench"
 METHODS = BENCH / "methods.py"
 

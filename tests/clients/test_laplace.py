@@ -178,7 +178,7 @@ REFUSED = {
     "dropout": (lambda: models.mlp("mc_dropout", input_shape=(4,)), "draws masks at prediction"),
     "no bias": (lambda: headless(DENSE(3, use_bias=False)), "with bias and without activation"),
     "activation": (lambda: headless(DENSE(3, "tanh")), "with bias and without activation"),
-    "no dense": (lambda: headless(tf.keras.layers.LayerNormalization()), "must be a tf.keras.layers.Dense"),
+    "no dense": (lambda: headless(tf.keras.layers.LayerNormalization()), "must be a keras.layers.Dense"),
     "chain": (lambda: headless(lambda x: tf.keras.layers.ReLU()(DENSE(3)(x))), "with bias and without activation"),
     "large": (lambda: headless(lambda x: DENSE(10)(DENSE(500)(x))), "has 5,010 weights"),
 }

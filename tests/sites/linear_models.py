@@ -7,12 +7,12 @@ import pyarrow
 from rich.console import Console
 
 from tests.glm.test_agreement import table
+from tests.sites import channel
 from tfp_bfl import glm
 from tfp_bfl.app.one_run.progress import reporter
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.sites.deployment.channel import TALK, Refusal
+from tfp_bfl.sites.deployment.channel import TALK
 from tfp_bfl.sites.deployment.glm_server import serve_glm
 from tfp_bfl.sites.deployment.glm_site import GlmSite
 
@@ -21,42 +21,24 @@ WHOLE = table()
 ILL = {"outcome": "ill", "family": "bernoulli", "prior_stddev": 2.0, "categorical": ["stage"], "missing": "indicate"}
 
 
-class Channel:
-    """Sites in this process; `lies` are replies in the place of a site's, or functions of its sums."""
+class Channel(channel.Channel):
+    """The sites of linear models in this process; a lie is a reply, or a function of its numbers."""
 
     def __init__(self, folder, lies=None):
-        self.sites = {name: GlmSite(folder / name / "local") for name in SITES}
-        self.lies, self.sent, self.replies = lies or {}, [], []
-
-    @property
-    def names(self):
-        return list(self.sites)
-
-    def ask(self, task, what):
-        number = sum(1 for one, _ in self.sent if one == task)
-        self.sent.append((task, what))
-        for name, content in what.items():
-            lie = self.lies.get((task, name, number))
-            if lie == "silence":
-                continue
-            if name not in self.sites:
-                yield name, Refusal("it is not connected")
-                continue
-            try:
-                reply = lie or self.reply(task, self.sites[name], content)
-                if callable(lie):
-                    numbers = stored_arrays(self.reply(task, self.sites[name], content), "answer", 2**30)["sums"]
-                    reply = to_bytes({"sums": lie(numbers)})
-                yield name, reply
-            except InvalidArgument as error:
-                yield name, Refusal(str(error))
+        lies = {key: of_sums(lie) if callable(lie) else lie for key, lie in (lies or {}).items()}
+        super().__init__({name: GlmSite(folder / name / "local") for name in SITES}, lies)
+        self.replies = []
 
     def reply(self, task, site, content):
-        if task == TALK:
-            return site.converse(content)
-        found = to_bytes(site.sums(stored_arrays(content, "message", 2**30)))
-        self.replies.append(found)
+        found = site.reply(task, content)
+        if task != TALK:
+            self.replies.append(found)
         return found
+
+
+def of_sums(lie):
+    """Return a lie about the numbers of an answer."""
+    return lambda reply: to_bytes({"sums": lie(stored_arrays(reply, "answer", 2**30)["sums"])})
 
 
 def run(folder, channel, options=ILL, name="first", quorum=2, **how):

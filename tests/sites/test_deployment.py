@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 import tfp_bfl as bfl
+from tests.sites import channel
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
+from tfp_bfl.files.arrays import stored_arrays
+from tfp_bfl.sites.deployment.channel import ROUND, SCORE
 from tfp_bfl.sites.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.sites.deployment.job import make_job, to_json
 from tfp_bfl.sites.deployment.party_file import FILE, SECRET, read_file
@@ -33,33 +34,11 @@ def hospitals(tmp_path):
     return tmp_path
 
 
-class Channel:
-    """Sites in this process; `lies` are replies in the place of a site's."""
+class Channel(channel.Channel):
+    """The hospitals in this process."""
 
     def __init__(self, folder, lies=None):
-        self.sites = {name: Site(folder / name / "local") for name in HOSPITALS}
-        self.lies = lies or {}
-        self.sent = []
-
-    @property
-    def names(self):
-        return list(self.sites)
-
-    def ask(self, task, what):
-        for name, content in what.items():
-            self.sent.append((task, name, content))
-            try:
-                yield name, self.lies.get((task, name)) or self.reply(task, self.sites[name], content)
-            except InvalidArgument as error:
-                yield name, Refusal(str(error))
-
-    def reply(self, task, site, content):
-        if task == DESCRIBE:
-            return site.describe(content.decode()).encode()
-        if task == BEGIN:
-            site.begin(content.decode())
-            return b""
-        return to_bytes({ROUND: site.answer, SCORE: site.score}[task](stored_arrays(content, "message", 2**30)))
+        super().__init__({name: Site(folder / name / "local") for name in HOSPITALS}, lies)
 
 
 def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):

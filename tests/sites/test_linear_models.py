@@ -76,7 +76,7 @@ def test_sites_join_and_leave_by_their_sums(kits, options, secure_sums):
     channel = Channel(kits)
     revision = {**record["options"], "revise": {"record": record, "add": ["s0"], "remove": ["s2"]}}
     done = run(kits, channel, revision, "revised", secure_sums=secure_sums)
-    assert {site for _, what in channel.sent for site in what} == {"s0", "s2"}
+    assert {site for _, site, _ in channel.sent} == {"s0", "s2"}
     found, exact = (json.loads((x / "posterior.json").read_text()) for x in (done, without_s2))
     assert found["clients"] == exact["clients"] == ["s0", "s1"] and found["rows"] == exact["rows"]
     distance = (np.array(found["mean"]) - exact["mean"]) / np.sqrt(np.diag(exact["covariance"]))
@@ -120,12 +120,12 @@ def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
     answers = [stored_arrays(reply, "answer", 2**30)["masked"] for reply in channel.replies[:3]]
     # Parts of fixed point are below 2^48; masks have 64 bits.
     assert all(np.mean(np.abs(x.astype(np.float64)) > 2.0**48) > 0.99 for x in answers)
-    questions = [content for task, what in channel.sent if task == SUMS for content in what.values()]
+    questions = [content for task, _, content in channel.sent if task == SUMS]
     asked = dict(stored_arrays(questions[-1], "message", 2**30))
     with pytest.raises(InvalidArgument, match="number 5, but the next one of this fit is 6"):
         channel.sites["s0"].sums({**asked, "points": asked["points"] + 1})
     # The same job again: each step has the message of the first time, or none.
-    talk = [what["s0"] for task, what in channel.sent if task == TALK and b'"begin"' in what["s0"]]
+    talk = [x for task, site, x in channel.sent if (task, site) == (TALK, "s0") and b'"begin"' in x]
     channel.sites["s0"].converse(talk[0])
     first = dict(stored_arrays(questions[0], "message", 2**30))
     with pytest.raises(InvalidArgument, match="two answers would reveal their difference"):
@@ -200,7 +200,7 @@ def test_sums_of_several_sets_of_sites_reveal_none_of_one_site(tmp_path, earlier
 def test_the_sign_of_a_site_with_masks_is_that_of_its_job(kits):
     channel = Channel(kits)
     run(kits, channel, secure_sums=True)
-    begin = next(what["s0"] for task, what in channel.sent if task == TALK and b'"begin"' in what["s0"])
+    begin = next(x for task, site, x in channel.sent if (task, site) == (TALK, "s0") and b'"begin"' in x)
     with pytest.raises(InvalidArgument, match="does not have the required form"):
         channel.sites["s0"].converse(json.dumps({**json.loads(begin), "sign": -1}).encode())
     # A revision names the sites that it subtracts: with other sites the sum has no sign.
@@ -215,7 +215,7 @@ def test_no_site_gets_the_sums_of_others(kits):
     first, second = Channel(kits), Channel(kits)
     record = json.loads((run(kits, first, without=["s2"]) / "posterior.json").read_text())
     run(kits, second, {**record["options"], "revise": {"record": record, "add": ["s2"]}}, "second")
-    sent = b"".join(content for task, what in first.sent + second.sent if task == TALK for content in what.values())
+    sent = b"".join(content for task, _, content in first.sent + second.sent if task == TALK)
     assert b'"finish"' in sent and b'"revise"' in sent and b'"sums' not in sent and "sums" in record
     # One site is enough for a revision, since the fit is of three.
     assert json.loads((kits / "runs" / "second" / "summary.json").read_text())["parties"] == list(SITES)
@@ -273,7 +273,7 @@ def test_what_a_site_describes_has_no_row(kits):
 def test_questions_of_another_form_are_refused(kits, change, message):
     channel = Channel(kits)
     run(kits, channel)
-    asked = [content for task, what in channel.sent if task == SUMS for content in what.values()][-1]
+    asked = [content for task, _, content in channel.sent if task == SUMS][-1]
     with pytest.raises(InvalidArgument, match=message):
         channel.sites["s0"].sums({**dict(stored_arrays(asked, "message", 2**30)), **change})
     with pytest.raises(InvalidArgument, match="does not have the required form"):

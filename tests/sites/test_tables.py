@@ -14,7 +14,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.sites.test_deployment import Channel, run
+from tests.sites.channel import Channel
+from tests.sites.test_deployment import run
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.data.messages import MOST_CATEGORIES
@@ -35,10 +36,8 @@ OPTIONS = {"model": "mlp", "rounds": 2, "seed": SEED, "temperature": 1.0}
 
 
 def sites(folder, lies=None):
-    channel = Channel.__new__(Channel)
     names = [path.parent.parent.name for path in sorted(folder.glob(f"*/local/{FILE}"))]
-    channel.sites, channel.lies, channel.sent = {name: Site(folder / name / "local") for name in names}, lies or {}, []
-    return channel
+    return Channel({name: Site(folder / name / "local") for name in names}, lies)
 
 
 def put(folder, name, table, more="", suffix=".csv", test=None):

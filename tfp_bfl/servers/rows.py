@@ -16,7 +16,7 @@ Row = TypeVar("Row", covariant=True)
 
 
 class RowsHeld(Protocol[Row]):
-    """What `Held` shows to the way in which it pools rows."""
+    """Rows of clients as the way in which they are pooled sees them; `Held` is one."""
 
     @property
     def rows(self) -> Mapping[str, Row]:
@@ -28,7 +28,7 @@ class RowsHeld(Protocol[Row]):
 
     @property
     def settings(self) -> Any:
-        """How the rows are pooled."""
+        """The way in which the rows are pooled."""
 
 
 def growing(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:

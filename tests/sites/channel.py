@@ -1,0 +1,41 @@
+"""Sites in this process as a channel, without NVIDIA FLARE."""
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.sites.deployment.channel import Refusal
+
+SILENCE = "silence"
+
+
+class Channel:
+    """Sites by their names, and what was sent to them: (task, name, content) in order.
+
+    `lies` are replies in the place of a site's: (task, name), or (task, name, how many times the task was asked before)
+    -> bytes, a refusal, `SILENCE`, or a function of the honest reply.
+    """
+
+    def __init__(self, sites, lies=None):
+        self.sites, self.lies, self.sent, self.asked = sites, lies or {}, [], []
+
+    @property
+    def names(self):
+        return list(self.sites)
+
+    def ask(self, task, what):
+        number = self.asked.count(task)
+        self.asked.append(task)
+        for name, content in what.items():
+            self.sent.append((task, name, content))
+            lie = self.lies.get((task, name), self.lies.get((task, name, number)))
+            if lie == SILENCE:
+                continue
+            if name not in self.sites:
+                yield name, Refusal("it is not connected")
+                continue
+            try:
+                honest = lie if lie and not callable(lie) else self.reply(task, self.sites[name], content)
+                yield name, lie(honest) if callable(lie) else honest
+            except InvalidArgument as error:
+                yield name, Refusal(str(error))
+
+    def reply(self, task, site, content):
+        return site.reply(task, content)
