@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tfp_bfl.app.options.config import fields, make_config, read_yaml
+from tfp_bfl.app.options.config import fields, make_config, names_in, read_yaml
 from tfp_bfl.bench.plan import read_plan
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import takers
@@ -56,10 +56,10 @@ def test_options_that_are_truth_values_stay_what_they_were(word, config_of):
 
 
 def test_names_of_columns_are_as_written(config_of):
-    assert config_of("dataset: x.csv\ndrop: [010, yes, 1.50, null, 2020-01-01, 1:30]").columns("drop") == (
+    assert names_in(config_of("dataset: x.csv\ndrop: [010, yes, 1.50, null, 2020-01-01, 1:30]").drop) == (
         *("010", "yes", "1.50", "null", "2020-01-01", "1:30"),
     )
-    assert config_of("dataset: x.csv\ndrop: 010").columns("drop") == ("010",)
+    assert names_in(config_of("dataset: x.csv\ndrop: 010").drop) == ("010",)
     assert config_of("drop: null").drop is None
     config = config_of("dataset: x.csv\nlabel: 2020\nclient_column: yes\n")
     assert (config.label, config.client_column) == ("2020", "yes")

@@ -91,7 +91,6 @@ CALLS = {
     "mixture_crps": lambda d: np.sort(E.mixture_crps(d["means"], d["variances"], d["numbers"])),
     "mixture_nll": lambda d: np.sort(E.mixture_nll(d["means"], d["variances"], d["numbers"])),
     "negative_log_likelihood": lambda d: E.negative_log_likelihood(d["p"], d["y"]),
-    "normality": lambda d: E.normality(d["x"]),
     "out_of_distribution": lambda d: E.out_of_distribution(d["u"], np.round(d["numbers"])),
     "over_seeds": lambda d: E.over_seeds(d["numbers"].tolist()),
     "paired_difference": lambda d: E.paired_difference(d["numbers"].tolist(), d["u"].tolist()),
@@ -112,7 +111,7 @@ CALLS = {
 OTHERS = {
     *("add_histograms", "add_sums", "aps", "as_examples", "auroc_interval", "calibrate_clients", "check_num_samples"),
     *("check_sums", "client_warnings", "draw_outputs", "draw_probabilities", "drifts"),
-    *("evaluate", "evaluate_permuted"),
+    *("different_proportions", "evaluate", "evaluate_permuted"),
     *("evaluate_regression", "evaluator", "fit_unusual", "from_sums", "gaussians", "is_of_numbers", "is_stochastic"),
     *("least_p_value", "merge_feature_sums", "number_sums", "permuted_stddevs", "predict"),
     *("proportion_interval", "raps", "reliability_of", "risk_coverage_of", "rounds_to", "running_mean"),

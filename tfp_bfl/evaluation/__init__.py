@@ -15,6 +15,7 @@ from tfp_bfl.evaluation.classification import (
     auroc,
     class_scores,
     confusion_matrix,
+    different_proportions,
     proportion_interval,
 )
 from tfp_bfl.evaluation.client_scores import client_scores, client_warnings, scores_of_sums
@@ -166,6 +167,7 @@ __all__ = [
     "count_between",
     "decompose",
     "decompose_entropy",
+    "different_proportions",
     "draw_outputs",
     "draw_probabilities",
     "drifts",

@@ -12,7 +12,7 @@ import tfp_bfl as bfl
 from tests.sites.interop.kill import kill_when
 from tfp_bfl.errors import InvalidArgument, MissingDependency
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/flare"
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs/examples/flare"
 PLAN = {"num_rounds": 2, "min_clients": 1}
 HAS_FLARE = importlib.util.find_spec("nvflare") is not None
 needs_flare = pytest.mark.skipif(not HAS_FLARE, reason="NVIDIA FLARE is not installed")

@@ -16,7 +16,7 @@ flwr = pytest.importorskip("flwr", reason="Flower is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-PROGRAM = Path(__file__).resolve().parents[2] / "docs/examples/flower/server.py"
+PROGRAM = Path(__file__).resolve().parents[3] / "docs/examples/flower/server.py"
 FIRST = {"w": np.zeros(3)}
 
 
