@@ -154,10 +154,10 @@ ANCHOR = MeanField(np.array([0.0]), np.array([40.0]))
 def test_trimming_by_hand():
     five = MeanField(MEANS, VARIANCES)
     pooled = rules.aggregate(rules.trimmed(rules.naive_weighted_average()), five)
-    assert_same(pooled, MeanField([2.0], [14 / 3]))
+    assert_same(pooled, MeanField(np.array([2.0]), np.array([14 / 3])))
     # Precision 1/9 + 1/4 + 1 = 49/36; mean 36/49 (1/9 + 2/4 + 3) = 130/49.
     pooled = rules.aggregate(rules.trimmed(rules.conflation()), five)
-    assert_same(pooled, MeanField([130 / 49], [36 / 49]))
+    assert_same(pooled, MeanField(np.array([130 / 49]), np.array([36 / 49])))
 
 
 @every_rule
