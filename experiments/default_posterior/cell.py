@@ -15,7 +15,7 @@ from experiments.default_posterior.controls import control_scores, shuffled_labe
 from experiments.global_posterior.federation import data_of
 from experiments.global_posterior.scores import constant_spread, fitted_scores, permuted, scores, spread_scores
 from tfp_bfl.app.one_run import build
-from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.resolve import GAUSSIAN, method, resolved, stated
 
 Options = dict[str, Any]
@@ -31,7 +31,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 
 def shipped() -> RunConfig:
     """Return the options of `tfp-bfl run` on images of which no one is given, filled in by the command itself."""
-    return resolved(RunConfig(), regression=False, weights=GAUSSIAN)
+    return resolved(make_config(None, {}), regression=False, weights=GAUSSIAN)
 
 
 def as_shipped(options: Options) -> dict[str, Any]:

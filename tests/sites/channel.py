@@ -1,7 +1,11 @@
 """Sites in this process as a channel, without NVIDIA FLARE."""
 
+import pyarrow.csv
+import pyarrow.parquet
+
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.sites.deployment.channel import Refusal
+from tfp_bfl.sites.deployment.party_file import FILE
 
 SILENCE = "silence"
 
@@ -39,3 +43,14 @@ class Channel:
 
     def reply(self, task, site, content):
         return site.reply(task, content)
+
+
+def put(folder, name, table, more="", suffix=".csv", test=None):
+    (local := folder / name / "local").mkdir(parents=True, exist_ok=True)
+    write = pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table
+    for file, content in {"rows": table, "test": test}.items():
+        if content is not None:
+            write(content, local / f"{file}{suffix}")
+    held = "" if test is None else f"test_data: test{suffix}\n"
+    (local / FILE).write_text(f"data: rows{suffix}\nlabel: disease\n{held}{more}", encoding="utf-8")
+    return local

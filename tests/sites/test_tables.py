@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.sites.channel import Channel
+from tests.sites.channel import Channel, put
 from tests.sites.test_deployment import run
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.encoding import parse_features
@@ -36,20 +36,9 @@ OPTIONS = {"model": "mlp", "rounds": 2, "seed": SEED, "temperature": 1.0}
 
 
 def sites(folder, lies=None):
-    names = [path.parent.parent.name for path in sorted(folder.glob(f"*/local/{FILE}"))]
-    return Channel({name: Site(folder / name / "local") for name in names}, lies)
-
-
-def put(folder, name, table, more="", suffix=".csv", test=None):
-    local = folder / name / "local"
-    local.mkdir(parents=True, exist_ok=True)
-    write = pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table
-    for file, content in {"rows": table, "test": test}.items():
-        if content is not None:
-            write(content, local / f"{file}{suffix}")
-    held = "" if test is None else f"test_data: test{suffix}\n"
-    (local / FILE).write_text(f"data: rows{suffix}\nlabel: disease\n{held}{more}", encoding="utf-8")
-    return local
+    return Channel(
+        {path.parent.parent.name: Site(path.parent) for path in sorted(folder.glob(f"*/local/{FILE}"))}, lies
+    )
 
 
 @pytest.fixture
