@@ -13,7 +13,7 @@ COSTS = ["rounds", "MB up", "MB down", "CPU s", "not finished"]
 def cell(setting, method, values, trajectory=()):
     """The records of a method with these NLLs, by seed; points of a trajectory are (round, NLL)."""
     points = [{"round": number, "test_nll": nll} for number, nll in trajectory]
-    make = lambda seed, nll: reading.Record(setting, method, seed, {}, {}, 1, {"test_nll": nll}, {}, points, None)
+    make = lambda seed, nll: reading.BenchRecord(setting, method, seed, {}, {}, 1, {"test_nll": nll}, {}, points, None)
     return [make(seed, nll) for seed, nll in enumerate(values)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tfp_bfl.bench import ranks, reading, summary
-from tfp_bfl.bench.reading import Bench, Record
+from tfp_bfl.bench.reading import Bench, BenchRecord
 from tfp_bfl.files.tables import FORMATS
 from tfp_bfl.plots.repeats import compare
 
@@ -84,12 +84,12 @@ def average_ranks(bench: Bench) -> dict[str, float]:
     return dict(sorted(averages.items(), key=lambda x: x[1]))
 
 
-def _mean(cell: Sequence[Record]) -> float:
+def _mean(cell: Sequence[BenchRecord]) -> float:
     values = [record.scores.get(SCORE, math.nan) for record in cell]
     return math.nan if any(record.failed is not None for record in cell) else float(np.mean(values))
 
 
-def _costs(cells: Iterable[Sequence[Record]], key: str) -> list[float]:
+def _costs(cells: Iterable[Sequence[BenchRecord]], key: str) -> list[float]:
     """Return the mean cost over the seeds of each cell that recorded it."""
     values = ([record.cost[key] for record in cell if key in record.cost] for cell in cells)
     return [float(np.mean(own)) for own in values if own]

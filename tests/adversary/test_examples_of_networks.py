@@ -14,7 +14,7 @@ import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.sites import Party, to_arrays
 from tfp_bfl.sites.party import at_server
-from tfp_bfl.sites.steps import MOST_MESSAGES, Steps
+from tfp_bfl.sites.steps import MOST_MESSAGES, SentWeights
 
 TRIES, SIZE, COLUMNS, HIDDEN = 20, 100, 9, 8
 
@@ -43,7 +43,7 @@ def traced():
 def parties(bounded):
     """Sites that have answered nothing; their traced work is shared."""
     for party in traced():
-        party._steps = Steps(PROCESS, {}) if bounded else None
+        party._steps = SentWeights(PROCESS, {}) if bounded else None
     return traced()
 
 
@@ -146,7 +146,7 @@ def test_a_drift_that_the_server_chooses_reads_an_example_in_the_first_round(bou
 
     for number in range(TRIES):
         for party in there:
-            party._steps = Steps(process, {}) if bounded else None
+            party._steps = SentWeights(process, {}) if bounded else None
         direction = np.random.default_rng(number + 99).normal(size=COLUMNS)
         direction /= np.linalg.norm(direction)
         values = features @ (first["weights/point/0"][:, 0] + scale * direction)
@@ -170,7 +170,7 @@ def test_what_comes_beside_the_weights_has_bounds(name):
     """
     process, there = BESIDE[name](), []
     for k, source in enumerate(SOURCES):
-        there.append(Party(process, source, k, bytes([k]), steps=Steps(process, {}, 3)))
+        there.append(Party(process, source, k, bytes([k]), steps=SentWeights(process, {}, 3)))
     sent = []
 
     class Transport:
@@ -186,7 +186,7 @@ def test_what_comes_beside_the_weights_has_bounds(name):
         part: 1e4 * (x + 1) if part.startswith("told") and x.dtype == np.float32 else x for part, x in message.items()
     }
     with pytest.raises(InvalidArgument, match="The first vectors beside the weights are not those of the job"):
-        Steps(process, {}, 3).check(0, far(sent[0]))
+        SentWeights(process, {}, 3).check(0, far(sent[0]))
     for party in there:
         with pytest.raises(InvalidArgument, match=r"The (vectors|weights) .* from those of the last message"):
             party.answer({**far(sent[-1]), "round": np.array(7, np.int32)})
@@ -197,7 +197,7 @@ def test_last_layer_and_laplace_have_the_features_of_the_job(name):
     """0 of 20: the question for curvatures or features comes with weights that follow from the job."""
     process = getattr(bfl.algorithms, name)(LINEAR, **OF)
     state = process.round.initialize()
-    steps = Steps(process, {})
+    steps = SentWeights(process, {})
     for number in range(TRIES):
         direction = np.random.default_rng(number).normal(size=(COLUMNS, HIDDEN)).astype(np.float32)
         parts = to_arrays(process.round.broadcast(state).message)

@@ -13,7 +13,7 @@ from tests.sites.linear_models import SITES, Channel, run
 from tests.sites.test_deployment import hospitals  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.glm.agreement import agree, describe
-from tfp_bfl.glm.encoding import Cells, settle
+from tfp_bfl.glm.encoding import SiteCells, settle
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.sites.deployment import answered
@@ -95,8 +95,8 @@ def test_one_fit_does_not_read_the_row_that_it_leaves_out(kits, missing, is_read
     table = pyarrow.csv.read_csv(kits / "s1" / "local" / "patients.csv")
     plan = agree({"s1": describe(table, outcome, "s1")}, outcome, "drop")
     way = "drop" if missing == "before" else missing
-    cells = Cells(table, outcome, plan, way, "s1")
-    sums = cells.sums() if missing != "before" else Cells(table, outcome, plan, "indicate", "s1").sums()
+    cells = SiteCells(table, outcome, plan, way, "s1")
+    sums = cells.sums() if missing != "before" else SiteCells(table, outcome, plan, "indicate", "s1").sums()
     fitted = cells.rows(settle(plan, way, cells.sums())[0]).design
     left = sums[2 : 2 + len(row)] - np.sum(fitted[:, 1 : 1 + len(row)], 0)
     assert bool(np.max(np.abs(left - row)) < 0.1) == is_read

@@ -14,7 +14,7 @@ from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.servers.dual import Dual
-from tfp_bfl.servers.gaussian import Spread
+from tfp_bfl.servers.gaussian import SpreadState
 
 from .chain_methods import BY_CLIENT, dg_sgld, fsgld, qlsd
 from .drift_methods import DRIFT
@@ -267,7 +267,7 @@ def fed_ag():
             np.tensordot(shares(results), np.square(np.stack(x) - m), 1)
             for m, *x in zip(mean, *(r.weights.point for r in results))
         ]
-        return Spread((), tuple(np.float32(x) for x in squares)), of_points(mean, anchor)
+        return SpreadState((), tuple(np.float32(x) for x in squares)), of_points(mean, anchor)
 
     def alone(result, anchor):
         point = result.weights.point

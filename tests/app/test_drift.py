@@ -7,7 +7,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.kit import call, refusal, summary_of
-from tfp_bfl.app.one_run.drift import Comparison, drift, record, rows_of
+from tfp_bfl.app.one_run.drift import Drifted, drift, record, rows_of
 from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -69,8 +69,8 @@ def test_unusual_rows_are_scored_and_counted(run, tmp_path, capsys):
 
 def test_a_level_that_no_number_of_examples_reaches():
     """Of a permutation test the least p-value is 1 over the permutations, however many examples there are."""
-    stuck = Comparison("few", lambda _: (0.1, 0.5), lambda number: max(1e-6, 0.5**number))
-    free = Comparison("many", lambda _: (0.1, 0.5), lambda number: 0.5**number)
+    stuck = Drifted("few", lambda _: (0.1, 0.5), lambda number: max(1e-6, 0.5**number))
+    free = Drifted("many", lambda _: (0.1, 0.5), lambda number: 0.5**number)
     with pytest.raises(InvalidArgument, match=r"No number of examples could reach the level 1e-06 .* above 1e-06\.$"):
         rows_of([stuck], 5, 1e-6)
     assert rows_of([stuck, free], 100, 1e-6)[1] is None

@@ -104,4 +104,4 @@ def test_rows_of_a_benchmark_are_other_models(kinds, tmp_path):
         assert found[name]["cost"]["upload_mb"] / found["posterior"]["cost"]["upload_mb"] == pytest.approx(
             ratio, rel=0.05
         )
-    assert len({x["scores"]["nll"] for x in found.values()}) == 3
+    assert len({x["scores"]["test_nll"] for x in found.values()}) == 3

@@ -5,7 +5,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl.app.one_run import client_scores
-from tfp_bfl.app.one_run.client_scores import Parts
+from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.pipeline import Predicted
 from tfp_bfl.bench import scores
 from tfp_bfl.bench.scores import set_aside
@@ -124,7 +124,7 @@ def test_a_client_with_one_example_keeps_it():
 
 def test_clients_that_the_data_name_have_rows_of_their_own():
     source = bfl.data.load("breast_cancer", split="test")
-    parts = Parts(source, [np.arange(20), np.arange(20, 50)], ["north", "south"])
+    parts = RowsByClient(source, [np.arange(20), np.arange(20, 50)], ["north", "south"])
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(2), 50).astype(np.float32)
     labels = source.labels[:50]
@@ -149,7 +149,7 @@ def test_clients_that_the_data_name_have_rows_of_their_own():
 
 def test_parts_keep_clients_apart():
     source = bfl.data.load("digits")
-    parts = Parts(source, [np.array([5, 1]), np.array([], int), np.array([9])])
+    parts = RowsByClient(source, [np.array([5, 1]), np.array([], int), np.array([9])])
     assert list(parts.places) == [5, 1, 9] and list(parts.owners) == [0, 0, 2]
     _, features, labels = parts.examples(0)
     assert (features == source.features[[5, 1]]).all() and (labels == source.labels[[5, 1]]).all()

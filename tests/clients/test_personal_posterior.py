@@ -36,7 +36,7 @@ def test_adam_as_a_function_is_keras():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=5).astype(np.float32), rng.normal(size=(6, 5)).astype(np.float32)
     variable, optimizer = tf.Variable(start), tf.keras.optimizers.Adam(0.05)
-    values, moments = (tf.constant(start),), adam.Moments.of((tf.constant(start),))
+    values, moments = (tf.constant(start),), adam.AdamState.of((tf.constant(start),))
     for gradient in gradients:
         optimizer.apply_gradients([(tf.constant(gradient), variable)])
         values, moments = adam.adam_step(values, (tf.constant(gradient),), moments, 0.05)

@@ -94,7 +94,7 @@ def linear(name):
     tables = {form: table(form, ("Ulm", form), z=resized("Ulm", form)) for form in (NAME, name)}
     described = {form: agreement.describe(x, outcome, form) for form, x in tables.items()}
     plan = agreement.agree(described, outcome, "drop")
-    designs = [encoding.Cells(x, outcome, plan, "drop", form).sums() for form, x in tables.items()]
+    designs = [encoding.SiteCells(x, outcome, plan, "drop", form).sums() for form, x in tables.items()]
     np.testing.assert_array_equal(*designs)
     assert [x.name for x in plan.columns] == ["x", NAME, "z"]
     return plan.columns[-1].levels

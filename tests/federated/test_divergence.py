@@ -11,7 +11,7 @@ from tfp_bfl import algorithms, federated, models
 from tfp_bfl.clients import ExamplePrivacy
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import Diverged, Error
-from tfp_bfl.federated.attempts import NO_CLIENTS, Outcome
+from tfp_bfl.federated.attempts import NO_CLIENTS, Attempted
 from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.federated.notices import divergence_clause, smaller_rate
 
@@ -114,8 +114,8 @@ def test_the_learning_rate_is_named_where_changes_are_not_finite_or_huge(fault):
     report = {"client": np.int32([4]), "fault": np.int32([FAULTS.index(fault)]), "diverged_at": np.int32([0])}
     size = ("no examples", "fewer examples than min_examples", "more examples than it was given")
     others = (*size, "a standard deviation below min_stddev", "the server's state has no memory of it")
-    assert Outcome(None, {"clients": report}).diverges == (fault not in others)
+    assert Attempted(None, {"clients": report}).diverges == (fault not in others)
 
 
 def test_a_computation_that_raised_says_nothing_of_the_rate():
-    assert not Outcome(None, {"clients": NO_CLIENTS}, {3: "A computation failed: Type mismatch"}).diverges
+    assert not Attempted(None, {"clients": NO_CLIENTS}, {3: "A computation failed: Type mismatch"}).diverges

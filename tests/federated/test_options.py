@@ -10,7 +10,7 @@ from tests.federated import toys
 from tfp_bfl import federated
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import Backend, Checkpointing, Cohorts, Monitor, Prediction, Thinning, options
-from tfp_bfl.federated.options import Settings, settings_of
+from tfp_bfl.federated.options import SimulationSettings, settings_of
 from tfp_bfl.sites import simulate_parties
 
 
@@ -37,9 +37,9 @@ AS_OBJECTS = {
 
 
 def test_each_keyword_is_a_field_of_an_object():
-    assert settings_of(federated.simulate, AS_KEYWORDS) == Settings(**AS_OBJECTS)
-    assert settings_of(federated.simulate, AS_OBJECTS) == Settings(**AS_OBJECTS)
-    assert settings_of(federated.simulate, {}) == Settings()
+    assert settings_of(federated.simulate, AS_KEYWORDS) == SimulationSettings(**AS_OBJECTS)
+    assert settings_of(federated.simulate, AS_OBJECTS) == SimulationSettings(**AS_OBJECTS)
+    assert settings_of(federated.simulate, {}) == SimulationSettings()
 
 
 def test_keywords_are_all_typed():
@@ -69,14 +69,14 @@ def test_the_first_field_stands_for_its_object():
     found = settings_of(
         federated.simulate, {"cohorts": 4, "checkpoints": "states", "monitor": anything, "engine": "local"}
     )
-    assert found == Settings(
+    assert found == SimulationSettings(
         Cohorts(4), checkpoints=Checkpointing("states"), monitor=Monitor(anything), engine=Backend("local")
     )
 
 
 def test_objects_and_keywords_of_other_fields_go_together():
     found = settings_of(federated.simulate, {"cohorts": 4, "dropout": 0.25, "engine": "tff", "max_restarts": 0})
-    assert found == Settings(Cohorts(4, dropout=0.25), engine=Backend("tff", max_restarts=0))
+    assert found == SimulationSettings(Cohorts(4, dropout=0.25), engine=Backend("tff", max_restarts=0))
 
 
 def given(function, **options):

@@ -10,7 +10,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.agreement import agree, describe
 from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.glm.encoding import Cells, settle
+from tfp_bfl.glm.encoding import SiteCells, settle
 from tfp_bfl.glm.predictions import read_rows
 from tfp_bfl.glm.rows import INTERCEPT
 
@@ -28,7 +28,7 @@ def fit_at_sites(tables, outcome, missing, leave=False, **options):
     for site, summary in descriptions.items():
         check_description(site, summary)
     plan = agree(descriptions, outcome, missing, options.get("date_unit"), options.get("categorical", ()))
-    cells = {site: Cells(table, outcome, plan, missing, site) for site, table in tables.items()}
+    cells = {site: SiteCells(table, outcome, plan, missing, site) for site, table in tables.items()}
     encoding, notes = settle(plan, missing, np.sum([one.sums() for one in cells.values()], 0))
     if leave:
         left = {site: one.design(encoding).features for site, one in cells.items()}
@@ -163,14 +163,14 @@ def test_a_site_that_adds_zeros_is_found():
     tables["s1"] = tables["s1"].set_column(tables["s1"].column_names.index("ill"), "ill", quiet)
     options = {"categorical": ["stage"]}
     plan = agree({site: describe(own, outcome, site, **options) for site, own in tables.items()}, outcome, "indicate")
-    cells = {site: Cells(own, outcome, plan, "indicate", site) for site, own in tables.items()}
+    cells = {site: SiteCells(own, outcome, plan, "indicate", site) for site, own in tables.items()}
     cells["s0"].check_presence(of_events=True)
     cells["s1"].check_presence()
     last = np.array(tables["s1"]["days"].to_pylist()).argmax()
     events = pyarrow.array(["Y" if i == last else "N" for i in range(tables["s1"].num_rows)])
     late = tables["s1"].set_column(tables["s1"].column_names.index("ill"), "ill", events)
-    for own in (cells["s1"], Cells(late, outcome, plan, "indicate", "s1")):
+    for own in (cells["s1"], SiteCells(late, outcome, plan, "indicate", "s1")):
         with pytest.raises(InvalidArgument, match="No event of s1 has a second row at risk, so that it adds nothing"):
             own.check_presence(of_events=True)
     with pytest.raises(InvalidArgument, match="No row of s2 is complete"):
-        Cells(tables["s2"].slice(0, 0), outcome, plan, "indicate", "s2").check_presence()
+        SiteCells(tables["s2"].slice(0, 0), outcome, plan, "indicate", "s2").check_presence()

@@ -10,7 +10,7 @@ from scipy import stats
 from tests.glm.test_hierarchical import federation, gaussian_marginal
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
-from tfp_bfl.glm.effects import Layout
+from tfp_bfl.glm.effects import EffectsLayout
 
 SIZE = 8
 
@@ -107,7 +107,7 @@ def test_a_variance_of_0_says_that_intervals_may_be_too_narrow():
 @pytest.mark.parametrize("random", [["(intercept)"], ["(intercept)", "x1"]])
 def test_the_maximum_is_that_of_the_restricted_likelihood(random):
     pairs, columns = federation("gaussian", clients=8), (0, 1)[: len(random)]
-    result, layout = glm.fit_hierarchical(pairs, random=random), Layout(3, (0, 1)[: len(random)], True)
+    result, layout = glm.fit_hierarchical(pairs, random=random), EffectsLayout(3, (0, 1)[: len(random)], True)
 
     def value(parameters):
         information, factor = np.zeros((3, 3)), layout.factor(parameters)

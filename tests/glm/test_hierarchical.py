@@ -5,7 +5,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 from tfp_bfl import glm
-from tfp_bfl.glm.effects import Layout, client_sums
+from tfp_bfl.glm.effects import EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import Rows
 
@@ -28,7 +28,7 @@ def federation(family, seed=0, clients=40, most=20, between=0.8):
 
 def gaussian_marginal(pairs, parameters, columns):
     """sum_k log N(y_k; X b, Z L L' Z' + s^2 I), directly."""
-    layout = Layout(3, columns, True)
+    layout = EffectsLayout(3, columns, True)
     factor, value = layout.factor(parameters), 0.0
     for x, y in pairs:
         design = np.column_stack([np.ones(len(x)), x])
@@ -44,7 +44,7 @@ def rows_of(x, y):
 
 @pytest.mark.parametrize("columns", [(0,), (0, 1)])
 def test_gaussian_sums_are_those_of_the_marginal_normal(columns):
-    pairs, layout = federation("gaussian", clients=6), Layout(3, columns, True)
+    pairs, layout = federation("gaussian", clients=6), EffectsLayout(3, columns, True)
     theta = np.concatenate([[0.2, 0.5, -0.4], [0.7, 0.2, 0.5][: len(layout.pairs)], [-0.3]])
     value = lambda t: gaussian_marginal(pairs, t, columns)
     parts = [client_sums(rows_of(*pair), theta, FAMILIES["gaussian"], layout, 3)[0] for pair in pairs]
@@ -61,7 +61,7 @@ def test_gaussian_sums_are_those_of_the_marginal_normal(columns):
 @pytest.mark.parametrize("family", ["bernoulli", "poisson"])
 def test_other_sums_are_those_of_the_integral(family):
     x, y = federation(family, clients=1, seed=4)[0]
-    layout, theta = Layout(3, (0,), False), np.array([0.2, 0.5, -0.4, 0.9])
+    layout, theta = EffectsLayout(3, (0,), False), np.array([0.2, 0.5, -0.4, 0.9])
     design = np.column_stack([np.ones(len(x)), x])
 
     def value(t):

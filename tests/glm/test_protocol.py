@@ -10,7 +10,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.federation import InProcess, Question
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.protocol import broken_bound, count_numbers
-from tfp_bfl.glm.rows import Rows, Table
+from tfp_bfl.glm.rows import DesignRows, Rows
 
 FITS = [
     ("gaussian", {}),
@@ -41,7 +41,7 @@ def test_honest_fits_are_those_without_rules(family, of, is_secure):
     clients, options = case(family, of)
     guarded = Guarded(clients, family, is_secure, **options)
     fit, found = guarded._fit, guarded.fit()
-    exact = fit(InProcess(Table(clients, guarded.names), family, is_secure))
+    exact = fit(InProcess(DesignRows(clients, guarded.names), family, is_secure))
     if isinstance(found, Hierarchical):
         found, exact = found.posterior, exact.posterior
     for field in dataclasses.fields(found):

@@ -12,7 +12,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import client_scores, datasets, pipeline
 from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
-from tfp_bfl.app.one_run.client_scores import Parts
+from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.pipeline import MB, Finished, Predicted
 from tfp_bfl.app.options.afterwards import after_options
@@ -52,8 +52,8 @@ class Task(NamedTuple):
 
 class _Trained(NamedTuple):
     job: Job
-    held: Parts
-    test: Parts | None
+    held: RowsByClient
+    test: RowsByClient | None
     result: bfl.federated.SimulationResult
     after: tuple[bfl.federated.SimulationResult, Any] | None
     seconds: list[float]
@@ -72,12 +72,12 @@ class _Trained(NamedTuple):
         is_other = self.job.is_personal or result.ensemble is not None or result.draws is not None
         return self.after is None and not is_other
 
-    def predict(self, parts: Parts) -> Predicted:
+    def predict(self, parts: RowsByClient) -> Predicted:
         """Return the predictions of the method for rows."""
         return pipeline.predict(self.job, self.result, self.model, parts)
 
 
-class _Clock:
+class _RoundsClock:
     """Measures the CPU seconds of all threads that rounds take, without evaluations; a busy machine does not count."""
 
     def __init__(self, evaluate: Callable[[keras.Model], dict[str, float]]) -> None:
@@ -184,7 +184,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     config = task.config
     user_data = datasets.load(config) if datasets.is_own(config) else None
     config = datasets.with_clients(config, user_data) if user_data else config
-    held: list[Parts] = []
+    held: list[RowsByClient] = []
 
     def keep(clients: bfl.data.Clients) -> bfl.data.Clients:
         rest, part = set_aside(clients, task.hold_out, config.seed)
@@ -194,7 +194,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
     # Before the process is built: recipes may fit something to the clients' examples.
     job = prepare(config, user_data, NO_CODE, keep)
     shown = job.test.subset(min(_MOST_EXAMPLES, job.test.num_examples), seed=config.seed)
-    clock = _Clock(job._replace(shown=shown).evaluate)
+    clock = _RoundsClock(job._replace(shown=shown).evaluate)
     every = max(1, config.rounds // task.evaluations)
     monitor = bfl.federated.Monitor(clock.evaluate if evaluate else None, every, on_round=clock.on_round)
     # Records have the warnings of the cells, and trials repeat them.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from tfp_bfl.bench import ranks, scatter, summary
-from tfp_bfl.bench.reading import SCORES, Bench, Record, arrange, finite, read, score_of, shorten
+from tfp_bfl.bench.reading import SCORES, Bench, BenchRecord, arrange, finite, read, score_of, shorten
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.labels import label_of
@@ -42,7 +42,7 @@ class Sorted(NamedTuple):
     sort: str
 
 
-class Row(NamedTuple):
+class PageRow(NamedTuple):
     """Hold a method in a setting, as the table of results and its details show it."""
 
     number: int
@@ -138,9 +138,9 @@ def render(bench: Bench) -> str:
     )
 
 
-def rows(bench: Bench) -> list[Row]:
+def rows(bench: Bench) -> list[PageRow]:
     """Return a row for each setting and method with records, by setting."""
-    found: list[Row] = []
+    found: list[PageRow] = []
     for place, setting in enumerate(bench.settings):
         methods = summary.methods_of(bench, setting)
         scores = _score_columns(bench, setting, methods)
@@ -149,7 +149,7 @@ def rows(bench: Bench) -> list[Row]:
             failed = [record for record in cell if record.failed is not None]
             seeds = f"{len(cell) - len(failed)}" + (f", {len(failed)} failed" if failed else "")
             found.append(
-                Row(
+                PageRow(
                     number=len(found),
                     setting=setting,
                     setting_number=place,
@@ -204,28 +204,28 @@ def _cost(value: float | None) -> Sorted:
     return Sorted(DASH if value is None else summary.number(value), False, _sort(value))
 
 
-def megabytes(cell: Sequence[Record]) -> float | None:
+def megabytes(cell: Sequence[BenchRecord]) -> float | None:
     """Return upload and download, the mean over seeds; None if no record has both."""
     return _mean(
         [r.cost["upload_mb"] + r.cost["download_mb"] for r in cell if {"upload_mb", "download_mb"} <= set(r.cost)]
     )
 
 
-def _seconds(cell: Sequence[Record]) -> float | None:
+def _seconds(cell: Sequence[BenchRecord]) -> float | None:
     return _mean([record.cost["cpu_seconds"] for record in cell if "cpu_seconds" in record.cost])
 
 
-def by_seed(cell: Sequence[Record]) -> Table:
+def by_seed(cell: Sequence[BenchRecord]) -> Table:
     """Return the scores of a cell by seed."""
     return _of_seeds("Scores by seed", cell, {r.seed: r.scores for r in cell}, lambda key: score_of(key).label)
 
 
-def _by_seed_costs(cell: Sequence[Record]) -> Table:
+def _by_seed_costs(cell: Sequence[BenchRecord]) -> Table:
     label = lambda key: summary.COSTS.get(key) or shorten(key.replace("_", " ").capitalize())
     return _of_seeds("Cost by seed", cell, {r.seed: r.cost for r in cell}, label)
 
 
-def _of_seeds(title: str, cell: Sequence[Record], values: Mapping[int, Mapping[str, float]], label: Any) -> Table:
+def _of_seeds(title: str, cell: Sequence[BenchRecord], values: Mapping[int, Mapping[str, float]], label: Any) -> Table:
     there = dict.fromkeys(key for record in cell for key in values[record.seed])
     keys = [*(key for key in SCORES if key in there), *(key for key in there if key not in SCORES)]
     table_rows = [
@@ -236,7 +236,7 @@ def _of_seeds(title: str, cell: Sequence[Record], values: Mapping[int, Mapping[s
     return Table(title, ["Seed", *map(label, keys)], table_rows)
 
 
-def of_clients(cell: Sequence[Record]) -> Table:
+def of_clients(cell: Sequence[BenchRecord]) -> Table:
     """Return the scores of each client by the first seed that has some."""
     first = next((record for record in cell if record.clients), None)
     rows, names = (first.clients if first else ()), ("accuracy", "rmse", "test_nll", "coverage")
@@ -249,7 +249,7 @@ def of_clients(cell: Sequence[Record]) -> Table:
     return Table(title, ["Client", "n", *(label_of(name) for name in used)], table_rows)
 
 
-def trajectory(cell: Sequence[Record]) -> Table:
+def trajectory(cell: Sequence[BenchRecord]) -> Table:
     """Return the points of a cell's trajectories, the mean over the seeds that have a round."""
     points: dict[float, list[Mapping[str, float]]] = {}
     for record in cell:

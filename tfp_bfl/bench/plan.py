@@ -33,7 +33,7 @@ _MOST_TRIALS, _MOST_CELLS = 1000, 100_000
 _MOST_LETTERS = 60
 
 
-class Method(NamedTuple):
+class BenchMethod(NamedTuple):
     """A method of a benchmark.
 
     Fields:
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
     """
 
     settings: Mapping[str, Mapping[str, Any]]
-    methods: Mapping[str, Method]
+    methods: Mapping[str, BenchMethod]
     seeds: Sequence[int]
     trials: int
     trial_seed: int
@@ -205,7 +205,7 @@ def _mapping(value: object, what: str) -> dict[str, Any]:
     return value
 
 
-def _method(key: str, value: object, where: str) -> Method:
+def _method(key: str, value: object, where: str) -> BenchMethod:
     options = _mapping(value, f"The method {key!r}")
     space = {
         name: parse_space(text, f"{name} of {key}")
@@ -240,7 +240,7 @@ def _method(key: str, value: object, where: str) -> Method:
             raise InvalidArgument(f"{name} of the method {key!r} is the benchmark's own: leave it out.")
         if name in OF_FEDERATION:
             raise InvalidArgument(f"{name} of the method {key!r} belongs to the settings: give each its own setting.")
-    return Method(options, space, then, then_options, tuple(without))
+    return BenchMethod(options, space, then, then_options, tuple(without))
 
 
 def _check_runs(plan: Plan, setting: str, method: str) -> None:

@@ -44,7 +44,7 @@ CELLS, RECORDS = "cells", "records.jsonl"
 _TUNING = "tuning"
 
 
-class Cell(NamedTuple):
+class BenchCell(NamedTuple):
     """A method in a setting with a seed."""
 
     setting: str
@@ -57,9 +57,9 @@ class Cell(NamedTuple):
         return f"{self.setting}/{self.method}/seed-{self.seed}"
 
 
-def cells_of(plan: Plan) -> list[Cell]:
+def cells_of(plan: Plan) -> list[BenchCell]:
     """Return the cells of a plan: the first seed of all methods first, so that processes tune different methods."""
-    return [Cell(x, method, seed) for seed in plan.seeds for x in plan.settings for method in plan.methods]
+    return [BenchCell(x, method, seed) for seed in plan.seeds for x in plan.settings for method in plan.methods]
 
 
 def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", listed: bool = False) -> pathlib.Path:
@@ -164,7 +164,7 @@ def check_same_data(
         check_data_of(folder, digest, digests.get(setting.name), setting)
 
 
-def options_of(plan: Plan, cell: Cell) -> dict[str, Any]:
+def options_of(plan: Plan, cell: BenchCell) -> dict[str, Any]:
     """Return all that decides the record of a cell."""
     method = plan.methods[cell.method]
     return {
@@ -190,7 +190,7 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
 
     A failure of the method is a record too. A fault of the machine or of the program is raised.
     """
-    cell = Cell(folder.parent.parent.name, folder.parent.name, int(folder.name.rpartition("-")[2]))
+    cell = BenchCell(folder.parent.parent.name, folder.parent.name, int(folder.name.rpartition("-")[2]))
     record: dict[str, Any] = {"setting": cell.setting, "method": cell.method, "seed": cell.seed}
     started = time.perf_counter()
     try:
@@ -211,7 +211,7 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
     write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
-def choose(plan: Plan, cell: Cell, folder: pathlib.Path) -> Chosen:
+def choose(plan: Plan, cell: BenchCell, folder: pathlib.Path) -> Chosen:
     """Return the values that trials choose for the method of a cell in its setting."""
 
     def attempt(values: Values) -> Finished:
@@ -261,7 +261,7 @@ def restored_cells(output: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
                 f"Line {number} of {path_name(path)} is no record that a benchmark can resume from: give --output a "
                 "new folder."
             )
-        found[output / CELLS / Cell(record["setting"], record["method"], record["seed"]).name] = record
+        found[output / CELLS / BenchCell(record["setting"], record["method"], record["seed"]).name] = record
     return found
 
 

@@ -71,7 +71,7 @@ def score_of(key: str) -> Score:
     return SCORES.get(key) or Score(shorten(key.replace("_", " ").capitalize()), 0, "")
 
 
-class Record(NamedTuple):
+class BenchRecord(NamedTuple):
     """Hold one record: a method in a setting with a seed.
 
     Fields:
@@ -121,10 +121,10 @@ class Bench(NamedTuple):
       reference: the method that others are compared with.
     """
 
-    records: Sequence[Record]
+    records: Sequence[BenchRecord]
     settings: Sequence[str]
     methods: Sequence[str]
-    cells: Mapping[tuple[str, str], Sequence[Record]]
+    cells: Mapping[tuple[str, str], Sequence[BenchRecord]]
     seeds_of: Mapping[str, Sequence[int]]
     reference: str
 
@@ -139,7 +139,7 @@ class Bench(NamedTuple):
         return [*(key for key in SCORES if key in there), *dict.fromkeys(key for key in there if key not in SCORES)]
 
 
-def arrange(records: Sequence[Record], reference: str | None = None) -> Bench:
+def arrange(records: Sequence[BenchRecord], reference: str | None = None) -> Bench:
     """Arrange records by setting and method.
 
     Args:
@@ -154,14 +154,14 @@ def arrange(records: Sequence[Record], reference: str | None = None) -> Bench:
     if reference is None:
         reference = _DEFAULT_REFERENCE if _DEFAULT_REFERENCE in methods else methods[0]
     lookup(dict.fromkeys(methods, True), reference, "method", "in the records")
-    cells: dict[tuple[str, str], list[Record]] = {}
+    cells: dict[tuple[str, str], list[BenchRecord]] = {}
     for record in sorted(records, key=lambda r: r.seed):
         cells.setdefault((record.setting, record.method), []).append(record)
     seeds = {s: sorted({r.seed for r in records if r.setting == s}) for s in settings}
     return Bench(records, settings, methods, cells, seeds, reference)
 
 
-def read(folder: pathlib.Path) -> list[Record]:
+def read(folder: pathlib.Path) -> list[BenchRecord]:
     """Read the records of a benchmark from its folder.
 
     A score that is null, NaN or infinite is absent from its record.
@@ -174,7 +174,7 @@ def read(folder: pathlib.Path) -> list[Record]:
     """
     path = pathlib.Path(folder) / RECORDS
     lines = files.read_regular(path, "file of records", _MOST_BYTES).split(b"\n")
-    records: list[Record] = []
+    records: list[BenchRecord] = []
     places: dict[tuple[str, str, int], int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -193,7 +193,7 @@ def read(folder: pathlib.Path) -> list[Record]:
     return records
 
 
-def _record(line: bytes, place: str) -> Record:
+def _record(line: bytes, place: str) -> BenchRecord:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
@@ -213,7 +213,7 @@ def _record(line: bytes, place: str) -> Record:
     if failed is None and not content.get("scores"):
         raise InvalidArgument(f'{place} has neither "scores" nor "failed", but must have one of them.')
     mapping = {key: _mapping(content.get(key), key, place) for key in ("about", "chosen", "scores", "cost")}
-    return Record(
+    return BenchRecord(
         setting=content["setting"],
         method=content["method"],
         seed=content["seed"],

@@ -6,7 +6,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import client_scores
-from tfp_bfl.app.one_run.client_scores import Parts
+from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job
 from tfp_bfl.app.one_run.pipeline import Predicted
 from tfp_bfl.data._random import generator
@@ -123,7 +123,7 @@ def foreign(own: Predicted, entropy: np.ndarray, epistemic: np.ndarray) -> dict[
     return {name: x for name, x in found.items() if x is not None}
 
 
-def set_aside(clients: bfl.data.Clients, share: float, seed: int) -> tuple[bfl.data.Clients, Parts]:
+def set_aside(clients: bfl.data.Clients, share: float, seed: int) -> tuple[bfl.data.Clients, RowsByClient]:
     """Take a share of each client's examples, drawn by the seed: the clients with the rest, and that share.
 
     A client gives round(share n) of its n examples, and keeps one at least.
@@ -139,13 +139,13 @@ def set_aside(clients: bfl.data.Clients, share: float, seed: int) -> tuple[bfl.d
         rest.append(np.sort(rows[order[number:]]))
     if not sum(map(len, held)):
         raise InvalidArgument(f"A share of {share} of each client's examples is none: hold out a larger share.")
-    return bfl.data.Clients(clients.source, rest), Parts(clients.source, held)
+    return bfl.data.Clients(clients.source, rest), RowsByClient(clients.source, held)
 
 
-def test_parts(job: Job) -> Parts:
+def test_parts(job: Job) -> RowsByClient:
     """Return the test rows of each client: its own where the data name the clients, else by its share of each class."""
     if job.shards is not None:
         return client_scores.with_models(job.shards, job.config, job.everybody.num_clients, job.is_personal)
     if job.test.target is not None:
-        return Parts(job.test, [np.arange(job.test.num_examples)])
-    return Parts(job.test, job.test.partition(bfl.data.like(job.clients), seed=job.config.seed).indices)
+        return RowsByClient(job.test, [np.arange(job.test.num_examples)])
+    return RowsByClient(job.test, job.test.partition(bfl.data.like(job.clients), seed=job.config.seed).indices)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tfp_bfl.bench import ranks
-from tfp_bfl.bench.reading import Bench, Record, score_of, shorten
+from tfp_bfl.bench.reading import Bench, BenchRecord, score_of, shorten
 from tfp_bfl.evaluation.repeats import Difference, over_seeds
 from tfp_bfl.labels import duration
 from tfp_bfl.plots.page import Cell, Table
@@ -167,18 +167,18 @@ def scores(bench: Bench, setting: str) -> Table:
     return _table("Scores", methods, columns)
 
 
-def rounds(cell: Sequence[Record]) -> str:
+def rounds(cell: Sequence[BenchRecord]) -> str:
     """Return the rounds of a cell's trainings; a dash if no record states them."""
     return ", ".join(f"{n:,}" for n in sorted({record.num_rounds for record in cell if record.num_rounds})) or DASH
 
 
-def unfinished(cell: Sequence[Record]) -> str:
+def unfinished(cell: Sequence[BenchRecord]) -> str:
     """Return how many runs end while their NLL still falls, of those with evaluations between rounds; else a dash."""
     known = [finished for record in cell if (finished := record.is_finished) is not None]
     return f"{known.count(False)} of {len(known)}" if known else DASH
 
 
-def _mean_cost(cell: Sequence[Record], key: str) -> str:
+def _mean_cost(cell: Sequence[BenchRecord], key: str) -> str:
     values = [record.cost[key] for record in cell if key in record.cost]
     return number(math.fsum(values) / len(values)) if values else DASH
 
@@ -219,7 +219,7 @@ def costs(bench: Bench, setting: str) -> Table:
     return _table("Cost and chosen values", methods, columns)
 
 
-def chosen(cell: Sequence[Record]) -> str:
+def chosen(cell: Sequence[BenchRecord]) -> str:
     """Return the values that tuning chose; by seed where seeds differ."""
     texts = {record.seed: shorten(text(record.chosen), _LETTERS) for record in cell if record.failed is None}
     if len(set(texts.values())) < 2:
@@ -261,7 +261,7 @@ def budget(bench: Bench, setting: str, unit: str) -> Budget | None:
     return Budget(unit, totals[least], source)
 
 
-def within(cell: Sequence[Record], limit: Budget) -> dict[int, Mapping[str, float]]:
+def within(cell: Sequence[BenchRecord], limit: Budget) -> dict[int, Mapping[str, float]]:
     """Return seed -> the last point of its trajectory within a budget; seeds without one are absent."""
     most = limit.amount * (1 + 1e-9)
     points = {r.seed: [p for p in r.rounds if p.get(limit.unit, math.inf) <= most] for r in cell}
@@ -284,7 +284,7 @@ def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:
     return _table(title, methods, columns)
 
 
-def _note(cell: Sequence[Record], there: Mapping[int, Mapping[str, float]], limit: Budget) -> str:
+def _note(cell: Sequence[BenchRecord], there: Mapping[int, Mapping[str, float]], limit: Budget) -> str:
     """Return why seeds of a cell have no point within a budget, or nothing."""
     missing = [record for record in cell if record.seed not in there]
     if not missing:

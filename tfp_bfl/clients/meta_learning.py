@@ -28,7 +28,7 @@ RATES = {"plain": 0.02, "maml": 0.1, "first_order_maml": 0.1, "hessian_free_maml
 KL_REDUCTIONS = ("sum", "mean")
 
 
-class _Sums(NamedTuple):
+class _TaskSums(NamedTuple):
     nll: tf.Tensor
     steps: tf.Tensor
 
@@ -109,8 +109,8 @@ def meta_learning(
                 return of
 
             def step(
-                carried: tuple[_Sums, Vectors], features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor
-            ) -> tuple[_Sums, Vectors]:
+                carried: tuple[_TaskSums, Vectors], features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor
+            ) -> tuple[_TaskSums, Vectors]:
                 sums, vectors = carried
                 noises = (tf.random.experimental.stateless_fold_in(step_seed, i) for i in range(3))
                 shares = _shares(tf.shape(labels)[0], learner)
@@ -120,9 +120,9 @@ def meta_learning(
                     learner, losses, vectors, inner_rate, clip_norm, difference, penalty, logit_rate is not None
                 )
                 moved = Vectors(*(x - r * g for x, r, g in zip(vectors, rates, gradient)))
-                return _Sums(sums.nll + loss, sums.steps + 1), weights.projected(moved)
+                return _TaskSums(sums.nll + loss, sums.steps + 1), weights.projected(moved)
 
-            begin = _Sums(tf.constant(0.0), tf.constant(0)), weights.load(message.weights)
+            begin = _TaskSums(tf.constant(0.0), tf.constant(0)), weights.load(message.weights)
             sums, vectors = over_batches(examples, seed, local_epochs, batch_size * BATCHES[learner], step, begin)
             mean_nll, divergence = sums.nll / tf.cast(sums.steps, tf.float32), kl(vectors)
             metrics = TrainingMetrics(mean_nll, divergence, -(mean_nll + divergence / size))

@@ -15,7 +15,7 @@ from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, gaussian_kl
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.training.adam import Moments, adam_step
+from tfp_bfl.training.adam import AdamState, adam_step
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
@@ -41,8 +41,8 @@ class _Carried(NamedTuple):
     nll: tf.Tensor
     own: Vectors
     shared: Vectors
-    of_own: Moments
-    of_shared: Moments
+    of_own: AdamState
+    of_shared: AdamState
 
 
 @stating
@@ -125,7 +125,7 @@ def personal_posterior(
                 return _Carried(carried.nll + nll, personal, weights.projected(shared), of_own, of_shared)
 
             own, shared = weights.load(begin), weights.load(message.weights)
-            start = _Carried(tf.constant(0.0), own, shared, Moments.of(own), Moments.of(shared))
+            start = _Carried(tf.constant(0.0), own, shared, AdamState.of(own), AdamState.of(shared))
             done = over_batches(examples, seed, local_epochs, batch_size, step, start)
             nll, kl = done.nll / tf.cast(done.of_own.steps, tf.float32), divergence(done.own, done.shared)
             stored = weights.store(done.own, message.weights.moments)

@@ -1,7 +1,7 @@
 """Compressors of messages, with the bytes that they take."""
 
 from tfp_bfl.compression.bound import elias_bound
-from tfp_bfl.compression.by_client import Chosen, by_client
+from tfp_bfl.compression.by_client import ChosenMessage, by_client
 from tfp_bfl.compression.compressors import (
     COMPRESSORS,
     Compressor,
@@ -16,7 +16,7 @@ from tfp_bfl.compression.compressors import (
 
 __all__ = [
     "COMPRESSORS",
-    "Chosen",
+    "ChosenMessage",
     "Compressor",
     "Quantised",
     "by_client",

@@ -17,7 +17,7 @@ from tfp_bfl.tensors import Scalar
 NUMBER_BITS = 8
 
 
-class Chosen(NamedTuple):
+class ChosenMessage(NamedTuple):
     """The message of one of several compressors.
 
     Fields:
@@ -55,30 +55,30 @@ def by_client(compressors: Sequence[Compressor], size: int) -> Callable[[Scalar]
     numbers = np.array([distinct.index(c) for c in compressors], np.int32)
     specs = [_message_spec(c, size) for c in distinct]
 
-    def compress(number: tf.Tensor, x: tf.Tensor, seed: tf.Tensor) -> Chosen:
+    def compress(number: tf.Tensor, x: tf.Tensor, seed: tf.Tensor) -> ChosenMessage:
         def by(i: int) -> tuple[Any, ...]:
             absent = lambda spec: tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
             return tuple(distinct[i].compress(x, seed) if i == j else absent(spec) for j, spec in enumerate(specs))
 
-        return Chosen(number, tf.switch_case(number, [functools.partial(by, i) for i in range(len(distinct))]))
+        return ChosenMessage(number, tf.switch_case(number, [functools.partial(by, i) for i in range(len(distinct))]))
 
-    def of_part(name: str) -> Callable[[Chosen], Any]:
-        def call(message: Chosen) -> Any:
+    def of_part(name: str) -> Callable[[ChosenMessage], Any]:
+        def call(message: ChosenMessage) -> Any:
             branches = [functools.partial(getattr(c, name), part) for c, part in zip(distinct, message.parts)]
             return tf.switch_case(tf.convert_to_tensor(message.number), branches)
 
         return call
 
-    def encode(message: Chosen) -> bytes:
+    def encode(message: ChosenMessage) -> bytes:
         i = int(message.number)
         return bytes([i]) + distinct[i].encode(message.parts[i])
 
-    def decode(code: bytes, size: int) -> Chosen:
+    def decode(code: bytes, size: int) -> ChosenMessage:
         if not code or code[0] >= len(distinct):
             raise InvalidArgument(f"The code names none of the {len(distinct)} compressors: it is damaged.")
         absent = lambda spec: tf.nest.map_structure(lambda s: np.zeros(s.shape, s.dtype.as_numpy_dtype), spec)
         parts = [distinct[code[0]].decode(code[1:], size) if i == code[0] else absent(s) for i, s in enumerate(specs)]
-        return Chosen(np.int32(code[0]), tuple(parts))
+        return ChosenMessage(np.int32(code[0]), tuple(parts))
 
     bits_of = of_part("num_bits")
     shared = Compressor(

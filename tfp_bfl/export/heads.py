@@ -28,7 +28,7 @@ NUMBER_OUTPUTS: dict[str, dict[str, int]] = {
 }
 
 
-class Head(NamedTuple):
+class OutputHead(NamedTuple):
     """The mapping from a model's outputs to predictions.
 
     Fields:
@@ -52,7 +52,7 @@ class Head(NamedTuple):
     in_units: Callable[[Outputs, tf.DType], Outputs]
 
 
-def head(target: Sequence[Any] | None, unusual: bool = False) -> Head:
+def head(target: Sequence[Any] | None, unusual: bool = False) -> OutputHead:
     """Return the head of a regression model with target (name, mean, standard deviation), or of a
     classifier for None; `unusual` for one that also scores unusual examples.
     """
@@ -63,7 +63,7 @@ def head(target: Sequence[Any] | None, unusual: bool = False) -> Head:
     return plain._replace(outputs={**plain.outputs, **scored})
 
 
-def _classes() -> Head:
+def _classes() -> OutputHead:
     def summary(samples: tf.Tensor) -> Outputs:
         mean, entropy, aleatoric, epistemic = summarise(samples)
         values = {"entropy": entropy, "aleatoric": aleatoric, "epistemic": epistemic}
@@ -78,7 +78,7 @@ def _classes() -> Head:
         return {**outputs, "label": tf.where(outputs["entropy"] <= limit, outputs["label"], -1)}
 
     sampled = lambda samples: {"probabilities": samples}
-    return Head(
+    return OutputHead(
         CLASS_OUTPUTS,
         tf.nn.softmax,
         summary,
@@ -94,7 +94,7 @@ def _label(probabilities: tf.Tensor) -> tf.Tensor:
     return tf.argmax(probabilities, -1, tf.int32)
 
 
-def _numbers(shift: float, scale: float) -> Head:
+def _numbers(shift: float, scale: float) -> OutputHead:
     def of_sample(outputs: tf.Tensor) -> tf.Tensor:
         mean, variance = gaussians(outputs)
         return tf.stack([mean, tf.sqrt(variance)], -1)
@@ -121,4 +121,4 @@ def _numbers(shift: float, scale: float) -> Head:
         return {**outputs, **{name: start + factor * x for name, (x, start, factor) in found.items()}}
 
     both = lambda samples: {"mean": samples[..., 0], "stddev": samples[..., 1]}
-    return Head(NUMBER_OUTPUTS, of_sample, summary, both, both, limited, sample_in_units, in_units)
+    return OutputHead(NUMBER_OUTPUTS, of_sample, summary, both, both, limited, sample_in_units, in_units)

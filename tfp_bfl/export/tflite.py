@@ -16,7 +16,7 @@ from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading, rows
-from tfp_bfl.export.heads import Head, head
+from tfp_bfl.export.heads import OutputHead, head
 from tfp_bfl.export.info import MOST_OFFSET, columns_of, features_of, offsets_of, target_of
 from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
@@ -104,7 +104,7 @@ class _Fixed(tf.Module):
       answers: of the model.
     """
 
-    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int, answers: Head):
+    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int, answers: OutputHead):
         super().__init__()
         self.weights = list(module.weights)
         rest, fixed, drawn = _split(module.draw, tf.TensorSpec([None, *shape], tf.float32, "images"))

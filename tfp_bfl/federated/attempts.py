@@ -35,7 +35,7 @@ _SPOILT = "with it the server's weights are not finite, or beyond max_magnitude"
 NO_CLIENTS = dict.fromkeys(("client", "fault", "diverged_at"), np.zeros(0, np.int32))
 
 
-class Outcome(NamedTuple):
+class Attempted(NamedTuple):
     """The result of an attempt at a round.
 
     Fields:
@@ -138,7 +138,7 @@ class Attempts:
         self._shards: tuple[Any, Sequence[Any]] = (None, [])
         self._restarts = 0
 
-    def run(self, state: ServerState) -> Outcome:
+    def run(self, state: ServerState) -> Attempted:
         """Run the round after the state's.
 
         Raises:
@@ -174,7 +174,7 @@ class Attempts:
         attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
         raise Error(f"No training succeeded in round {number}, in {attempts}: {reasons}.")
 
-    def _run_hiding(self, state: ServerState, number: int) -> Outcome:
+    def _run_hiding(self, state: ServerState, number: int) -> Attempted:
         """Run a round that does not reveal its clients: it is not repeated, and no client is left out for
         the others.
         """
@@ -199,7 +199,7 @@ class Attempts:
         advice = f": training diverges at too large a rate, {rate}" if rate else ""
         return f"; where all fail at once, look at {' and '.join(named)} first{advice}" if named else ""
 
-    def _without_culprits(self, state: ServerState, present: Sequence[int]) -> Outcome:
+    def _without_culprits(self, state: ServerState, present: Sequence[int]) -> Attempted:
         """Run the round of these clients and, if some of them are to blame for what is wrong with it, without them."""
         left_out: dict[int, str] = {}
         may_fail, may_be_far = True, True
@@ -220,7 +220,7 @@ class Attempts:
                 may_fail = False
             left_out = {**left_out, **culprits}
             present = [k for k in present if k not in left_out]
-        return Outcome(state, {"clients": NO_CLIENTS}, left_out)
+        return Attempted(state, {"clients": NO_CLIENTS}, left_out)
 
     def _culprits(self, state: ServerState, present: Sequence[int], error: ComputationError) -> dict[int, str]:
         """Return the clients with whom a trial fails, with the reason; empty where the server's step is to blame.
@@ -253,7 +253,7 @@ class Attempts:
             return error
         return None
 
-    def _trial(self, state: ServerState, present: Sequence[int]) -> Outcome:
+    def _trial(self, state: ServerState, present: Sequence[int]) -> Attempted:
         """Run a round with clients' weights within `max_weight_ratio` of each other, with a state that is sound.
 
         Workers that died are started again.
@@ -269,7 +269,7 @@ class Attempts:
                 self._restarts += started
                 logger.warning("A worker died and was started anew; the round is run again: %s", error)
                 continue
-            outcome = Outcome(output.state, output.metrics, getattr(output, "left_out", {}))
+            outcome = Attempted(output.state, output.metrics, getattr(output, "left_out", {}))
             most, above = self._most_weight(outcome)
             if is_capped or not above:
                 break
@@ -292,7 +292,7 @@ class Attempts:
             )
         return outcome
 
-    def _most_weight(self, outcome: Outcome) -> tuple[float, list[int]]:
+    def _most_weight(self, outcome: Attempted) -> tuple[float, list[int]]:
         """Return the largest weight that a client may have, and the clients who have more."""
         ratio, report = self._process.limits.max_weight_ratio, outcome.metrics["clients"]
         sound = report["fault"] == 0
@@ -302,7 +302,7 @@ class Attempts:
         most = ratio * np.quantile(report["weight"][sound], 0.5, method="lower")
         return most, report["client"][sound & (report["weight"] > most)].tolist()
 
-    def _warn(self, outcome: Outcome) -> None:
+    def _warn(self, outcome: Attempted) -> None:
         report = outcome.metrics["clients"]
         for client, sentence in loss_warning(report["client"], np.where(report["fault"] == 0, report["nll"], np.nan)):
             if client not in self.warnings:

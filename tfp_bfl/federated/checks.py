@@ -8,14 +8,14 @@ from tfp_bfl.data import ClientData, Parties, answering, cohort
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.averaging import check_average_rounds
 from tfp_bfl.federated.engines import check_engine
-from tfp_bfl.federated.options import Cohorts, Settings
+from tfp_bfl.federated.options import Cohorts, SimulationSettings
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.privacy import Privacy
 
 
 def check_settings(
-    process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: Settings
-) -> Settings:
+    process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: SimulationSettings
+) -> SimulationSettings:
     """Return the settings with the seed, the cohort size, the engine and the number of rounds to average filled in.
 
     Raises:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl.data import Parties
 from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.federated.options import Settings
+from tfp_bfl.federated.options import SimulationSettings
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.weights import ModelWeights, ensemble_model, scaling_bytes
 
@@ -73,11 +73,11 @@ def make_ensemble(make_process: Callable[[int], BayesianProcess], members: int, 
 
 
 def simulate_members(
-    simulate: Callable[[BayesianProcess, Any, int, Settings], SimulationResult],
+    simulate: Callable[[BayesianProcess, Any, int, SimulationSettings], SimulationResult],
     ensemble: Ensemble,
     clients: Any,
     rounds: int,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> SimulationResult:
     """Simulate the members of an ensemble one after another, and return their result.
 

@@ -116,7 +116,7 @@ class Backend(NamedTuple):
     max_restarts: int = 3
 
 
-class Settings(NamedTuple):
+class SimulationSettings(NamedTuple):
     """Hold all options of a simulation."""
 
     cohorts: Cohorts = Cohorts()
@@ -169,7 +169,7 @@ class Options(Keywords, total=False):
 
 
 # Fields of `Settings` that other drivers pass on.
-PASSED_ON = tuple(name for name in Settings._fields if name != "engine")
+PASSED_ON = tuple(name for name in SimulationSettings._fields if name != "engine")
 # Keyword -> its object and field.
 _FIELDS = {
     "cohort_size": ("cohorts", "size"),
@@ -193,20 +193,20 @@ _FIELDS = {
 
 
 def settings_of(
-    function: Callable[..., Any], given: Mapping[str, Any], objects: Sequence[str] = Settings._fields
-) -> Settings:
+    function: Callable[..., Any], given: Mapping[str, Any], objects: Sequence[str] = SimulationSettings._fields
+) -> SimulationSettings:
     """Return the options of a call.
 
     Args:
       function: that is called.
-      given: options by name: fields of `Settings`, and keywords that stand for fields of their objects. In the place of
-        an object may stand the value of its first field.
-      objects: names of the fields of `Settings` that the function has.
+      given: options by name: fields of `SimulationSettings`, and keywords that stand for fields of their objects. In
+        the place of an object may stand the value of its first field.
+      objects: names of the fields of `SimulationSettings` that the function has.
 
     Raises:
       InvalidArgument: an unknown keyword, a field that is given twice, or an object of another type.
     """
-    defaults = Settings()._asdict()
+    defaults = SimulationSettings()._asdict()
     settings = {name: _as_object(name, given.get(name), default) for name, default in defaults.items()}
     fields = {keyword: field for keyword, field in _FIELDS.items() if field[0] in objects}
     known = {**inspect.signature(function).parameters, **dict.fromkeys(objects), **fields}
@@ -218,7 +218,7 @@ def settings_of(
         if getattr(settings[name], field) != getattr(defaults[name], field):
             raise InvalidArgument(f"{keyword} is the field {field!r} of {name}, and both are given: leave one out.")
         settings[name] = settings[name]._replace(**{field: value})
-    return Settings(**settings)
+    return SimulationSettings(**settings)
 
 
 def _as_object(name: str, value: Any, default: Any) -> Any:

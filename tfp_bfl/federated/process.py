@@ -24,7 +24,7 @@ from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import (
-    Federation,
+    FederationSize,
     ModelWeights,
     check_form,
     check_layers,
@@ -192,7 +192,9 @@ class BayesianProcess:
         out clients without one, as faulty.
         """
         held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
-        federation = Federation(np.int32(len(clients)), np.int64(held.sum()), np.float32(Federation().most_weight))
+        federation = FederationSize(
+            np.int32(len(clients)), np.int64(held.sum()), np.float32(FederationSize().most_weight)
+        )
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)

@@ -18,7 +18,7 @@ from tfp_bfl import keras
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, Parties
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.attempts import Attempts, Outcome
+from tfp_bfl.federated.attempts import Attempted, Attempts
 from tfp_bfl.federated.averaging import Averaged, RoundAverage, average_of
 from tfp_bfl.federated.checkpoints import Checkpoints, Record, digest_of
 from tfp_bfl.federated.checks import check_settings, work_warning
@@ -47,7 +47,7 @@ from tfp_bfl.federated.options import (
     Path,
     Prediction,
     Row,
-    Settings,
+    SimulationSettings,
     settings_of,
 )
 from tfp_bfl.federated.process import BayesianProcess
@@ -179,9 +179,9 @@ def secret_seed() -> np.ndarray:
 
 
 def _simulate(
-    process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: Settings
+    process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: SimulationSettings
 ) -> SimulationResult:
-    run = _Run(process, clients, rounds, check_settings(process, clients, rounds, settings))
+    run = _Simulation(process, clients, rounds, check_settings(process, clients, rounds, settings))
     with run.engine() as engine:
         run.begin(engine)
         try:
@@ -192,7 +192,7 @@ def _simulate(
     return run.result()
 
 
-class _Run:
+class _Simulation:
     """One simulation.
 
     Args:
@@ -200,7 +200,9 @@ class _Run:
       settings: of `check_settings`.
     """
 
-    def __init__(self, process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: Settings):
+    def __init__(
+        self, process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: SimulationSettings
+    ):
         self._process, self._clients, self._rounds = process, clients, rounds
         self._settings, self._monitor = settings, settings.monitor
         folder, draws = settings.checkpoints.folder, settings.prediction.draws
@@ -318,7 +320,7 @@ class _Run:
         of_run = {"clients": self._clients.description, "sampling": sampling}
         return Checkpoints(folder, {**self._process.description, **of_run, **about}, keep)
 
-    def _scores(self, number: int, outcome: Outcome, has_spread: bool) -> Row:
+    def _scores(self, number: int, outcome: Attempted, has_spread: bool) -> Row:
         process, monitor, row = self._process, self._monitor, {}
         if process.privacy:
             row["epsilon"] = process.privacy.epsilon(self._clients.num_clients, number)
@@ -359,7 +361,7 @@ def _plain(scores: Row) -> Row:
     return {name: np.asarray(x).tolist() for name, x in scores.items()}
 
 
-def _on_cohort(evaluate: Any, model: keras.Model, clients: Any, outcome: Outcome) -> dict[str, float]:
+def _on_cohort(evaluate: Any, model: keras.Model, clients: Any, outcome: Attempted) -> dict[str, float]:
     present = np.asarray(outcome.metrics["clients"]["client"]).tolist()
     parts = [clients.examples(k) for k in present]
     features, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "labels"))
@@ -372,7 +374,7 @@ def _spread_of(weights: ModelWeights, floor: float = 0.0) -> dict[str, float]:
     return {name: float(x) for name, x in found.items() if math.isfinite(x)}
 
 
-def _row(outcome: Outcome) -> dict[str, Any]:
+def _row(outcome: Attempted) -> dict[str, Any]:
     """Return a round's metrics as plain numbers; faulty clients by their number with the reason."""
     row = {name: np.asarray(x).item() for name, x in outcome.metrics.items() if name != "clients"}
     # JSON has no NaN: a model without a posterior has no spread, and any other metric has no value.

@@ -35,7 +35,7 @@ _IN_WORDS = {NUMBER: "numbers", DATE: "dates", CATEGORY: "text"}
 SIGNED = f"{NUMBER} in "
 
 
-class Column(NamedTuple):
+class AgreedColumn(NamedTuple):
     """A column of a table.
 
     Fields:
@@ -54,7 +54,7 @@ class Column(NamedTuple):
         return [f"{self.name}[{level}]" for level in self.levels[1:]] if self.kind == CATEGORY else [self.name]
 
 
-class Plan(NamedTuple):
+class AgreedColumns(NamedTuple):
     """Columns that all sites have in common.
 
     Fields:
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
       date_unit: in which dates become numbers; None where there are none.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[AgreedColumn, ...]
     events: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     date_unit: str | None = None
@@ -120,26 +120,26 @@ def describe(
 
 def _describe(
     table: Columns, name: str, used: np.ndarray, is_category: bool, is_chosen: bool, where: str, date_unit: str | None
-) -> Column:
+) -> AgreedColumn:
     if table[name].empty[used].all():
-        return Column(name, EMPTY)
+        return AgreedColumn(name, EMPTY)
     troubles = Troubles(where, "leave columns out with --drop")
     read = read_columns(table, [name], troubles, [name] if is_category else [], date_unit, client=name)
     troubles.check()
     cells = read[0]
     if cells.kind == DATE:
-        return Column(name, DATE)
+        return AgreedColumn(name, DATE)
     values = categories(cells)
     if values is None:
         found = None if is_chosen else cells.numbered()
-        return Column(name, found.kind if found else SIGNED + cells.sign if cells.sign else NUMBER)
+        return AgreedColumn(name, found.kind if found else SIGNED + cells.sign if cells.sign else NUMBER)
     levels = sorted(set(values[used].tolist()) - {""}, key=natural)
     if len(levels) > MOST_LEVELS and not is_category:
         raise InvalidArgument(
             f"The column {shown(name)} of {where} holds {len(levels)} texts, too many for a category: leave it "
             "out with --drop."
         )
-    return Column(name, CATEGORY, tuple(levels))
+    return AgreedColumn(name, CATEGORY, tuple(levels))
 
 
 def agree(
@@ -148,7 +148,7 @@ def agree(
     missing: str,
     date_unit: str | None = None,
     categorical: Sequence[str] = (),
-) -> Plan:
+) -> AgreedColumns:
     """Return the columns of all sites, with the union of their levels.
 
     Args:
@@ -162,7 +162,7 @@ def agree(
         of the sites while rows with empty cells are left out.
     """
     of_sites = {
-        site: {name: Column(name, kind, tuple(levels)) for name, kind, levels in summary["columns"]}
+        site: {name: AgreedColumn(name, kind, tuple(levels)) for name, kind, levels in summary["columns"]}
         for site, summary in descriptions.items()
     }
     # The others have no row with an outcome.
@@ -194,7 +194,7 @@ def agree(
         if len(levels) == 1:
             raise InvalidArgument(f"The column {shown(name)} is {shown(levels[0])} in all rows: --drop it.")
         rises = RISING in filled.values() and {*filled.values()} <= {*NUMBERING}
-        columns.append(Column(name, RISING if rises else kinds[0], tuple(levels)))
+        columns.append(AgreedColumn(name, RISING if rises else kinds[0], tuple(levels)))
         if name not in as_names(categorical):
             notes += doubts(np.array(levels, object), name)
     if not columns:
@@ -204,4 +204,4 @@ def agree(
     if values:
         events = find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
         notes.insert(0, f"Event: {event} = {', '.join(events)}.")
-    return Plan(tuple(columns), tuple(events), tuple(notes), date_unit)
+    return AgreedColumns(tuple(columns), tuple(events), tuple(notes), date_unit)

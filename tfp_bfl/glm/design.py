@@ -14,8 +14,8 @@ from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.names import as_names, canonical, client_names, natural
 from tfp_bfl.data.tables import as_table, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.glm.agreement import MISSING, Plan, agree, describe
-from tfp_bfl.glm.encoding import Cells, Encoding, settle
+from tfp_bfl.glm.agreement import MISSING, AgreedColumns, agree, describe
+from tfp_bfl.glm.encoding import Encoding, SiteCells, settle
 from tfp_bfl.glm.outcomes import Outcome, are_filled, check_outcome, note_event, numbers, read_outcome
 
 
@@ -36,7 +36,7 @@ class Design(NamedTuple):
     names: list[str]
     client_names: list[str]
     notes: list[str]
-    plan: Plan
+    plan: AgreedColumns
     encoding: Encoding
 
 
@@ -107,7 +107,7 @@ def read_design(
     how = only, (), categorical, date_unit
     described = {name: describe(part, outcome, where, *how) for name, part in tables.items()}
     plan = agree(described, outcome, missing, date_unit, categorical)
-    cells = {name: Cells(part, outcome, plan, missing, where) for name, part in tables.items()}
+    cells = {name: SiteCells(part, outcome, plan, missing, where) for name, part in tables.items()}
     encoding, of_columns = settle(plan, missing, np.sum([one.sums() for one in cells.values()], 0))
     notes += [note for note in of_columns if not note.startswith("Event: ")]
     parts = {name: one.design(encoding) for name, one in cells.items()}

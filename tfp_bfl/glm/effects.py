@@ -20,7 +20,7 @@ TOLERANCE = 1e-20
 MOST_LOG = 150.0
 
 
-class Layout(NamedTuple):
+class EffectsLayout(NamedTuple):
     """The parameters theta = (b, L, log s): what is where.
 
     Fields:
@@ -69,7 +69,9 @@ class Effect(NamedTuple):
     slope: np.ndarray
 
 
-def client_sums(rows: Rows, parameters: np.ndarray, family: Family, layout: Layout, nodes: int) -> tuple[Sums, Effect]:
+def client_sums(
+    rows: Rows, parameters: np.ndarray, family: Family, layout: EffectsLayout, nodes: int
+) -> tuple[Sums, Effect]:
     """Return the sums of one client's marginal likelihood, and the posterior of its effect.
 
         p(y | theta) = integral of prod_i p(y_i | x_i' b + z_i' L v) N(v; 0, I) dv
@@ -112,7 +114,7 @@ def client_sums(rows: Rows, parameters: np.ndarray, family: Family, layout: Layo
     return sums, Effect(factor @ mean, factor @ spread @ factor.T, slope)
 
 
-def precisions(rows: Rows, points: np.ndarray, layout: Layout) -> np.ndarray:
+def precisions(rows: Rows, points: np.ndarray, layout: EffectsLayout) -> np.ndarray:
     """Return the information on the coefficients of one client with Gaussian outcomes, given its variances [m, p, p].
 
         X' V^-1 X = (X' X - X' Z L (s^2 I + L' Z' Z L)^-1 L' Z' X) / s^2,   V = Z L L' Z' + s^2 I
@@ -174,7 +176,7 @@ def grid(dimensions: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scores(
-    design: np.ndarray, z: np.ndarray, v: np.ndarray, terms: Terms, layout: Layout, log_stddev: float
+    design: np.ndarray, z: np.ndarray, v: np.ndarray, terms: Terms, layout: EffectsLayout, log_stddev: float
 ) -> np.ndarray:
     """Return the gradient of sum_i log p(y_i | v) by theta, for each node [Q, size]."""
     of_z = terms.score @ z
@@ -189,7 +191,7 @@ def _information(
     z: np.ndarray,
     v: np.ndarray,
     terms: Terms,
-    layout: Layout,
+    layout: EffectsLayout,
     shares: np.ndarray,
     scores: np.ndarray,
     log_stddev: float,

@@ -12,7 +12,7 @@ from tfp_bfl.data.cells import RISING
 from tfp_bfl.data.columns import Columns
 from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, SIGNED, Column, Plan
+from tfp_bfl.glm.agreement import CATEGORY, DATE, NUMBER, SIGNED, AgreedColumn, AgreedColumns
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.outcomes import Outcome, are_filled, numbers, read_outcome
 from tfp_bfl.glm.rows import Rows, read
@@ -23,7 +23,7 @@ class Encoding(NamedTuple):
     """The values by which rows become columns of the design.
 
     Fields:
-      means: for empty cells, in the order of `Plan.names` [c]; () where rows with empty cells are left out.
+      means: for empty cells, in the order of `AgreedColumns.names` [c]; () where rows with empty cells are left out.
       indicators: columns of the table with a column of 0 and 1 for empty cells.
       left_out: columns of the design that no row has.
     """
@@ -32,7 +32,7 @@ class Encoding(NamedTuple):
     indicators: tuple[str, ...]
     left_out: tuple[str, ...]
 
-    def names(self, plan: Plan) -> list[str]:
+    def names(self, plan: AgreedColumns) -> list[str]:
         """Return the names of the columns of the design [p]."""
         names = []
         for column in plan.columns:
@@ -40,12 +40,12 @@ class Encoding(NamedTuple):
         return [name for name in names if name not in self.left_out]
 
 
-def num_sums(plan: Plan) -> int:
-    """Return the number of sums of a site, before empty cells are filled (`Cells.sums`)."""
+def num_sums(plan: AgreedColumns) -> int:
+    """Return the number of sums of a site, before empty cells are filled (`SiteCells.sums`)."""
     return sum(map(math.prod, _shapes(plan)))
 
 
-def _shapes(plan: Plan) -> list[tuple[int, ...]]:
+def _shapes(plan: AgreedColumns) -> list[tuple[int, ...]]:
     width, number = len(plan.names), len(plan.columns)
     return [(), (), (width,), (width,), (width,), (number, number)]
 
@@ -58,7 +58,7 @@ class OwnRows(NamedTuple):
     exposure: np.ndarray | None
 
 
-class Cells:
+class SiteCells:
     """The rows of a site, before empty cells are filled.
 
     Args:
@@ -72,7 +72,7 @@ class Cells:
       InvalidArgument: the outcome, or a column of numbers, holds something else.
     """
 
-    def __init__(self, table: object, outcome: Outcome, plan: Plan, missing: str, where: str):
+    def __init__(self, table: object, outcome: Outcome, plan: AgreedColumns, missing: str, where: str):
         table, outcome = with_canonical_names(table, where), outcome.in_one_form()
         self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
         self._values = read_outcome(table, outcome, where, plan.events)
@@ -144,7 +144,7 @@ class Cells:
         return OwnRows(features[self._left], self._values[self._left], exposure)
 
 
-def encode(table: Columns, plan: Plan, encoding: Encoding, where: str) -> np.ndarray:
+def encode(table: Columns, plan: AgreedColumns, encoding: Encoding, where: str) -> np.ndarray:
     """Return the columns of the design of a table without an outcome [N, p]; NaN in rows that can't be encoded.
 
     A level that no row of the fit has counts as an empty cell.
@@ -165,7 +165,7 @@ def encode(table: Columns, plan: Plan, encoding: Encoding, where: str) -> np.nda
     return _encoded(np.concatenate(blocks, 1), empty, plan, encoding)
 
 
-def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Encoding) -> np.ndarray:
+def _encoded(features: np.ndarray, empty: np.ndarray, plan: AgreedColumns, encoding: Encoding) -> np.ndarray:
     parts, start = [], 0
     for number, column in enumerate(plan.columns):
         end = start + len(column.names)
@@ -180,7 +180,7 @@ def _encoded(features: np.ndarray, empty: np.ndarray, plan: Plan, encoding: Enco
     return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
 
 
-def _block(table: Columns, column: Column, where: str, date_unit: str | None) -> np.ndarray:
+def _block(table: Columns, column: AgreedColumn, where: str, date_unit: str | None) -> np.ndarray:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
     if column.name not in table.column_names:
         return np.full((table.num_rows, len(column.names)), np.nan)
@@ -193,13 +193,13 @@ def _block(table: Columns, column: Column, where: str, date_unit: str | None) ->
     return block
 
 
-def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[str]]:
+def settle(plan: AgreedColumns, missing: str, total: np.ndarray) -> tuple[Encoding, list[str]]:
     """Return how rows become columns of the design, and sentences on what was done.
 
     Args:
       plan: of all sites.
       missing: one of `MISSING`.
-      total: the sum of `Cells.sums` over the sites.
+      total: the sum of `SiteCells.sums` over the sites.
 
     Raises:
       InvalidArgument: no row is left, or a column has no value in the rows with an outcome.
@@ -237,7 +237,7 @@ def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[
     return Encoding(means, tuple(indicators), (*numbering, *gone)), notes
 
 
-def _first_of(plan: Plan, values: np.ndarray) -> np.ndarray:
+def _first_of(plan: AgreedColumns, values: np.ndarray) -> np.ndarray:
     """Return the values [c] of the first column of the design of each column of the table."""
     starts = np.cumsum([0, *(len(column.names) for column in plan.columns)])[:-1]
     return values[starts]

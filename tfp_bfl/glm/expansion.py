@@ -20,7 +20,7 @@ _TOO_SKEWED = (
 )
 
 
-class Expansion(NamedTuple):
+class MomentExpansion(NamedTuple):
     """Moments to second order.
 
     Fields:
@@ -37,7 +37,7 @@ class Expansion(NamedTuple):
     warnings: list[str]
 
 
-def expand(ask: Callable[[np.ndarray], Sums], coefficients: np.ndarray, information: np.ndarray) -> Expansion:
+def expand(ask: Callable[[np.ndarray], Sums], coefficients: np.ndarray, information: np.ndarray) -> MomentExpansion:
     """Return mean and covariance to the second order of Laplace's expansion at the maximum b*, from 2 p + 1 messages.
 
     With T, Q the third and fourth derivatives of the log posterior at b*, S the inverse of the information there, and
@@ -69,6 +69,6 @@ def expand(ask: Callable[[np.ndarray], Sums], coefficients: np.ndarray, informat
     loop = root.T @ fourth @ root + np.einsum("acd,bcd->ab", t, t) + np.einsum("abc,c->ab", t, tadpole)
     messages, sizes = 2 * len(root) + 1, np.abs(np.linalg.eigvalsh((loop + loop.T) / 2)) / 2
     if not np.linalg.norm(tadpole) / 2 < _LARGEST or not np.max(sizes) < _LARGEST:
-        return Expansion(coefficients, covariance, messages, [_TOO_SKEWED])
+        return MomentExpansion(coefficients, covariance, messages, [_TOO_SKEWED])
     corrected = root @ (np.eye(len(root)) + loop / 2) @ root.T
-    return Expansion(coefficients + root @ tadpole / 2, (corrected + corrected.T) / 2, messages, [])
+    return MomentExpansion(coefficients + root @ tadpole / 2, (corrected + corrected.T) / 2, messages, [])

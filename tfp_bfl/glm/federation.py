@@ -13,7 +13,7 @@ from tfp_bfl.glm import cox, effects
 from tfp_bfl.glm.checks import check_resolution
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fixed_point import MOST_CLIENTS, decode, encode
-from tfp_bfl.glm.rows import Rows, Table
+from tfp_bfl.glm.rows import DesignRows, Rows
 from tfp_bfl.glm.sums import Sums, client_sums, first_sums, pack
 
 _NOTHING = np.zeros(0)
@@ -68,13 +68,13 @@ def _sums(rows: Rows, family: str, question: Question) -> np.ndarray:
 
 
 def _effects(rows: Rows, family: str, question: Question) -> np.ndarray:
-    layout = effects.Layout(rows.design.shape[1], question.columns, family == "gaussian")
+    layout = effects.EffectsLayout(rows.design.shape[1], question.columns, family == "gaussian")
     parts = [effects.client_sums(rows, x, FAMILIES[family], layout, question.nodes)[0] for x in question.points]
     return np.concatenate([pack(*part) for part in parts])
 
 
 def _restricted(rows: Rows, family: str, question: Question) -> np.ndarray:
-    layout = effects.Layout(rows.design.shape[1], question.columns, True)
+    layout = effects.EffectsLayout(rows.design.shape[1], question.columns, True)
     sums = _effects(rows, family, question._replace(points=question.points[:1]))
     return pack(sums, effects.precisions(rows, question.points, layout))
 
@@ -163,7 +163,7 @@ class InProcess:
       InvalidArgument: secure sums of more clients than fixed point can add.
     """
 
-    def __init__(self, table: Table, family: str, secure_sums: bool = False):
+    def __init__(self, table: DesignRows, family: str, secure_sums: bool = False):
         if secure_sums and len(table.clients) > MOST_CLIENTS:
             raise InvalidArgument(f"Secure sums are of at most {MOST_CLIENTS:,} clients, not {len(table.clients):,}.")
         self._clients, self._family = table.clients, family

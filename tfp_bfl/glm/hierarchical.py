@@ -10,7 +10,7 @@ import numpy as np
 from tfp_bfl.data.names import canonical
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
-from tfp_bfl.glm.effects import Effect, Layout, client_sums
+from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES, Family
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
@@ -94,7 +94,7 @@ class Hierarchical:
             return None
         if client is not None:
             return of_variances.degrees(design + z @ effect.slope)
-        layout = Layout(size, tuple(map(list(self.posterior.names).index, self.random)), True)
+        layout = EffectsLayout(size, tuple(map(list(self.posterior.names).index, self.random)), True)
         of_factor = z @ layout.factor(self.parameters)
         # z' L L' z by each entry of L, and by log s.
         slopes = np.array([*(2 * z[:, a] * of_factor[:, b] for a, b in layout.pairs), np.zeros(len(z))])
@@ -292,20 +292,20 @@ def own_effect(
       parameters: theta at the maximum.
       mean: of the posterior of the coefficients [p].
     """
-    layout = Layout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
+    layout = EffectsLayout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
     nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
     effect = client_sums(rows, parameters, FAMILIES[family], layout, nodes)[1]
     return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(names)]))
 
 
-def difference_steps(start: np.ndarray, layout: Layout) -> np.ndarray:
+def difference_steps(start: np.ndarray, layout: EffectsLayout) -> np.ndarray:
     """Return the steps of differences for each entry of L, and for log s, on the scale of their first values [v]."""
     scale = np.diag(layout.factor(start))
     entries = [np.sqrt(scale[a] * scale[b]) for a, b in layout.pairs]
     return DIFFERENCE * np.array([*entries, *[1.0] * layout.has_dispersion])
 
 
-def _layout(names: Sequence[str], random: Sequence[str], family: str, num_clients: int) -> Layout:
+def _layout(names: Sequence[str], random: Sequence[str], family: str, num_clients: int) -> EffectsLayout:
     if num_clients < 2:
         raise InvalidArgument("There is one client, but effects that differ between clients need at least two.")
     if isinstance(random, str) or not 1 <= len(random) <= _MOST_RANDOM or len(set(random)) < len(random):
@@ -313,12 +313,12 @@ def _layout(names: Sequence[str], random: Sequence[str], family: str, num_client
             f"random must be a list of one to {_MOST_RANDOM} different names, such as ['{INTERCEPT}']."
         )
     places = {name: number for number, name in enumerate(names)}
-    return Layout(
+    return EffectsLayout(
         len(names), tuple(lookup(places, canonical(name), "coefficient") for name in random), family == "gaussian"
     )
 
 
-def _start(pooled: Posterior, layout: Layout, units: np.ndarray) -> np.ndarray:
+def _start(pooled: Posterior, layout: EffectsLayout, units: np.ndarray) -> np.ndarray:
     """Return parameters to begin with: those of the fit without random effects, and a diagonal L."""
     scale = np.sqrt(pooled.dispersion) if layout.has_dispersion else 1.0
     spread = pooled.stddev * units * np.sqrt(pooled.count) / scale

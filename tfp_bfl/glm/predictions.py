@@ -15,7 +15,7 @@ from tfp_bfl.data.tables import read_table
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
-from tfp_bfl.glm.agreement import CATEGORY, Plan
+from tfp_bfl.glm.agreement import CATEGORY, AgreedColumns
 from tfp_bfl.glm.encoding import Encoding, encode
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.hierarchical import Hierarchical
@@ -23,7 +23,7 @@ from tfp_bfl.glm.posterior import quantile
 from tfp_bfl.glm.report import Result, posterior_of
 
 
-class Rows(NamedTuple):
+class RowsToPredict(NamedTuple):
     """The rows of a table to predict, in the columns of a fit.
 
     Fields:
@@ -37,11 +37,11 @@ class Rows(NamedTuple):
 
 def read_rows(
     path: pathlib.Path,
-    plan: Plan,
+    plan: AgreedColumns,
     encoding: Encoding,
     client_column: str | None = None,
     separator: str | None = None,
-) -> Rows:
+) -> RowsToPredict:
     """Return the rows of a table, encoded in the columns of a fit.
 
     Args:
@@ -60,7 +60,7 @@ def read_rows(
     owners = (
         _owners(table, client_column) if client_column in table.column_names else np.full(table.num_rows, "", object)
     )
-    return Rows(owners, encode(table, plan, encoding, where))
+    return RowsToPredict(owners, encode(table, plan, encoding, where))
 
 
 def _owners(table: Columns, column: str) -> np.ndarray:
@@ -69,7 +69,7 @@ def _owners(table: Columns, column: str) -> np.ndarray:
 
 
 def write_predictions(
-    path: pathlib.Path, rows: Rows, result: Result, client_names: Sequence[str], level: float = 0.95
+    path: pathlib.Path, rows: RowsToPredict, result: Result, client_names: Sequence[str], level: float = 0.95
 ) -> list[str]:
     """Write a prediction for each row to a .csv file, and return sentences on them.
 

@@ -171,7 +171,7 @@ def _seen(point: np.ndarray, question: Question, rows: Rows, family: str) -> lis
     size = rows.design.shape[1]
     found = [rows.design @ point[:size]]
     if question.kind in ("effects", "restricted"):
-        layout = effects.Layout(size, question.columns, family == "gaussian")
+        layout = effects.EffectsLayout(size, question.columns, family == "gaussian")
         found += [rows.design[:, question.columns] @ layout.factor(point), point[layout.size - layout.has_dispersion :]]
     return found
 
@@ -199,7 +199,7 @@ def broken_bound(rows: Rows, family: str, question: Question) -> str:
         if not np.max(size, initial=0.0) <= MOST_PREDICTOR:
             return f"A linear predictor is {np.max(size):.3g} in size, and the bound is {MOST_PREDICTOR:g}."
         if of_effects:
-            layout = effects.Layout(rows.design.shape[1], question.columns, False)
+            layout = effects.EffectsLayout(rows.design.shape[1], question.columns, False)
             effect = effects.client_sums(rows, point, FAMILIES[family], layout, question.nodes)[1]
             eta = eta + rows.design[:, question.columns] @ effect.mean
         weight = np.exp(eta) if family == "cox" else FAMILIES[family].terms(eta + rows.offset, rows.outcome).weight

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     offset: np.ndarray
 
 
-class Table(NamedTuple):
+class DesignRows(NamedTuple):
     """The rows of all clients, and the names of the coefficients.
 
     Fields:
@@ -49,7 +49,7 @@ def read(
     names: Sequence[str] | None = None,
     exposure: Sequence[np.ndarray] | None = None,
     intercept: bool = True,
-) -> Table:
+) -> DesignRows:
     """Return the rows of all clients in float64.
 
     Args:
@@ -80,7 +80,7 @@ def read(
         _check_outcome(y, len(x), family, k)
         offset = np.zeros(len(x)) if exposure is None else _log_exposure(exposure[k], len(x), k)
         rows.append(Rows(np.column_stack([np.ones(len(x)), x]) if intercept else x, y, offset))
-    return Table(rows, [INTERCEPT, *chosen] if intercept else chosen)
+    return DesignRows(rows, [INTERCEPT, *chosen] if intercept else chosen)
 
 
 def _pairs(clients: Given, family: Family | None) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.glm.effects import Layout
+from tfp_bfl.glm.effects import EffectsLayout
 from tfp_bfl.glm.federation import Federation, Question
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.sums import pack
@@ -28,7 +28,7 @@ class Scaled(NamedTuple):
 
     federation: Federation
     units: np.ndarray
-    layout: Layout
+    layout: EffectsLayout
 
     @property
     def names(self) -> Sequence[str]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers.base import check_keras_3
-from tfp_bfl.models.keras_3_layer import Keras3Layer
+from tfp_bfl.models.keras_3_layer import HeldKeras3Layer
 from tfp_bfl.weights import weight_sampling
 from tfp_bfl.weights.keras_3 import is_keras_3
 
@@ -51,7 +51,7 @@ def from_keras_3(model: Any) -> keras.Model:
     check_keras_3(sys.modules["keras"])
     for layer in model._flatten_layers(include_self=False):
         _check(layer)
-    twins = _Twins()
+    twins = _LayersOfKeras2()
     built = twins.model(model)
     for layer in built._flatten_layers(include_self=False):
         if getattr(layer, "adds_losses", False):  # Not raised inside the call, where Keras would add lines to it.
@@ -156,7 +156,7 @@ def _graph(model: object) -> Any | None:
     return graph if functional is not None and by_keras else None
 
 
-class _Twins:
+class _LayersOfKeras2:
     """Build Keras 2 layers for those of Keras 3, one for each, also where a layer is called more than once.
 
     Attributes:
@@ -233,7 +233,7 @@ class _Twins:
 
     def _layer(self, operation: Any) -> Callable[..., Any]:
         _check_outermost(operation)
-        layer = Keras3Layer(operation, name=self._name(operation.name))
+        layer = HeldKeras3Layer(operation, name=self._name(operation.name))
         self.variables.update(zip(map(id, layer.sources), layer.held))
         return layer.apply
 

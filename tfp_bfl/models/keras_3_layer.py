@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 
 
-class Keras3Layer(keras.layers.Layer):
+class HeldKeras3Layer(keras.layers.Layer):
     """Call a layer or an operation of Keras 3 with the weights that this layer holds.
 
         y = f(x; w),   w: variables of this layer, in the place of the weights of the layer of Keras 3
@@ -92,6 +92,6 @@ class Keras3Layer(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Keras3Layer:
+    def from_config(cls, config: dict[str, Any]) -> HeldKeras3Layer:
         """Build a layer that calls the same layer of Keras 3 with variables of its own."""
         return cls(**{name: x for name, x in config.items() if name not in ("options", "autocast")})

@@ -34,7 +34,7 @@ class Repeated(NamedTuple):
         return sorted(seed for seed, scores in self.scores.items() if key in scores)
 
 
-class Form(NamedTuple):
+class ScoreForm(NamedTuple):
     """Hold how scores are written.
 
     Fields:
@@ -58,10 +58,10 @@ class Form(NamedTuple):
         return f"{label_of(key)} (%)" if self.scale(key) > 1 else with_unit(key)
 
 
-AS_THEY_ARE = Form()
+AS_THEY_ARE = ScoreForm()
 
 
-def scores(groups: Sequence[Repeated], keys: Sequence[str], form: Form = AS_THEY_ARE) -> Table:
+def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
     """Return mean and standard deviation over the seeds; bold what is better than each other group by the
     same seeds.
     """
@@ -125,7 +125,7 @@ def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Repeated | None:
     return best if all(d is not None and d.is_told and sign * d.mean > 0 for d in found) else None
 
 
-def _repeated(group: Repeated, key: str, form: Form) -> str:
+def _repeated(group: Repeated, key: str, form: ScoreForm) -> str:
     if not group.seeds(key):
         return DASH
     found, scale, digits = over_seeds(group.values(key)), form.scale(key), form.decimals(key)

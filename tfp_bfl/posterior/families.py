@@ -13,7 +13,7 @@ from tfp_bfl.posterior.mean_field import MeanField
 from tfp_bfl.posterior.samples import Samples
 
 
-class Family(NamedTuple):
+class FamilyFunctions(NamedTuple):
     """The functions of a family.
 
     Fields:
@@ -28,14 +28,14 @@ class Family(NamedTuple):
 
 
 # A new family is one more line here.
-FAMILIES: dict[type, Family] = {
-    MeanField: Family(mean_field.sample, lambda q: q, "variance"),
-    LowRank: Family(low_rank.sample, low_rank.marginals, "diagonal"),
-    Samples: Family(samples.choose, lambda q: MeanField(*samples.moments(q)), None),
+FAMILIES: dict[type, FamilyFunctions] = {
+    MeanField: FamilyFunctions(mean_field.sample, lambda q: q, "variance"),
+    LowRank: FamilyFunctions(low_rank.sample, low_rank.marginals, "diagonal"),
+    Samples: FamilyFunctions(samples.choose, lambda q: MeanField(*samples.moments(q)), None),
 }
 
 
-def _family(q: Any) -> Family:
+def _family(q: Any) -> FamilyFunctions:
     if type(q) not in FAMILIES:
         low_rank.as_low_rank(q)  # which says what it must be
     return FAMILIES[type(q)]

@@ -16,7 +16,7 @@ from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 
 
-class Sums(NamedTuple):
+class MixturePart(NamedTuple):
     """Hold a client's statistics, or their sum over clients."""
 
     weight: tf.Tensor  # sum_k w_k
@@ -28,17 +28,17 @@ def _shift(local: MeanField, anchor: MeanField) -> Any:
     return each(tf.subtract, local.mean, anchor.mean)
 
 
-def _units(anchor: MeanField) -> Sums:
+def _units(anchor: MeanField) -> MixturePart:
     stddev = stddevs(anchor)
-    return Sums(tf.ones([]), stddev, each(tf.square, stddev))
+    return MixturePart(tf.ones([]), stddev, each(tf.square, stddev))
 
 
-def _weighted_mean(total: Sums, anchor: MeanField) -> Any:
+def _weighted_mean(total: MixturePart, anchor: MeanField) -> Any:
     return each(lambda m, first: m + first / typed_as(total.weight, first), anchor.mean, total.first)
 
 
 @functools.cache
-def naive_weighted_average() -> Rule[Sums]:
+def naive_weighted_average() -> Rule[MixturePart]:
     """Build the naive weighted average (NWA; equation 10): the parameters are averaged.
 
     mean = sum_k b_k m_k,   variance = sum_k b_k s_k^2
@@ -52,11 +52,11 @@ def naive_weighted_average() -> Rule[Sums]:
       [1.5] [1.5]
     """
 
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> Sums:
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> MixturePart:
         weigh = lambda x: typed_as(weight, x) * x
-        return Sums(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
+        return MixturePart(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
 
-    def pool(total: Sums, anchor: MeanField) -> Pooled[MeanField]:
+    def pool(total: MixturePart, anchor: MeanField) -> Pooled[MeanField]:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
@@ -64,7 +64,7 @@ def naive_weighted_average() -> Rule[Sums]:
 
 
 @functools.cache
-def mean_precision_average() -> Rule[Sums]:
+def mean_precision_average() -> Rule[MixturePart]:
     """Build the mean and precision average: means and precisions are averaged, each by themselves.
 
     mean = sum_k b_k m_k,   1 / variance = sum_k b_k / s_k^2
@@ -83,23 +83,23 @@ def mean_precision_average() -> Rule[Sums]:
       [1.5] [1.333]
     """
 
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> Sums:
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> MixturePart:
         first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
-        return Sums(weight, first, each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance))
+        return MixturePart(weight, first, each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance))
 
-    def pool(total: Sums, anchor: MeanField) -> Pooled[MeanField]:
+    def pool(total: MixturePart, anchor: MeanField) -> Pooled[MeanField]:
         variance = each(lambda second: typed_as(total.weight, second) / second, total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    def units(anchor: MeanField) -> Sums:
+    def units(anchor: MeanField) -> MixturePart:
         stddev = stddevs(anchor)
-        return Sums(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
+        return MixturePart(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
 
     return Rule(summarise, add, pool, "mean_precision_average", linear=True, units=units)
 
 
 @functools.cache
-def weighted_sum() -> Rule[Sums]:
+def weighted_sum() -> Rule[MixturePart]:
     """Build the weighted sum (WS; equation 11): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
 
     mean = sum_k b_k m_k,   variance = sum_k b_k^2 s_k^2
@@ -113,11 +113,11 @@ def weighted_sum() -> Rule[Sums]:
       [1.5] [0.75]
     """
 
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> Sums:
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> MixturePart:
         first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
-        return Sums(weight, first, each(lambda v: tf.square(typed_as(weight, v)) * v, local.variance))
+        return MixturePart(weight, first, each(lambda v: tf.square(typed_as(weight, v)) * v, local.variance))
 
-    def pool(total: Sums, anchor: MeanField) -> Pooled[MeanField]:
+    def pool(total: MixturePart, anchor: MeanField) -> Pooled[MeanField]:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 

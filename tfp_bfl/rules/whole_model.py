@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import AnyRule, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.gather import gathered, summarise_stack
-from tfp_bfl.rules.mixtures import Sums, linear_pool, naive_weighted_average
+from tfp_bfl.rules.mixtures import MixturePart, linear_pool, naive_weighted_average
 from tfp_bfl.rules.rule import KEPT, check_rule, checked_pool, each, parse_rule
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.change import AnyWeights
@@ -22,7 +22,7 @@ class Parts(NamedTuple, Generic[Statistics]):
     """Hold the statistics of a model's weights."""
 
     posterior: Statistics
-    point: Sums
+    point: MixturePart
     moments: mixtures.MixtureSums
 
 

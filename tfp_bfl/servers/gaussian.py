@@ -15,7 +15,7 @@ from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import ClientGaussian
 
 
-class Spread(NamedTuple):
+class SpreadState(NamedTuple):
     """The state: that of the step, and the variance over the clients of each point weight."""
 
     step: Any
@@ -38,20 +38,20 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep[ClientGaussian]:
     """
     inner = check_step(replace() if step is None else step, "step")
 
-    def initialize(weights: ModelWeights) -> Spread:
+    def initialize(weights: ModelWeights) -> SpreadState:
         check_point_weights(weights, "FedAG")
-        return Spread(inner.initialize(weights), tf.nest.map_structure(tf.zeros_like, weights.point))
+        return SpreadState(inner.initialize(weights), tf.nest.map_structure(tf.zeros_like, weights.point))
 
     def advance(
-        state: Spread, weights: ModelWeights, pooled: ClientGaussian, seed: tf.Tensor
-    ) -> tuple[Spread, ModelWeights]:
+        state: SpreadState, weights: ModelWeights, pooled: ClientGaussian, seed: tf.Tensor
+    ) -> tuple[SpreadState, ModelWeights]:
         if len(pooled.posterior.mean) != len(weights.point):
             raise InvalidArgument("FedAG's server takes what rules.client_gaussian() gives: use it with that rule.")
         points = weights._replace(point=pooled.posterior.mean, moments=pooled.moments)
         own, moved = inner.next(state.step, weights, points, seed)
-        return Spread(own, pooled.posterior.variance), moved
+        return SpreadState(own, pooled.posterior.variance), moved
 
-    def predictive(state: Spread, weights: ModelWeights) -> ModelWeights:
+    def predictive(state: SpreadState, weights: ModelWeights) -> ModelWeights:
         return weights._replace(posterior=MeanField(weights.point, state.variance), point=())
 
     tell = lambda state, weights: inner.tell(state.step, weights)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tfp_bfl.federated.options import Options
-    from tfp_bfl.sites.steps import Steps
+    from tfp_bfl.sites.steps import SentWeights
 
 
 class Versions(Protocol):
@@ -108,7 +108,7 @@ class Party:
         *,
         rounds: int | None = None,
         job: bytes = bytes(32),
-        steps: Steps | None = None,
+        steps: SentWeights | None = None,
     ):
         self.number, self._rounds, self._steps = number, rounds, steps
         self._size = min(source.num_examples, max_examples or source.num_examples)

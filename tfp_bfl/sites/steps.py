@@ -32,7 +32,7 @@ _CENTRES = ("weights/posterior/mean", "weights/posterior/values", "weights/point
 _VECTORS = "told"
 
 
-class Steps:
+class SentWeights:
     """The content of a run's messages, as a site checks it before its work.
 
     Args:

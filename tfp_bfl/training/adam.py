@@ -43,7 +43,7 @@ class Adam(keras.optimizers.Adam):
         )
 
 
-class Moments(NamedTuple):
+class AdamState(NamedTuple):
     """Adam's state between steps.
 
     Fields:
@@ -56,13 +56,13 @@ class Moments(NamedTuple):
     steps: Any
 
     @classmethod
-    def of(cls, values: TensorTree) -> Moments:
+    def of(cls, values: TensorTree) -> AdamState:
         """Return the moments before the first step."""
         zeros = tf.nest.map_structure(tf.zeros_like, values)
         return cls(zeros, zeros, tf.constant(0))
 
 
-def adam_step(values: Values, gradient: TensorTree, moments: Moments, rate: Scalar) -> tuple[Values, Moments]:
+def adam_step(values: Values, gradient: TensorTree, moments: AdamState, rate: Scalar) -> tuple[Values, AdamState]:
     """Return `Adam` with its default numbers, as a function of a structure of tensors: the next values and moments."""
     each, (b1, b2), steps = tf.nest.map_structure, (0.9, 0.999), moments.steps + 1
     first = each(lambda m, g: m + (1 - b1) * (g - m), moments.first, gradient)
@@ -70,4 +70,4 @@ def adam_step(values: Values, gradient: TensorTree, moments: Moments, rate: Scal
     number = tf.cast(steps, tf.float32)
     rate = rate * tf.sqrt(1 - b2**number) / (1 - b1**number)
     moved = each(lambda x, m, v: x - rate * m / (tf.sqrt(v) + 1e-7), values, first, second)
-    return moved, Moments(first, second, steps)
+    return moved, AdamState(first, second, steps)

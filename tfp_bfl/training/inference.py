@@ -35,7 +35,7 @@ _NATURAL: dict[str, dict[str, Any]] = {
 _RATES = {"natural": 0.005, "ivon": 0.05}
 
 
-class Settings(NamedTuple):
+class PosteriorSettings(NamedTuple):
     """Hold the options that decide a client's posterior, all defaults filled in."""
 
     inference: str
@@ -60,7 +60,7 @@ def settings_for(
     update_prior: bool = False,
     example_privacy: bool = False,
     one_shot: bool = False,
-) -> Settings:
+) -> PosteriorSettings:
     """Fill in the defaults of client work that fits a posterior.
 
     Args:
@@ -77,7 +77,7 @@ def settings_for(
         temperature = 1.0 if update_prior else default_temperature(likelihood)
     if kl is None:
         kl = "product" if one_shot else "client" if update_prior else "total"
-    return Settings(inference, temperature, kl)
+    return PosteriorSettings(inference, temperature, kl)
 
 
 def default_optimizer(update_prior: bool = False) -> str:
@@ -148,7 +148,7 @@ def _settled(arguments: Mapping[str, object]) -> dict[str, object]:
     update_prior, is_private = given.get("update_prior", False), bool(given.get("example_privacy"))
     likelihood = {"likelihood": given.get("likelihood", "categorical")}
     facts: Any = {**likelihood, "update_prior": update_prior, "example_privacy": is_private}
-    asked = (given.get(name) for name in Settings._fields)
+    asked = (given.get(name) for name in PosteriorSettings._fields)
     found = {**settings_for(*asked, **facts)._asdict(), "noise": given.get("noise")}
     if "inference" in given:
         found["noise"] = found["noise"] or default_noise(found["inference"])

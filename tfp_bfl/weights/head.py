@@ -9,14 +9,14 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights.model_weights import layout
 
 
-class Parts(NamedTuple):
+class SplitModel(NamedTuple):
     """Two Keras models over the same variables: inputs -> features [B, F] -> logits [B, C]."""
 
     features: keras.Model
     head: keras.Model
 
 
-def split_head(model: keras.Model) -> Parts:
+def split_head(model: keras.Model) -> SplitModel:
     """Split a model into the layers below its last dense layer, and that layer with those after it: logistic
     regression.
 
@@ -44,7 +44,7 @@ def split_head(model: keras.Model) -> Parts:
         if layer.get_input_at(0) is not before:
             raise InvalidArgument(f"After the last layer of {model.name!r} there must be one chain of layers.")
         logits, before = layer(logits), layer.get_output_at(0)
-    parts = Parts(keras.Model(model.inputs, features), keras.Model(inputs, logits))
+    parts = SplitModel(keras.Model(model.inputs, features), keras.Model(inputs, logits))
     own, all_point = layout(parts.head).point, layout(model).point
     if [id(v) for v in own] != [id(v) for v in all_point[len(all_point) - len(own) :]]:
         raise InvalidArgument(f"The weights of the last layer of {model.name!r} must be the last of the model's.")

@@ -23,7 +23,7 @@ from tfp_bfl.plots.tables import text
 _ASIDE = ("seed", "data_dir", "tensorboard", "checkpoint_every", "keep_checkpoints", "evaluate_every")
 
 
-class Grouped(NamedTuple):
+class RunGroup(NamedTuple):
     """A group, which of the runs are in it, and their options but the seed."""
 
     repeated: Repeated
@@ -31,7 +31,7 @@ class Grouped(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grouped]:
+def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[RunGroup]:
     """Group runs by all options except their seeds, in the order in which they come.
 
     Args:
@@ -51,7 +51,7 @@ def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grou
         config = records[runs[0]][0]
         scores = {records[i][0].seed: numbers_in(records[i][1]) for i in runs}
         data = config.dataset if recorded(config.dataset) else config.data_name
-        groups.append(Grouped(Repeated(name, scores, data), runs, first))
+        groups.append(RunGroup(Repeated(name, scores, data), runs, first))
     return groups
 
 
@@ -104,6 +104,6 @@ def numbers_in(summary: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def all_keys(groups: Sequence[Grouped]) -> list[str]:
+def all_keys(groups: Sequence[RunGroup]) -> list[str]:
     """Return the names of all numbers in the groups' summaries."""
     return list(dict.fromkeys(key for g in groups for own in g.repeated.scores.values() for key in own))

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfp_bfl.app.many_runs.groups import Grouped, all_keys, grouped, numbers_in
+from tfp_bfl.app.many_runs.groups import RunGroup, all_keys, grouped, numbers_in
 from tfp_bfl.app.one_run.records import read_record
 from tfp_bfl.app.options.config import fields
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -15,7 +15,7 @@ from tfp_bfl.files.tables import FORMATS, Rows, note_in, to_csv
 from tfp_bfl.labels import ALIASES
 from tfp_bfl.plots import repeats
 from tfp_bfl.plots.page import Table
-from tfp_bfl.plots.repeats import Form, Repeated
+from tfp_bfl.plots.repeats import Repeated, ScoreForm
 from tfp_bfl.plots.tables import text
 
 
@@ -56,7 +56,7 @@ def parse_rows(items: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def table_text(groups: Sequence[Grouped], suffix: str, style: Style = DEFAULT) -> str:
+def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) -> str:
     """Return the table of groups of runs in the format of a suffix.
 
     In the default style a second table has the paired differences to the first group. In .csv all numbers stand with
@@ -76,7 +76,7 @@ def table_text(groups: Sequence[Grouped], suffix: str, style: Style = DEFAULT) -
     keys = repeats.keys_of(rows) if style.columns is None else _columns(groups, style.columns)
     if suffix == ".csv":
         return to_csv(_numeric(rows, keys))
-    table = repeats.scores(rows, keys, Form(style.digits, style.percent))
+    table = repeats.scores(rows, keys, ScoreForm(style.digits, style.percent))
     numbers = sorted({len(group.scores) for group in rows})
     parts = [FORMATS[suffix](_transposed(table if style == DEFAULT or len(numbers) > 1 else _without_seeds(table)))]
     if style == DEFAULT and any(repeats.compare(other, rows[0], key) for other in rows[1:] for key in keys):
@@ -113,7 +113,7 @@ def _note(rows: Sequence[Repeated], numbers: Sequence[int]) -> str:
     return f"Mean ± standard deviation {over}.{bold if len(rows) > 1 else ''}"
 
 
-def _columns(groups: Sequence[Grouped], columns: Sequence[str]) -> list[str]:
+def _columns(groups: Sequence[RunGroup], columns: Sequence[str]) -> list[str]:
     known = all_keys(groups)
     names = [ALIASES.get(name.strip(), name.strip()) for name in columns]
     for name in names:
@@ -126,7 +126,7 @@ def _columns(groups: Sequence[Grouped], columns: Sequence[str]) -> list[str]:
     return names
 
 
-def _in_order(groups: Sequence[Grouped], rows: Mapping[str, str]) -> list[Repeated]:
+def _in_order(groups: Sequence[RunGroup], rows: Mapping[str, str]) -> list[Repeated]:
     """Return the groups under their labels: those of `rows` first, in this order."""
     places = {_place(groups, row): label for row, label in rows.items()}
     if len(places) < len(rows):
@@ -135,7 +135,7 @@ def _in_order(groups: Sequence[Grouped], rows: Mapping[str, str]) -> list[Repeat
     return [*first, *(group.repeated for i, group in enumerate(groups) if i not in places)]
 
 
-def _place(groups: Sequence[Grouped], row: str) -> int:
+def _place(groups: Sequence[RunGroup], row: str) -> int:
     """Return the number of the one group that a row names."""
     exact = [i for i, group in enumerate(groups) if group.repeated.name == row]
     if len(exact) == 1:

@@ -28,7 +28,7 @@ EXAMPLES = 64
 COVERAGE = 0.9
 
 
-class Parts(NamedTuple):
+class RowsByClient(NamedTuple):
     """Rows of a source that belong to clients.
 
     Fields:
@@ -91,7 +91,7 @@ def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]
 
 def shards(
     config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients, is_personal: bool = False
-) -> Parts | None:
+) -> RowsByClient | None:
     """Return the test rows of each client: its own, where training and test data name the clients.
 
     Clients that the test data name and the training data do not are the last. Artificial clients have no test rows;
@@ -115,7 +115,7 @@ def shards(
     names = names_in(clients) if config.partition == GIVEN else []
     if names and test.owners is not None:
         every = list(dict.fromkeys([*names, *test.client_names]))
-        parts = Parts(test, test.rows_of(every), every)
+        parts = RowsByClient(test, test.rows_of(every), every)
         return with_models(parts, config, len(names), is_personal) if config.evaluate_clients else parts
     if not config.evaluate_clients:
         return None
@@ -125,10 +125,10 @@ def shards(
             "name the clients: leave out evaluate_clients, or test_data, so that a fifth of each client's rows is held "
             "out."
         )
-    return Parts(test, test.partition(bfl.data.like(clients), seed=config.seed).indices)
+    return RowsByClient(test, test.partition(bfl.data.like(clients), seed=config.seed).indices)
 
 
-def with_models(parts: Parts, config: RunConfig, number: int, is_personal: bool) -> Parts:
+def with_models(parts: RowsByClient, config: RunConfig, number: int, is_personal: bool) -> RowsByClient:
     """Return test rows of clients that each have a model, as far as the algorithm makes a model for each.
 
     Args:
@@ -190,7 +190,7 @@ def scored(
     return found, warnings
 
 
-def of_model(parts: Parts, final: Any, held: dict[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
+def of_model(parts: RowsByClient, final: Any, held: dict[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
     """Return the rows of the clients by one model, with the coverage of its sets or intervals.
 
     Args:
@@ -206,13 +206,13 @@ def of_model(parts: Parts, final: Any, held: dict[str, np.ndarray] | None = None
 
 
 def of_predictions(
-    parts: Parts, arrays: Mapping[str, np.ndarray], labels: np.ndarray, held: Mapping[str, np.ndarray] | None
+    parts: RowsByClient, arrays: Mapping[str, np.ndarray], labels: np.ndarray, held: Mapping[str, np.ndarray] | None
 ) -> list[dict[str, Any]]:
     """Return the rows of the clients, with the coverage of the sets or intervals.
 
     Args:
       parts: the test rows of each client.
-      arrays: predictions for `Parts.places`, by name.
+      arrays: predictions for `RowsByClient.places`, by name.
       labels: the truth of these rows.
       held: as of `scored`.
     """
@@ -234,20 +234,20 @@ def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, 
 
 
 def rows_of(
-    parts: Parts,
+    parts: RowsByClient,
     predictions: np.ndarray,
     labels: np.ndarray,
     covered: np.ndarray | None = None,
     losses: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """Return `evaluation.client_scores` of predictions for `Parts.places`."""
+    """Return `evaluation.client_scores` of predictions for `RowsByClient.places`."""
     names = np.array(parts.called, object)
     given: Any = {"covered": covered, "losses": losses, "names": parts.called}
     return bfl.evaluation.client_scores(predictions, labels, names[parts.owners], **given)
 
 
 def personal(
-    job: Job, result: bfl.federated.SimulationResult, parts: Parts
+    job: Job, result: bfl.federated.SimulationResult, parts: RowsByClient
 ) -> tuple[list[Any], list[Any], list[bfl.federated.ClientScores]]:
     """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate.
 
@@ -318,7 +318,7 @@ def _summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[st
     return summary
 
 
-def _write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores], parts: Parts) -> None:
+def _write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores], parts: RowsByClient) -> None:
     """Write the scores to the folder, as one line of JSON for each client."""
     named = lambda k: {"name": parts.names[k]} if parts.names else {}
     lines = "".join(json.dumps({**each._asdict(), **named(each.client)}) + "\n" for each in scores)

@@ -39,7 +39,7 @@ _BINS, _BINS_OF_FEW = 10, 34
 _MOST_NEEDED = 10**6
 
 
-class Report(NamedTuple):
+class DriftReport(NamedTuple):
     """The result of `drift`.
 
     Fields:
@@ -66,7 +66,7 @@ class Report(NamedTuple):
         return any(row.found for row in self.rows)
 
 
-class Comparison(NamedTuple):
+class Drifted(NamedTuple):
     """A feature or a score of two samples.
 
     Fields:
@@ -105,7 +105,7 @@ def drift(
     *,
     level: float = 0.01,
     separator: Any = None,
-) -> Report:
+) -> DriftReport:
     """Compare the examples of files with those of a run's training.
 
     Features are compared with the histograms of all clients' training examples. The model's scores are compared with
@@ -159,7 +159,7 @@ def drift(
     ]
     rows, needed = rows_of(compared, len(features), level)
     which = f"{'held-out' if held_out else 'test'} examples"
-    return Report(
+    return DriftReport(
         rows, len(features), int(training.counts[0].counts.sum()), which, examples.failures, level=level, needed=needed
     )
 
@@ -179,14 +179,14 @@ def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str,
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Histograms) -> list[Comparison]:
+def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Histograms) -> list[Drifted]:
     """Return the comparison of each feature."""
     return [_of_counts(name, x.counts, y.counts) for name, x, y in zip(new.names, training.counts, new.counts)]
 
 
 def compare_scores(
     reference: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], unusual: Mapping[str, Any] | None
-) -> list[Comparison]:
+) -> list[Drifted]:
     """Return the comparison of each score of a model.
 
     Args:
@@ -208,15 +208,15 @@ def compare_scores(
     return found
 
 
-def _of_counts(name: str, reference: np.ndarray, new: np.ndarray, ordered: bool = True) -> Comparison:
-    return Comparison(
+def _of_counts(name: str, reference: np.ndarray, new: np.ndarray, ordered: bool = True) -> Drifted:
+    return Drifted(
         name,
         lambda resolution: bfl.evaluation.homogeneity(reference, new, ordered=ordered, resolution=resolution),
         lambda number: bfl.evaluation.least_p_value(reference, number),
     )
 
 
-def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Comparison:
+def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Drifted:
     """Return the comparison of the share of unusual examples with the rate of false alarms.
 
     The threshold is an order statistic of n held-out scores: the rate r of one model is Beta(r (n + 1), ...) with mean
@@ -228,14 +228,14 @@ def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Comparison:
     law = lambda number: stats.betabinom(number, rate * held, (1 - rate) * held)
     share = above / len(scores)
     p_value = float(law(len(scores)).sf(above - 1)) if above else 1.0
-    return Comparison(
+    return Drifted(
         "score: unusual examples",
         lambda _: (max(0.0, share - rate), p_value),
         lambda number: float(law(number).sf(number - 1)),
     )
 
 
-def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[list[bfl.evaluation.Drift], int | None]:
+def rows_of(compared: Sequence[Drifted], number: int, level: float) -> tuple[list[bfl.evaluation.Drift], int | None]:
     """Return the rows of a report, and the number of examples with which every row could have drift; None for none.
 
     Raises:
@@ -243,7 +243,7 @@ def rows_of(compared: Sequence[Comparison], number: int, level: float) -> tuple[
     """
     resolution = level / len(compared)
 
-    def enough(row: Comparison, size: int) -> bool:
+    def enough(row: Drifted, size: int) -> bool:
         return row.least(size) < resolution
 
     sizes = range(1, _MOST_NEEDED)

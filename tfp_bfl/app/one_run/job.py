@@ -54,7 +54,7 @@ class Job(NamedTuple):
     process: bfl.federated.BayesianProcess
     trained: Any
     everybody: bfl.data.Clients
-    shards: client_scores.Parts | None
+    shards: client_scores.RowsByClient | None
     notes: tuple[str, ...] = ()
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores
-from tfp_bfl.app.one_run.client_scores import Parts
+from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job
 from tfp_bfl.app.one_run.records import truth
 from tfp_bfl.app.options.config import RunConfig
@@ -181,7 +181,7 @@ def no_better_than_chance(metrics: Mapping[str, Any], test: bfl.data.Source, con
 
 
 class Predicted(NamedTuple):
-    """Hold predictions for the rows of `Parts`, in the order of its `places`.
+    """Hold predictions for the rows of `RowsByClient`, in the order of its `places`.
 
     Fields:
       labels: the truth [N].
@@ -196,7 +196,7 @@ class Predicted(NamedTuple):
     metrics: dict[str, float]
 
 
-def predict(job: Job, result: bfl.federated.SimulationResult, model: keras.Model, parts: Parts) -> Predicted:
+def predict(job: Job, result: bfl.federated.SimulationResult, model: keras.Model, parts: RowsByClient) -> Predicted:
     """Return the predictions for rows of clients: by one model, or by those of the clients where these are personal.
 
     Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
-class Chosen(NamedTuple):
+class ChosenTemperature(NamedTuple):
     """A posterior temperature.
 
     Fields:
@@ -27,7 +27,7 @@ class Chosen(NamedTuple):
     by: str
 
 
-def choose(given: float | None, finished: FinishedRun, state: Any) -> Chosen:
+def choose(given: float | None, finished: FinishedRun, state: Any) -> ChosenTemperature:
     """Choose the posterior temperature T: as given, else by held-out rows, else the default of the library.
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
@@ -43,16 +43,16 @@ def choose(given: float | None, finished: FinishedRun, state: Any) -> Chosen:
       InvalidArgument: T is not above 0.
     """
     if given is not None:
-        return Chosen(check_number(given, "temperature"), "given")
+        return ChosenTemperature(check_number(given, "temperature"), "given")
     if finished.data.train.target is not None:
-        return Chosen(state.settings.temperature, "the default for regression")
+        return ChosenTemperature(state.settings.temperature, "the default for regression")
     if finished.held_out is None:
-        return Chosen(state.settings.temperature, "the default: the run has no held-out rows (--hold-out)")
+        return ChosenTemperature(state.settings.temperature, "the default: the run has no held-out rows (--hold-out)")
     _, features, labels = finished.held_out.examples(0)
     score = build.scorer(finished.config, finished.data.test)
     nll = {T: score(model_at(T, finished, state), features, labels).metrics["test_nll"] for T in GRID}
     best = min(nll, key=lambda T: nll[T])
-    return Chosen(best, f"the smallest NLL of {len(labels):,} held-out rows, of {GRID[0]:g} to {GRID[-1]:g}")
+    return ChosenTemperature(best, f"the smallest NLL of {len(labels):,} held-out rows, of {GRID[0]:g} to {GRID[-1]:g}")
 
 
 def at(temperature: float, state: Any) -> Any:

@@ -73,7 +73,7 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
     return config.model_copy(update=values)
 
 
-def settings_of(config: RunConfig, regression: bool) -> inference.Settings:
+def settings_of(config: RunConfig, regression: bool) -> inference.PosteriorSettings:
     """Return inference, temperature and KL scaling of an algorithm with Gaussian weights on clients."""
     rule = config.rule
     return inference.settings_for(

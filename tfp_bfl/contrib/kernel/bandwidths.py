@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfp_bfl.contrib.kernel.mean_shift import BLOCK, Clients, Windows, in_blocks
+from tfp_bfl.contrib.kernel.mean_shift import BLOCK, ScaledClients, Windows, in_blocks
 from tfp_bfl.contrib.kernel.plug_in import improved_sheather_jones
 
 MULTIPLES = (0.01, 0.1, 1.0, 10.0)
@@ -81,14 +81,14 @@ def cross_validated(values: tf.Tensor, gaussian: bool) -> tuple[tf.Tensor, tf.Te
     reference = silverman(values, gaussian)[0]
     log_likelihood = _gaussian_log_likelihood if gaussian else _epanechnikov_log_likelihood
     size = tf.shape(values)
-    clients = Clients(values, tf.ones_like(values))
+    clients = ScaledClients(values, tf.ones_like(values))
     scores = tf.stack(log_likelihood(clients, [multiple * reference for multiple in MULTIPLES]), -1)
     best = tf.gather(tf.constant(MULTIPLES, tf.float64), tf.argmax(scores, -1))
     none = tf.reduce_all(tf.math.is_inf(scores), -1) | (size[1] < 2)
     return tf.where(none, reference, best * reference), none
 
 
-def _gaussian_log_likelihood(clients: Clients, bandwidths: list[tf.Tensor]) -> list[tf.Tensor]:
+def _gaussian_log_likelihood(clients: ScaledClients, bandwidths: list[tf.Tensor]) -> list[tf.Tensor]:
     z = clients.values
     num_rows, num_clients = tf.shape(z)[0], tf.shape(z)[1]
     gap = tf.pad(z[:, 1:] - z[:, :-1], [[0, 0], [1, 1]], constant_values=math.inf)
@@ -112,7 +112,7 @@ def _gaussian_log_likelihood(clients: Clients, bandwidths: list[tf.Tensor]) -> l
     return tf.unstack(in_blocks(of_block, num_rows, width, [tf.float64])[0], len(bandwidths), axis=-1)
 
 
-def _epanechnikov_log_likelihood(clients: Clients, bandwidths: list[tf.Tensor]) -> list[tf.Tensor]:
+def _epanechnikov_log_likelihood(clients: ScaledClients, bandwidths: list[tf.Tensor]) -> list[tf.Tensor]:
     z, windows = clients.values, Windows(clients)
     scores = []
     for h in bandwidths:

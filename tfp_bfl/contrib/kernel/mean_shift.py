@@ -21,7 +21,7 @@ Bandwidth = Callable[[tf.Tensor], tf.Tensor]
 Step = Callable[[tf.Tensor], "tuple[tf.Tensor, tf.Tensor]"]
 
 
-class Clients(NamedTuple):
+class ScaledClients(NamedTuple):
     """The clients' values, brought to [-1, 1] so that sums keep their digits whatever the weights' size and spread.
 
     Fields:
@@ -91,7 +91,7 @@ def iterate(step: Step, start: tf.Tensor, moving: tf.Tensor, tolerance: tf.Tenso
     return Rest(*rest)
 
 
-def by_pairs(clients: Clients, bandwidth: Bandwidth, gaussian: bool, dtype: tf.DType) -> Step:
+def by_pairs(clients: ScaledClients, bandwidth: Bandwidth, gaussian: bool, dtype: tf.DType) -> Step:
     """Return the step that visits all pairs of points and clients: for any bandwidth, one a client included; sums in
     `dtype`.
 
@@ -136,7 +136,7 @@ class Windows:
     w summed over them is a difference of two P: S log S for a sort, log S for each point and step, not S.
     """
 
-    def __init__(self, clients: Clients):
+    def __init__(self, clients: ScaledClients):
         z, weights = clients.values, clients.weights
         self.values = z
         first, second = weights * z, weights * z * z
@@ -158,7 +158,7 @@ class Windows:
         return central, last - first, low[..., 4], high[..., 5]
 
 
-def by_windows(clients: Clients, bandwidth: Bandwidth) -> Step:
+def by_windows(clients: ScaledClients, bandwidth: Bandwidth) -> Step:
     """Return the step of the Epanechnikov kernel with the same bandwidth for all clients: by sums over windows,
     float64.
 
@@ -183,7 +183,7 @@ def table_serves(h: tf.Tensor, num_shifts: tf.Tensor) -> tf.Tensor:
     return (h >= INTERVALS_IN_A_BANDWIDTH * 2 / (NODES - 1)) & (num_shifts >= 4 * NODES)
 
 
-def by_table(clients: Clients, h: tf.Tensor) -> Step:
+def by_table(clients: ScaledClients, h: tf.Tensor) -> Step:
     """Return the step of the Gaussian kernel by tables of its sums over [-1, 1], cubic between nodes, float32.
 
     sum_i K(u_i) and sum_i w_i K(u_i) are smooth on the scale of h, so that NODES values and slopes of each stand for

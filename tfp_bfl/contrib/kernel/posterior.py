@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ModelGatherRule, Pooled
 from tfp_bfl.contrib.kernel import bandwidths, mean_shift
-from tfp_bfl.contrib.kernel.mean_shift import Clients, Rest
+from tfp_bfl.contrib.kernel.mean_shift import Rest, ScaledClients
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import each
@@ -220,16 +220,16 @@ def _modes(options: KernelOptions, values: tf.Tensor, weights: tf.Tensor | None)
     return KernelModes(mode, *(tf.math.count_nonzero(flag, dtype=tf.int32) for flag in flags))
 
 
-class _Rows(NamedTuple):
+class _Block(NamedTuple):
     """A block of weights: the clients in [-1, 1], their shares in means [C, S], and where they were, [C, 1] each."""
 
-    clients: Clients
+    clients: ScaledClients
     shares: tf.Tensor
     middle: tf.Tensor
     half: tf.Tensor
 
 
-def _ordered(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None) -> _Rows:
+def _ordered(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None) -> _Block:
     ones = tf.ones_like(rows)
     if weights is None:
         rows, sizes = tf.sort(rows, -1), ones
@@ -242,10 +242,10 @@ def _ordered(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None)
     middle, half = 0.5 * low + 0.5 * high, 0.5 * high - 0.5 * low
     places = tf.math.divide_no_nan(rows - middle, half)
     if weights is not None and options.weighting == "bandwidths":
-        clients = Clients(places, ones, (1 / sizes) / tf.reduce_mean(1 / sizes, -1, keepdims=True))
+        clients = ScaledClients(places, ones, (1 / sizes) / tf.reduce_mean(1 / sizes, -1, keepdims=True))
     else:
-        clients = Clients(places, sizes)
-    return _Rows(clients, sizes / tf.reduce_sum(sizes, -1, keepdims=True), middle, half)
+        clients = ScaledClients(places, sizes)
+    return _Block(clients, sizes / tf.reduce_sum(sizes, -1, keepdims=True), middle, half)
 
 
 def _of_rows(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
@@ -274,7 +274,7 @@ def _of_rows(options: KernelOptions, rows: tf.Tensor, weights: tf.Tensor | None)
 
 def _shift(
     options: KernelOptions,
-    clients: Clients,
+    clients: ScaledClients,
     bandwidth: Callable[[tf.Tensor], tf.Tensor],
     points: tf.Tensor,
     moving: tf.Tensor,
@@ -294,9 +294,9 @@ def _shift(
     h = bandwidth(points)
     served = mean_shift.table_serves(h[:, 0], tf.shape(points)[1] * options.max_iterations)
 
-    def part(index: tf.Tensor, step_of: Callable[[Clients, tf.Tensor], mean_shift.Step]) -> Rest:
+    def part(index: tf.Tensor, step_of: Callable[[ScaledClients, tf.Tensor], mean_shift.Step]) -> Rest:
         pick = functools.partial(tf.gather, indices=index)
-        step = step_of(Clients(pick(clients.values), pick(clients.weights)), pick(h))
+        step = step_of(ScaledClients(pick(clients.values), pick(clients.weights)), pick(h))
         return mean_shift.iterate(step, pick(points), pick(moving), pick(tolerance), options.max_iterations)
 
     indices = [tf.where(chosen)[:, 0] for chosen in (served, ~served)]

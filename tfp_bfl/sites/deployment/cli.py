@@ -132,7 +132,7 @@ def _submission(function: Callable[..., None]) -> Callable[..., None]:
     return decorated
 
 
-class _Run(Grouped):
+class _DeployRun(Grouped):
     first = (
         "name",
         "output",
@@ -148,7 +148,7 @@ class _Run(Grouped):
     )
 
 
-@deploy.command("run", cls=_Run)
+@deploy.command("run", cls=_DeployRun)
 @click.argument("kit", metavar="ADMIN_KIT")
 @_submission
 @click.option(

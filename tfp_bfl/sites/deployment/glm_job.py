@@ -11,7 +11,7 @@ import pydantic
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm.agreement import MISSING, Plan
+from tfp_bfl.glm.agreement import MISSING, AgreedColumns
 from tfp_bfl.glm.encoding import Encoding
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question
@@ -168,7 +168,7 @@ def signs_of(sites: Iterable[str], revision: Revision | None) -> dict[str, int]:
     return signs
 
 
-def names_of(family: str, encoding: Encoding, plan: Plan) -> list[str]:
+def names_of(family: str, encoding: Encoding, plan: AgreedColumns) -> list[str]:
     """Return the names of the coefficients [p]; Cox's model has no intercept."""
     return [*([INTERCEPT] if family != "cox" else []), *encoding.names(plan)]
 

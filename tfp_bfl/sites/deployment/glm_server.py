@@ -14,7 +14,7 @@ from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import Column, Plan, agree
+from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree
 from tfp_bfl.glm.checks import apart
 from tfp_bfl.glm.descriptions import check_description
 from tfp_bfl.glm.encoding import Encoding, num_sums, settle
@@ -110,7 +110,7 @@ def _leave_out(attendance: Attendance, reasons: Mapping[str, str], progress: Rep
     attendance.leave_out(reasons)
 
 
-def _begin(sites: Sites, name: str, attendance: Attendance, plan: Plan, how: Mapping[str, Any]) -> None:
+def _begin(sites: Sites, name: str, attendance: Attendance, plan: AgreedColumns, how: Mapping[str, Any]) -> None:
     """Send the job to all sites.
 
     Raises:
@@ -125,11 +125,11 @@ def _begin(sites: Sites, name: str, attendance: Attendance, plan: Plan, how: Map
         raise SitesLeft(keys.false_keys(refused, attendance.names) or refused)
 
 
-def _columns(plan: Plan) -> list[Any]:
+def _columns(plan: AgreedColumns) -> list[Any]:
     return [[column.name, column.kind, list(column.levels)] for column in plan.columns]
 
 
-def _fit(sites: Sites, job: GlmJob, plan: Plan) -> tuple[Posterior | Hierarchical, Encoding, list[str]]:
+def _fit(sites: Sites, job: GlmJob, plan: AgreedColumns) -> tuple[Posterior | Hierarchical, Encoding, list[str]]:
     """Return the fit, how rows are encoded, and sentences on the columns.
 
     Raises:
@@ -173,8 +173,8 @@ def _revise(
     record = revision.record
     try:
         posterior = report.from_json(record)
-        columns = tuple(Column(str(n), str(kind), tuple(levels)) for n, kind, levels in record["columns"])
-        plan = Plan(columns, tuple(record["events_of"]), (), job.date_unit)
+        columns = tuple(AgreedColumn(str(n), str(kind), tuple(levels)) for n, kind, levels in record["columns"])
+        plan = AgreedColumns(columns, tuple(record["events_of"]), (), job.date_unit)
         encoding = Encoding(*(tuple(record["encoding"][part]) for part in Encoding._fields))
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None

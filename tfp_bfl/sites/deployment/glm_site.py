@@ -21,8 +21,8 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.glm.agreement import CATEGORY, Column, Plan, describe
-from tfp_bfl.glm.encoding import Cells, Encoding, settle
+from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, describe
+from tfp_bfl.glm.encoding import Encoding, SiteCells, settle
 from tfp_bfl.glm.fixed_point import decode, encode
 from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
@@ -73,7 +73,7 @@ class GlmSite(Member):
 
     def __init__(self, folder: str | os.PathLike[str]):
         super().__init__(folder)
-        self._cells: Cells | None = None
+        self._cells: SiteCells | None = None
         self._rows: Rows | None = None
         self._answers: Answers | None = None
 
@@ -127,8 +127,8 @@ class GlmSite(Member):
         if self._secure_sums and least < 2:
             raise InvalidArgument("Its sums with masks are of two sites or more.")
         self._run, self._number, self._most = run, int(number), file.max_rounds
-        columns = tuple(Column(*column) for column in content.columns)
-        self._plan = Plan(columns, content.events, (), self._job.date_unit)
+        columns = tuple(AgreedColumn(*column) for column in content.columns)
+        self._plan = AgreedColumns(columns, content.events, (), self._job.date_unit)
         self._digest = digest_of_job(job)
         self._masks, offers = bytes.fromhex(self._digest), content.offers if self._secure_sums else None
         self._shared = self._keys(self._memory, self._number, content.sites, offers)
@@ -138,7 +138,7 @@ class GlmSite(Member):
             self._promises = Promises(masked.PromiseFiles(self._memory / "promises"))
         with withholding("table"):
             table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
-            cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
+            cells = SiteCells(table, self._job.columns, self._plan, self._job.missing, where)
             if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
                 cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
         check_number(int(cells.chosen.sum()), file.min_rows)
@@ -275,7 +275,7 @@ class GlmSite(Member):
                 raise InvalidArgument(f"The masked answer of {sorted(self._signs)[other]} is not the one that it sent.")
         return decode(np.sum(masked, 0, np.int64))
 
-    def _begun(self) -> Cells:
+    def _begun(self) -> SiteCells:
         if self._cells is None:
             raise InvalidArgument(NO_RUN)
         return self._cells

@@ -28,7 +28,7 @@ from tfp_bfl.sites.deployment.ledger import Ledger
 from tfp_bfl.sites.deployment.member import ONLY_SECURE, Member, digest_of_job, parsed
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.sites.schema import TABLE
-from tfp_bfl.sites.steps import Steps
+from tfp_bfl.sites.steps import SentWeights
 from tfp_bfl.sites.tables import parse_options, text_columns
 
 # Folder of the encodings of the runs.
@@ -171,7 +171,7 @@ class Site(Member):
             "job": bytes.fromhex(digest),
         }
         fields |= {"rounds": config.rounds, "charge": self._charge}
-        fields["steps"] = Steps(self._process, _Versions(memory / "weights", back), job.parties)
+        fields["steps"] = SentWeights(self._process, _Versions(memory / "weights", back), job.parties)
         shared = self._keys(memory, job.number, job.parties, None if sums is None else job.offers)
         # After the checks, which cost nothing, and before the name is bound to the job.
         self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
