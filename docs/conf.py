@@ -68,3 +68,15 @@ html_show_copyright = False
 smartquotes = False  # `--option` stays as it is typed
 html_copy_source = False
 pygments_style = "tango"
+
+
+def setup(app):
+    """Keep the given signature of an object that has one, such as a recipe: its source shows other parameters."""
+    listeners = app.events.listeners["autodoc-before-process-signature"]
+    for i, (_, defaults_of_source, _) in enumerate(listeners):
+        if defaults_of_source.__name__ == "update_defvalue":
+
+            def update(app, obj, bound, update=defaults_of_source):
+                return None if hasattr(obj, "__signature__") else update(app, obj, bound)
+
+            listeners[i] = listeners[i]._replace(handler=update)
