@@ -28,7 +28,7 @@ from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import Scalar, TensorTree, is_padded
 from tfp_bfl.tensors import is_traced_for_xla as is_traced_for_xla
 from tfp_bfl.tensors import traced_for_xla as traced_for_xla
-from tfp_bfl.weights import ClientResult, Compact, FederationSize, ModelWeights, RoundSize, ServerMessage
+from tfp_bfl.weights import ClientResult, Compact, ModelWeights, Population, RoundSize, ServerMessage
 from tfp_bfl.weights.kinds import Given, Kept, Sent, State, Statistics
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class ServerState(NamedTuple):
     weights: ModelWeights
     step: Any
     memory: Any = ()
-    federation: FederationSize = FederationSize()
+    federation: Population = Population()
     noise: Any = ()
 
 

@@ -24,8 +24,8 @@ from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import (
-    FederationSize,
     ModelWeights,
+    Population,
     check_form,
     check_layers,
     check_logits,
@@ -192,9 +192,7 @@ class BayesianProcess:
         out clients without one, as faulty.
         """
         held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
-        federation = FederationSize(
-            np.int32(len(clients)), np.int64(held.sum()), np.float32(FederationSize().most_weight)
-        )
+        federation = Population(np.int32(len(clients)), np.int64(held.sum()), np.float32(Population().most_weight))
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)

@@ -23,14 +23,7 @@ from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 from tfp_bfl.tensors import Scalar, TensorTree
-from tfp_bfl.weights import (
-    ClientResult,
-    FederationSize,
-    ModelWeights,
-    RoundSize,
-    ServerMessage,
-    root_mean_square_change,
-)
+from tfp_bfl.weights import ClientResult, ModelWeights, Population, RoundSize, ServerMessage, root_mean_square_change
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
 
 Summed = TypeVar("Summed")
@@ -166,7 +159,7 @@ def make_round(
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
-        nobody = FederationSize(tf.constant(0), tf.constant(0, tf.int64), tf.constant(FederationSize().most_weight))
+        nobody = Population(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Population().most_weight))
         step = server_step.initialize(weights)
         weights = server_step.begin(step, weights)
         noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.is_private else ()
@@ -246,10 +239,10 @@ def make_round(
     )
 
 
-def _sizes(known: FederationSize, sound: tf.Tensor, num_examples: tf.Tensor) -> tuple[FederationSize, RoundSize]:
+def _sizes(known: Population, sound: tf.Tensor, num_examples: tf.Tensor) -> tuple[Population, RoundSize]:
     """Return the largest federation yet, and it with the present round's own."""
-    any_weight = tf.constant(FederationSize().most_weight)
-    present = FederationSize(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight)
+    any_weight = tf.constant(Population().most_weight)
+    present = Population(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight)
     federation = tf.nest.map_structure(tf.maximum, known, present)
     sized = (known.num_clients == 0) | (known.num_examples > 0)
     size = RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present, sized)

@@ -190,6 +190,6 @@ def _is_diagonal(curvature: Sequence[np.ndarray], mode: list[tuple[int, ...]]) -
     return mode == [np.shape(x) for x in curvature] and all(bool(np.all(x >= 0)) for x in curvature)
 
 
-def _trace(curvature: Any) -> float:
+def _trace(curvature: tuple[np.ndarray, ...] | np.ndarray) -> float:
     """Return the trace of a matrix, or of its diagonal in leaves."""
     return float(sum(np.sum(x) for x in curvature) if isinstance(curvature, tuple) else np.trace(curvature))

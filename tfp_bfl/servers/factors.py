@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, Site, flatten, unflatten
 from tfp_bfl.servers.rows import RowsHeld
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
 
 
@@ -100,5 +101,5 @@ class Factors(NamedTuple):
         return Site(*(_vector(x) + sum(_vector(row.site[i]) for row in rows.values()) for i, x in enumerate(parts)))
 
 
-def _vector(leaves: Any) -> tf.Tensor:
+def _vector(leaves: TensorTree) -> tf.Tensor:
     return flatten(tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), leaves))

@@ -156,7 +156,7 @@ def _in_words(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-def _flat(tree: Any, path: str) -> dict[str, np.ndarray]:
+def _flat(tree: object, path: str) -> dict[str, np.ndarray]:
     """Return the leaves of named and other tuples by their paths; None has none."""
     if tree is None:
         return {}
@@ -166,15 +166,16 @@ def _flat(tree: Any, path: str) -> dict[str, np.ndarray]:
     return {key: x for part, own in zip(names, tree) for key, x in _flat(own, f"{path}/{part}").items()}
 
 
-def _tree(arrays: Mapping[str, Any], path: str, types: Mapping[str, Any], kind: Any = None) -> Any:
+def _tree(arrays: Mapping[str, np.ndarray], path: str, types: Mapping[str, type], kind: type | None = None) -> Any:
     """Return what `_flat` took apart: a leaf, a named tuple of a kind, whose parts have those types, or a tuple."""
     if path in arrays:
         return arrays[path]
     below = {key[len(path) + 1 :].partition("/")[0] for key in arrays if key.startswith(f"{path}/")}
     if kind is None:
         return tuple(_tree(arrays, f"{path}/{i}", types) for i in range(len(below)))
-    stored = [field for field in kind._fields if field in below or field not in kind._field_defaults]
-    return kind(**{field: _tree(arrays, f"{path}/{field}", types, types.get(field)) for field in stored})
+    of: Any = kind
+    stored = [field for field in of._fields if field in below or field not in of._field_defaults]
+    return of(**{field: _tree(arrays, f"{path}/{field}", types, types.get(field)) for field in stored})
 
 
 def _parts(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], ModelWeights, Any]:

@@ -13,6 +13,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField, as_low_rank, gaussian_product, marginals, mixtures, spread
 from tfp_bfl.posterior.products import check_prior
 from tfp_bfl.servers.rows import RowsHeld, by_client, growing, keep_newest
+from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ClientPosterior, ModelWeights
 
 Rows = Mapping[str, ClientPosterior]
@@ -97,7 +98,7 @@ class Product(NamedTuple):
         return list(tf.nest.flatten(means[0])) if means else []
 
 
-def _frozen(held: RowsHeld[ClientPosterior], over: Sequence[Any]) -> list[Any]:
+def _frozen(held: RowsHeld[ClientPosterior], over: Sequence[Array]) -> list[Any]:
     """Return the layers below posteriors over the last layer, with BatchNorm's statistics; nothing below those over
     all.
     """
@@ -105,11 +106,11 @@ def _frozen(held: RowsHeld[ClientPosterior], over: Sequence[Any]) -> list[Any]:
     return [*point, *tf.nest.flatten(held.weights.moments)] if point else []
 
 
-def _shapes(leaves: Sequence[Any]) -> list[Any]:
+def _shapes(leaves: Sequence[Array]) -> list[Any]:
     return [(tuple(x.shape), tf.as_dtype(x.dtype)) for x in leaves]
 
 
-def _same(first: Sequence[Any], others: Sequence[Any]) -> bool:
+def _same(first: Sequence[Array], others: Sequence[Array]) -> bool:
     return _shapes(first) == _shapes(others) and all(np.array_equal(x, y) for x, y in zip(first, others))
 
 

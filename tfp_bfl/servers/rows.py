@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import Stack, rows_of
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ClientCurvature, ClientPosterior, ModelWeights
 
 Clients = TypeVar("Clients", ClientCurvature, ClientPosterior)
@@ -36,11 +37,11 @@ def growing(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])
 
 
-def by_client(stack: Any) -> dict[str, Any]:
+def by_client(stack: TensorTree) -> dict[str, Any]:
     """Return the row of each client of a stack, leaves [K, ...], by its number in words."""
-    stack = tf.nest.map_structure(np.asarray, stack)
-    pick = lambda k: tf.nest.map_structure(lambda x: x[k], stack)
-    return {str(number): pick(k) for k, number in enumerate(stack.client.tolist())}
+    rows: Any = tf.nest.map_structure(np.asarray, stack)
+    pick = lambda k: tf.nest.map_structure(lambda x: x[k], rows)
+    return {str(number): pick(k) for k, number in enumerate(rows.client.tolist())}
 
 
 def keep_newest(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.weights import FederationSize
+from tfp_bfl.weights import Population
 from tfp_bfl.weights.flat import Prior
 
 KLS = {
@@ -38,7 +38,7 @@ def target_of(
     weighting: str,
     temperature: float,
     prior: Prior,
-    federation: FederationSize,
+    federation: Population,
     num_examples: tf.Tensor,
 ) -> Target:
     """Return the target of a client of `num_examples`.

@@ -13,7 +13,7 @@ from tfp_bfl.weights.kinds import Sent
 from tfp_bfl.weights.model_weights import ModelWeights
 
 
-class FederationSize(NamedTuple):
+class Population(NamedTuple):
     """The size of a federation, clients outside the round included: scalars.
 
     `simulate` knows it. Where nobody has said, it is what the largest round so far has held: 0 before the first.
@@ -30,11 +30,11 @@ class FederationSize(NamedTuple):
 
 
 class RoundSize(NamedTuple):
-    """The size of a federation, as `FederationSize`, and of a round.
+    """The size of a federation, as `Population`, and of a round.
 
     Fields:
       num_clients, num_examples, most_weight: of the federation.
-      present: number of sound clients of the round and of their examples, a `FederationSize`.
+      present: number of sound clients of the round and of their examples, a `Population`.
       sized: False in the first round after `with_clients` without the clients' sizes, a scalar bool: num_examples is
         then that of the round.
     """
@@ -42,7 +42,7 @@ class RoundSize(NamedTuple):
     num_clients: Any
     num_examples: Any
     most_weight: Any
-    present: FederationSize
+    present: Population
     sized: Any = True
 
     def share(self, weighting: str, expected: int | None = None, sized: bool | tf.Tensor = True) -> tf.Tensor:
@@ -109,7 +109,7 @@ class ServerMessage(NamedTuple):
     round: Any
     told: Any = ()
     memory: Any = ()
-    federation: FederationSize = FederationSize()
+    federation: Population = Population()
 
 
 class TrainingMetrics(NamedTuple):

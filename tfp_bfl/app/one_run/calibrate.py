@@ -90,21 +90,13 @@ def calibrate(
             f"each_client is for data that name their clients, and the rows of {files.name(folder)} name none: leave "
             "it out, or run it with client_column."
         )
-    for path in (output, *([figure] if figure else [])):
-        if os.path.lexists(path):
-            raise InvalidArgument(f"{files.name(path)} exists already: choose another name, nothing is overwritten.")
+    _check_new(output, figure)
     first, second = _halves(held)
     temperature = bfl.evaluation.fit_temperature(first["probabilities"], first["labels"])
     probabilities = bfl.evaluation.at_temperature(second["probabilities"], temperature)
     uncertainty = entropy(probabilities) if by == "entropy" else second["epistemic"]
     wanted = {"accuracy": 0.95 if accuracy is None and coverage is None else accuracy, "coverage": coverage}
-    threshold, promise = None, None
-    try:
-        threshold = bfl.evaluation.abstention_limit(
-            probabilities, second["labels"], uncertainty, confidence=confidence, **wanted
-        )
-    except bfl.evaluation.NoThreshold as error:
-        promise = error.promise
+    threshold, promise = _threshold(probabilities, second["labels"], uncertainty, confidence=confidence, **wanted)
     set_limit = bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage, set_score)
     of_sets = set_coverage, confidence, set_score
     sets, unseen = _sets_of_clients(probabilities, second, names, *of_sets) if each_client else ({}, None)
@@ -133,6 +125,21 @@ def calibrate(
         curve = bfl.evaluation.risk_coverage(probabilities, second["labels"], uncertainty)
         bfl.plots.risk_coverage(curve, by, calibration.limit).savefig(figure)
     return calibration
+
+
+def _threshold(*scores: np.ndarray, **wanted: Any) -> tuple[Any, Any]:
+    """Return the threshold of `evaluation.abstention_limit` and None, or None and the most that can be promised."""
+    try:
+        return bfl.evaluation.abstention_limit(*scores, **wanted), None
+    except bfl.evaluation.NoThreshold as error:
+        return None, error.promise
+
+
+def _check_new(*paths: str | pathlib.Path | None) -> None:
+    """Check that no file is where one will be written."""
+    for path in paths:
+        if path is not None and os.path.lexists(path):
+            raise InvalidArgument(f"{files.name(path)} exists already: choose another name, nothing is overwritten.")
 
 
 def _sets_of_clients(

@@ -24,7 +24,7 @@ from tfp_bfl.files import Path
 from tfp_bfl.sites.comparison import outstanding
 from tfp_bfl.sites.interop.names import Arrays, Names, whole_number
 from tfp_bfl.sites.interop.store import Store
-from tfp_bfl.weights import ClientResult, FederationSize, ModelWeights, TrainingMetrics
+from tfp_bfl.weights import ClientResult, ModelWeights, Population, TrainingMetrics
 
 WEIGHTINGS = ("equal", "train_size")
 # What a round reports of training, of which this server knows nothing.
@@ -125,7 +125,7 @@ class Server:
         self._round = _round(first, whole, self._step, weighting, robust, limits, seed)
         traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._conclude, self._add, self._take = map(traced, (self._round.conclude, self._round.add, self._taken))
-        known = FederationSize().num_clients if num_clients is None else check_count(num_clients, "num_clients")
+        known = Population().num_clients if num_clients is None else check_count(num_clients, "num_clients")
         state = as_arrays(self._round.initialize())
         state = state._replace(federation=state.federation._replace(num_clients=np.int32(known)))
         self._by_size = weighting == "train_size"
