@@ -71,7 +71,7 @@ def begin(process):
 @functools.cache
 def result_of(work, model_fn, client):
     """Client work outside TFF, with the seed that a round folds from the run's seed, the round and the client."""
-    weights, federation = models.get_weights(model_fn()), models.Federation(len(SIZES), sum(SIZES))
+    weights, federation = models.get_weights(model_fn()), models.Population(len(SIZES), sum(SIZES))
     row = work.memory(weights, SIZES[client] / sum(SIZES)) if isinstance(work, ClientWork) and work.memory else ()
     message = models.ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
     secret = SECRET if isinstance(work, ClientWork) and work.is_private else ()

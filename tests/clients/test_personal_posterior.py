@@ -23,7 +23,7 @@ def work_of(client, memory=None, weights=None, **options):
     work = bfl.clients.personal_posterior(model_fn, **{**FEW, **options})
     weights = weights or bfl.models.get_weights(model_fn())
     memory = memory or work.memory(weights, 0.3)
-    message = bfl.models.ServerMessage(weights, tf.constant(0), memory=memory, federation=bfl.models.Federation(3, 57))
+    message = bfl.models.ServerMessage(weights, tf.constant(0), memory=memory, federation=bfl.models.Population(3, 57))
     examples = tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
     return work.build()(message, examples, tf.constant([1, 2]))
 

@@ -284,7 +284,7 @@ def test_the_reported_elbo_is_that_of_all_data(federation, size):
     """KL / N with the N of all clients, where somebody has said it."""
     work = clients.sites(model_fn, local_epochs=1, **EXACT, temperature=0.5)()
     message = ServerMessage(get_weights(model_fn()), tf.constant(0), memory=first_site(clients.sites(model_fn)))
-    message = message._replace(federation=models.Federation(*map(tf.constant, federation)))
+    message = message._replace(federation=models.Population(*map(tf.constant, federation)))
     metrics = work(message, tf.nest.map_structure(tf.constant, exact_table()), tf.constant([3, 0])).metrics
     np.testing.assert_allclose(metrics.tempered_elbo, -(metrics.nll + 0.5 * metrics.kl / size), rtol=1e-6)
     assert metrics.kl > 0

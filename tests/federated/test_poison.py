@@ -147,7 +147,7 @@ def test_a_free_rider_does_not_freeze_the_federation(by, ratio, least, most, cap
     assert least <= step.min() <= step.max() <= most
     told = "weighs no client more than 10 times the median one: client 0 weighed more" in caplog.text
     assert told == (by == "distance" and ratio == 10.0)
-    assert result.state.federation.most_weight == np.float32(models.Federation().most_weight)
+    assert result.state.federation.most_weight == np.float32(models.Population().most_weight)
 
 
 def test_capped_weights_by_hand():

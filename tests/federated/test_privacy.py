@@ -215,7 +215,7 @@ def test_a_faulty_client_counts_nothing_and_the_others_as_before():
 def test_drift_is_corrected_by_the_expected_number_of_clients(build):
     """The exact number of clients drawn is what nobody may learn; without privacy it is the share of the examples."""
     model_fn = functools.partial(bfl.models.mlp, "deterministic", (30,), 2, hidden=(4,), seed=0)
-    size = bfl.models.RoundSize(100, 1000, 1.0, bfl.models.Federation(7, 50))
+    size = bfl.models.RoundSize(100, 1000, 1.0, bfl.models.Population(7, 50))
     for options, share in (
         ({"privacy": HIDDEN, "weighting": "equal"}, 0.06),
         ({}, 0.05),

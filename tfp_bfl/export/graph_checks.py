@@ -189,7 +189,7 @@ def check_signatures(
 
     Args:
       meta: the MetaGraphDef.
-      outputs: as of `heads.Head`.
+      outputs: as of `heads.OutputHead`.
       rows: the columns that the signature for rows of a table accepts (`rows.inputs_of`); {} without one.
     """
     for name, signature in meta.signature_def.items():

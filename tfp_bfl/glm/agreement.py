@@ -2,7 +2,7 @@
 
     site:   names and kinds of the columns, and the levels of text
     server: the columns of the model, by the union of the levels (`agree`)
-    site:   sums over its rows: filled cells, their sum, rows in which two columns are empty (`encoding.Cells.sums`)
+    site:   sums over its rows: filled cells, their sum, rows in which two columns are empty (`encoding.SiteCells.sums`)
     server: means for empty cells, and the indicators (`encoding.settle`)
 
 `design.read_design` reads a table in one place by these steps, with its clients as the sites.

@@ -26,7 +26,7 @@ from tfp_bfl.sites.masks import KEY_BYTES
 
 # Key of the options of such a job; the name by which party.yaml allows it among the algorithms.
 GLM = "glm"
-# Kind of the question for sums of `encoding.Cells`, beside those of `glm.federation`.
+# Kind of the question for sums of `encoding.SiteCells`, beside those of `glm.federation`.
 CELLS = "cells"
 # Points of one question.
 _MOST_POINTS = 100
