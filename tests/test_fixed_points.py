@@ -17,7 +17,7 @@ from tests.test_truth import SIZES, exact, model_fn, problem, rms
 from tfp_bfl import clients, models, rules
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, default_rule, fixed_point_warning
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.models import Federation, ServerMessage
+from tfp_bfl.models import Population, ServerMessage
 from tfp_bfl.posterior import MeanField
 
 # One batch an epoch: equally many steps of all clients. At these rates a client moves along its gradient.
@@ -54,7 +54,7 @@ def moved(step, seed):
     like = weights.posterior.mean[0].shape
     start = MeanField(*((tf.constant(np.reshape(x, like), tf.float32),) for x in (mean, variance)))
     message = ServerMessage(weights._replace(posterior=start), tf.constant(0))
-    message = message._replace(federation=Federation(tf.constant(len(SIZES)), tf.constant(sum(SIZES))))
+    message = message._replace(federation=Population(tf.constant(len(SIZES)), tf.constant(sum(SIZES))))
     rows = []
     for repeat in range(repeats):
         for k, (x, y) in enumerate(zip(*problem(seed))):

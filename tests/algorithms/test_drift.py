@@ -11,7 +11,7 @@ from tfp_bfl import algorithms, clients, federated, models
 from tfp_bfl.clients.displacement import reach_of
 from tfp_bfl.data import Clients, Column, Source
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import Federation, ModelWeights, ServerMessage
+from tfp_bfl.models import ModelWeights, Population, ServerMessage
 from tfp_bfl.posterior import MeanField
 
 SIZES = (8, 24, 40)
@@ -123,7 +123,7 @@ def test_fed_nova_rests_at_the_minimum_where_clients_take_unequal_numbers_of_ste
 
 def message(told, memory):
     weights = models.get_weights(line())
-    federation = Federation(tf.constant(3), tf.constant(sum(SIZES)))
+    federation = Population(tf.constant(3), tf.constant(sum(SIZES)))
     return ServerMessage(weights, tf.constant(0), told, memory, federation)
 
 

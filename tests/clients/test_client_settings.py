@@ -12,7 +12,7 @@ from tfp_bfl import algorithms, clients, compression, servers
 from tfp_bfl.clients.gradient import Kept
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulate, simulate_chains
-from tfp_bfl.models import Federation, ServerMessage
+from tfp_bfl.models import Population, ServerMessage
 
 SHARES, COMPRESSORS, RATES = (0.5, 0.75), ("none", "sparsifier:0.5"), (1.0, 0.5)
 GIVEN = {"compressor": COMPRESSORS, "participation": SHARES}
@@ -46,7 +46,7 @@ def test_the_estimate_has_no_bias(rates, monkeypatch):
     # The server's step is linear in the sum of what independent clients send.
     total = tf.nest.map_structure(lambda *x: tf.add_n(x), *means)
     step = servers.descend(1.0, participation=SHARES, memory_rate=rates, prior_stddev=0.5)
-    state = step.meet(step.initialize(weights_of(theta)), Federation(2, 5), tf.constant(2))
+    state = step.meet(step.initialize(weights_of(theta)), Population(2, 5), tf.constant(2))
     state = state._replace(memory=tf.constant(memories.sum(0)) if rates else ())
     after, moved = step.next(state, weights_of(theta), total, None)
     np.testing.assert_allclose(theta - moved.point[0].numpy(), sum(remains) + theta / 0.25, rtol=1e-5)

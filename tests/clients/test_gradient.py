@@ -14,7 +14,7 @@ from tfp_bfl.clients import gradient
 from tfp_bfl.clients.gradient import draw_batch
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import Anchor, Federation, ModelWeights, ServerMessage
+from tfp_bfl.models import Anchor, ModelWeights, Population, ServerMessage
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.tensors import traced_for_xla
 
@@ -67,7 +67,7 @@ def test_the_transcript():
             result = run(message, examples_of(TABLES[client]), tf.constant([0, 0]))
             np.testing.assert_allclose(result.weights, sent[client], atol=2e-6)
             total, kept[client] = total + result.weights, result.memory
-        state = step.meet(state, Federation(NUM, 5), tf.constant(len(draws)))
+        state = step.meet(state, Population(NUM, 5), tf.constant(len(draws)))
         state, moved = step.next(state, weights_of(theta), total, None)
         theta = moved.point[0].numpy() + np.sqrt(0.1) * np.float32(noise)
         np.testing.assert_allclose(theta, after, atol=2e-6)
@@ -131,7 +131,7 @@ def test_the_estimate_has_no_bias(estimator, with_memory, monkeypatch):
     moves = []
     for pair in itertools.combinations(range(3), 2):
         total = tf.constant(np.float32(sum(means[k] for k in pair)))
-        met = step.meet(state, Federation(3, 6), tf.constant(2))
+        met = step.meet(state, Population(3, 6), tf.constant(2))
         moves.append(theta - step.next(met, weights_of(theta), total, None)[1].point[0].numpy())
     of_data = sum(2 * theta - t.sum(0) for t in tables)
     # At any point w* the clients' gradients and the prior's are both less those there.

@@ -10,7 +10,7 @@ from tests.clients.test_laplace import conv
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import Federation, ServerMessage
+from tfp_bfl.models import Population, ServerMessage
 from tfp_bfl.posterior import Site
 
 K, N, D, NOISE, PRIOR_STDDEV = 4, 12, 3, 0.5, 2.0
@@ -94,7 +94,7 @@ def test_one_client_finds_its_optimum_in_closed_form(rho, temperature):
     weights = models.get_weights(model_fn())._replace(point=(np.float32(mean)[:, None],))
     memory = tf.nest.map_structure(lambda x: tf.constant(x, tf.float32), site)
     told = tf.constant(precision, tf.float32)
-    message = ServerMessage(weights, tf.constant(0), told, memory, Federation(K, K * N))
+    message = ServerMessage(weights, tf.constant(0), told, memory, Population(K, K * N))
     examples = next(iter(dataset(1)))
     result = work()(message, examples, tf.constant([1, 2]))
     x, y = data()[0][1], data()[1][1]

@@ -8,7 +8,7 @@ from tfp_bfl import clients
 from tfp_bfl.clients.sites import FLOOR, MovingSite
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.noise import standard_normal
-from tfp_bfl.models import Federation, ServerMessage, get_weights
+from tfp_bfl.models import Population, ServerMessage, get_weights
 from tfp_bfl.posterior import Site
 
 from .test_sites import NOISE, NUM_WEIGHTS, PRIOR_PRECISION, model_fn, random_table
@@ -66,7 +66,7 @@ def by_hand(rho, site, momentum=0.0, steps=0):
 def run(rho, memory, **options):
     work = clients.sites(model_fn, step_size=rho, **{**IVON, **options})()
     message = ServerMessage(get_weights(model_fn()), tf.constant(0), memory=tf.nest.map_structure(tf.constant, memory))
-    message = message._replace(federation=Federation(tf.constant(3), tf.constant(40)))
+    message = message._replace(federation=Population(tf.constant(3), tf.constant(40)))
     examples = tf.nest.map_structure(tf.constant, random_table(0, NUM_EXAMPLES))
     return work(message, examples, tf.constant(SEED))
 

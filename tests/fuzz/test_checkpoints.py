@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.fuzz.harness import attempt, inputs, tally
 from tests.fuzz.mutations import mutated
 from tfp_bfl import files
-from tfp_bfl.models import Federation, ModelWeights
+from tfp_bfl.models import ModelWeights, Population
 from tfp_bfl.posterior import MeanField
 
 pytest.importorskip("tensorflow_federated")
@@ -43,7 +43,7 @@ def state_of_round(number):
     clients = 2 if number else 0
     kept = (np.arange(clients, dtype=np.int32), np.arange(4 * clients, dtype=np.float32).reshape(clients, 4) + 1)
     return ServerState(
-        np.int32(number), np.int32(0), weights, kept, (), Federation(np.int32(2), np.int32(30), np.float32(9))
+        np.int32(number), np.int32(0), weights, kept, (), Population(np.int32(2), np.int32(30), np.float32(9))
     )
 
 

@@ -11,7 +11,7 @@ from tfp_bfl import algorithms, clients, evaluation, models, posterior
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout, DenseVariationalDropout
-from tfp_bfl.models import Federation, FlatWeights, ServerMessage, get_weights
+from tfp_bfl.models import FlatWeights, Population, ServerMessage, get_weights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.training.target import target_of
 
@@ -95,7 +95,7 @@ def test_a_share_of_a_hierarchical_prior_is_that_of_its_gaussian():
     model = mixed()
     flat, weights = FlatWeights(model), moved(get_weights(model))
     flat.load(weights)
-    target = target_of("product", "equal", 1.0, flat.prior, Federation(4, 100), tf.constant(25.0))
+    target = target_of("product", "equal", 1.0, flat.prior, Population(4, 100), tf.constant(25.0))
     kl, _, _ = flat.kl_divergence(tf.exp(flat.log_stddev), target.prior)
     models.assign_weights(model, weights)
     own = models.prior(model)

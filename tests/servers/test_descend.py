@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfp_bfl import servers
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import Federation, ModelWeights
+from tfp_bfl.models import ModelWeights, Population
 from tfp_bfl.posterior import MeanField
 
 NOTHING = MeanField((), ())
@@ -16,7 +16,7 @@ TOTAL = tf.constant([1.0, -1.0, 2.0])
 
 def step_of(present, state=None, **options):
     step = servers.descend(0.1, **options)
-    state = step.meet(state or step.initialize(WEIGHTS), Federation(6, 60), tf.constant(present))
+    state = step.meet(state or step.initialize(WEIGHTS), Population(6, 60), tf.constant(present))
     state, moved = step.next(state, WEIGHTS, TOTAL, None)
     return state, np.concatenate([np.ravel(x) for x in moved.point])
 
@@ -51,7 +51,7 @@ def test_the_anchor_is_the_weights_at_which_its_round_begins():
     state, weights, told = step.initialize(WEIGHTS), WEIGHTS, []
     for _ in range(4):
         told.append((step.tell(state, weights), weights))
-        state, weights = step.next(step.meet(state, Federation(6, 60), tf.constant(6)), weights, TOTAL, None)
+        state, weights = step.next(step.meet(state, Population(6, 60), tf.constant(6)), weights, TOTAL, None)
     assert [int(t.number) for t, _ in told] == [0, 0, 1, 1]
     for (anchor, _), at in zip(told, (0, 0, 2, 2)):
         tf.nest.map_structure(np.testing.assert_array_equal, anchor.point, told[at][1].point)

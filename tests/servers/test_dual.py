@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfp_bfl import servers
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import Federation, ModelWeights
+from tfp_bfl.models import ModelWeights, Population
 from tfp_bfl.posterior import MeanField
 
 SHAPES = ((4, 3), (3,))
@@ -39,7 +39,7 @@ def from_natural(flat):
 def a_round(step, state, own, sent, num_clients):
     """The server's next state and weights, of clients in the round whose natural parameters are `sent`."""
     pooled = weights(from_natural(np.mean([natural(q) for q in sent], 0)), point=7.0)
-    state = step.meet(state, Federation(tf.constant(num_clients), tf.constant(9)), tf.constant(len(sent)))
+    state = step.meet(state, Population(tf.constant(num_clients), tf.constant(9)), tf.constant(len(sent)))
     return step.next(state, own, pooled, SEED)
 
 

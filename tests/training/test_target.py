@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import weighting
-from tfp_bfl.models import Federation
+from tfp_bfl.models import Population
 from tfp_bfl.training.target import KLS, target_of
 from tfp_bfl.weights.flat import Prior
 
@@ -19,7 +19,7 @@ SIZES = {"total": ALL, "client": OWN, "product": OWN}
 
 
 def target(kl, weights="train_size", temperature=1.0, federation=None):
-    federation = Federation(tf.constant(CLIENTS), tf.constant(ALL)) if federation is None else federation
+    federation = Population(tf.constant(CLIENTS), tf.constant(ALL)) if federation is None else federation
     return target_of(kl, weights, temperature, PRIOR, federation, tf.constant(OWN))
 
 
@@ -46,7 +46,7 @@ def test_prior_is_the_layers_own_or_its_root(kl, weights):
 @pytest.mark.parametrize("kl", KLS)
 @pytest.mark.parametrize("weights", weighting.ALL_WEIGHTINGS)
 def test_a_client_without_a_federation_in_the_message_is_alone(kl, weights):
-    for federation in (Federation(), Federation(tf.constant(0), tf.constant(0)), Federation(1, int(OWN))):
+    for federation in (Population(), Population(tf.constant(0), tf.constant(0)), Population(1, int(OWN))):
         alone = target(kl, weights, federation=federation)
         np.testing.assert_array_equal(alone.size, OWN)
         for x, wanted in zip(alone.prior, PRIOR):
@@ -54,7 +54,7 @@ def test_a_client_without_a_federation_in_the_message_is_alone(kl, weights):
 
 
 def test_a_federation_is_no_smaller_than_its_client():
-    np.testing.assert_array_equal(target("total", federation=Federation(2, 3)).size, OWN)
+    np.testing.assert_array_equal(target("total", federation=Population(2, 3)).size, OWN)
 
 
 @pytest.mark.parametrize("weights", ["equal", "train_size"])
@@ -62,7 +62,7 @@ def test_the_log_linear_pool_of_the_optima_is_the_posterior(weights):
     """Gaussian likelihoods of one weight: optima prior likelihood_k^(n / N_k), pooled in natural parameters."""
     sizes, precision, shift = np.array([5.0, 20.0, 75.0]), np.array([2.0, 30.0, 7.0]), np.array([1.0, -3.0, 4.0])
     shares = np.ones(3) / 3 if weights == "equal" else sizes / sizes.sum()
-    federation = Federation(3, int(sizes.sum()))
+    federation = Population(3, int(sizes.sum()))
     powers = [
         float(target_of("total", weights, 1.0, PRIOR, federation, tf.constant(n, tf.float32)).size) / n for n in sizes
     ]
