@@ -78,7 +78,7 @@ def client_scores(
             f"There are {len(place)} clients for {len(columns['nll'])} rows: name the client of each row."
         )
     bins, columns["count"] = columns.pop("errors", None), np.ones(len(place))
-    totals = {name: np.bincount(place, x, len(every)) for name, x in columns.items()}
+    totals: dict[str, np.ndarray] = {name: np.bincount(place, x, len(every)) for name, x in columns.items()}
     if bins is not None:
         used, column = np.unique(bins, return_inverse=True)
         counts = np.bincount(place * len(used) + column, minlength=len(every) * len(used))

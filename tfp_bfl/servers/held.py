@@ -196,7 +196,7 @@ def _check_types(arrays: Mapping[str, np.ndarray]) -> None:
     for key, x in arrays.items():
         part, field = key.partition("/")[0], key.rpartition("/")[2]
         if part == "rows" and field in ("client", "num_examples"):
-            fine = fine and x.dtype == np.int32 and x.ndim == 0 and (field == "client" or x > 0)
+            fine = fine and x.dtype == np.int32 and x.ndim == 0 and (field == "client" or int(x) > 0)
         elif part in ("rows", "weights"):
             fine = fine and x.dtype in (np.float32, np.float64) and bool(np.all(np.isfinite(x)))
         elif part == "settings":
