@@ -57,7 +57,9 @@ if TYPE_CHECKING:
         privacy,
         rules,
         servers,
+        training,
         weighting,
+        weights,
     )
     from tfp_bfl.app.many_runs.program import report
     from tfp_bfl.app.one_run.program import run
@@ -92,7 +94,9 @@ __all__ = [
     "servers",
     "simulate",
     "sites",
+    "training",
     "weighting",
+    "weights",
 ]
 
 

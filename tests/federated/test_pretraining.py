@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfp_bfl import federated
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import get_weights
+from tfp_bfl.weights import get_weights
 
 from .test_simulation import CLIENTS, SOURCE, assert_close, assert_identical, build
 

@@ -54,7 +54,7 @@ class Evaluation(NamedTuple):
 
 def is_stochastic(model: keras.Model) -> bool:
     """Return whether two weight samples of the model can differ: it has variational weights, Monte Carlo
-    dropout, or a posterior beside it (`models.predictive_model`).
+    dropout, or a posterior beside it (`weights.predictive_model`).
     """
     layers = list(model._flatten_layers())
     samples = lambda layer: (
@@ -95,10 +95,10 @@ def draw_outputs(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Te
 def linearised_probabilities(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Compute `draw_probabilities` of the model linearised in its weights at the posterior's mean: [B, C].
 
-    softmax(f(x; m) + J(x) (w - m)),   w ~ q   (`models.WeightSampling.linearised`)
+    softmax(f(x; m) + J(x) (w - m)),   w ~ q   (`weights.WeightSampling.linearised`)
 
     Args:
-      model, features, seed: as of `draw_probabilities`; a model of `models.predictive_model` with a posterior over
+      model, features, seed: as of `draw_probabilities`; a model of `weights.predictive_model` with a posterior over
         point weights.
     """
     layer: Any = weight_sampling(model)

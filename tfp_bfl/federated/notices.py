@@ -142,7 +142,7 @@ def divergence_clause(steps: Mapping[int, int]) -> str:
     """Return where the training of clients diverged first; empty if it is not known.
 
     Args:
-      steps: client -> local step (`models.TrainingMetrics.diverged_at`).
+      steps: client -> local step (`weights.TrainingMetrics.diverged_at`).
     """
     known = [(step, client) for client, step in steps.items() if step > 0]
     if not known:
