@@ -28,8 +28,7 @@ from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.layers import noise
 from tfp_bfl.layers.base import Keras2Layer
-from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
-from tfp_bfl.layers.variational_weight import Between, Parametrization, VariationalWeight
+from tfp_bfl.layers.gaussian import Between, Convolution, Dense, GaussianLayer, Parametrization, VariationalWeight
 
 # By log alpha, s^2 would be zero where a mean is.
 MIN_VARIANCE = 1e-8
