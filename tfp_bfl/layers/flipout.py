@@ -120,10 +120,6 @@ class DenseFlipout(Dense, Flipout, Keras2Layer):
 class Conv2DFlipout(Convolution, Flipout, Keras2Layer):
     """A 2-D convolution with a mean-field Gaussian kernel, perturbed by Flipout: [B, H, W, D] -> [B, H', W', filters].
 
-    Args:
-      filters, kernel_size, strides, padding: as in `tf.keras.layers.Conv2D`.
-      **kwargs: as `DenseFlipout`.
-
     Raises:
       InvalidArgument: a standard deviation is not positive, or the initial one is below the floor.
     """

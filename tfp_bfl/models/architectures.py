@@ -33,9 +33,6 @@ def mlp(
     Returns:
       A `tf.keras.Model` from inputs `[B, *input_shape]` to logits [B, C].
 
-    Raises:
-      InvalidArgument: no such kind, a normalization, or fewer than two classes.
-
     Example:
       >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
       >>> model.output_shape, model.count_params()
@@ -81,9 +78,6 @@ def lenet(
 
     Returns:
       A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].
-
-    Raises:
-      InvalidArgument: no such kind, normalization or layer, or a shape that it can't take.
 
     Example:
       >>> model = bfl.models.lenet("flipout", input_shape=(8, 8, 1))

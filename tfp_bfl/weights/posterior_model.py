@@ -170,11 +170,7 @@ def _check_pixels(images: object, shape: Sequence[int | None]) -> None:
 
 
 def _as_batch(inputs: Any, shape: Sequence[int | None]) -> Any:
-    """Return a batch of images as it is.
-
-    Raises:
-      InvalidArgument: it has another number of axes. Where a graph does not know that, an operation states both shapes.
-    """
+    """Return a batch of images as it is."""
     rank = inputs.shape.rank if hasattr(inputs.shape, "rank") else len(inputs.shape)
     if rank is None:
         return tf.ensure_shape(inputs, shape)
