@@ -58,11 +58,7 @@ class Info(NamedTuple):
 
 
 def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
-    """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
-
-    Raises:
-      InvalidArgument: it does not return logits [B, C], or for a target [B, 2].
-    """
+    """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`)."""
     shape = getattr(model, "output_shape", None)
     if target is not None and shape != (None, 2):
         raise InvalidArgument(
@@ -89,9 +85,6 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
     """Return (name, mean, divisor) of each column of the table that a model takes, in order; [] of other models.
 
     The divisor is the standard deviation, and 1 for a column that was constant in training.
-
-    Raises:
-      InvalidArgument: `info.data` has columns of another form.
     """
     columns = (info.data or {}).get("columns", [])
     number = lambda x: _is_number(x) and math.isfinite(x)
@@ -131,11 +124,7 @@ def offsets_of(info: Info, least: float = _OFFSET) -> dict[str, float]:
 
 
 def features_of(info: Info) -> tuple[Feature, ...]:
-    """Return the encoding of the table that a model accepts as it is; () of other models.
-
-    Raises:
-      InvalidArgument: `info.data` has an encoding of another form.
-    """
+    """Return the encoding of the table that a model accepts as it is; () of other models."""
     given, columns = (info.data or {}).get("encoding", []), columns_of(info)
     try:
         features = parse_features(given)
@@ -151,11 +140,7 @@ def features_of(info: Info) -> tuple[Feature, ...]:
 
 
 def target_of(info: Info) -> tuple[str, float, float] | None:
-    """Return (name, mean, standard deviation) of the number that a model predicts; None for one of classes.
-
-    Raises:
-      InvalidArgument: `info.data` has a target of another form.
-    """
+    """Return (name, mean, standard deviation) of the number that a model predicts; None for one of classes."""
     target = (info.data or {}).get("target")
     if target is None:
         return None
@@ -172,11 +157,7 @@ def target_of(info: Info) -> tuple[str, float, float] | None:
 
 
 def has_unusual(info: Info) -> bool:
-    """Return whether a model scores unusual examples: whether `info.data` states their threshold.
-
-    Raises:
-      InvalidArgument: `info.data` states it in another form.
-    """
+    """Return whether a model scores unusual examples: whether `info.data` states their threshold."""
     stated = (info.data or {}).get("unusual")
     if stated is None:
         return False
@@ -239,11 +220,7 @@ _NONE_ALLOWED = ("limit", "at_least", "best_accuracy", "best_coverage", "clients
 
 
 def calibration_of(info: Info) -> Calibration | None:
-    """Return the result of `tfp-bfl calibrate`; None for a model that was not calibrated.
-
-    Raises:
-      InvalidArgument: `info.calibration` is of another form.
-    """
+    """Return the result of `tfp-bfl calibrate`; None for a model that was not calibrated."""
     if info.calibration is None:
         return None
     calibration = {**Calibration._field_defaults, **info.calibration}
@@ -278,11 +255,7 @@ def merged(new: Info | None, old: Info) -> Info:
 
 
 def check(info: object) -> Info:
-    """Return what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None.
-
-    Raises:
-      InvalidArgument: it is not.
-    """
+    """Return what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None."""
     if not isinstance(info, Info):
         raise InvalidArgument(f"info is {shown(info)}, but must be a tfp_bfl.export.Info.")
     for name, value in info._asdict().items():
@@ -312,11 +285,7 @@ def _is_number(value: object) -> bool:
 
 
 def to_json(info: Info) -> str:
-    """Return the content of the file.
-
-    Raises:
-      InvalidArgument: `info` holds what JSON has no form for, or more than the file may hold.
-    """
+    """Return the content of the file."""
     try:
         text = json.dumps(info._asdict(), indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -327,11 +296,7 @@ def to_json(info: Info) -> str:
 
 
 def from_json(content: bytes) -> Info:
-    """Parse the text of a file.
-
-    Raises:
-      InvalidArgument: it is not what `to_json` gives.
-    """
+    """Parse the text of a file."""
     try:
         values = json.loads(content.decode("ascii"))
         info = check(Info(**values))

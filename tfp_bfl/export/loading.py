@@ -50,20 +50,12 @@ def load(path: str | os.PathLike) -> Any:
       What `tf.saved_model.load` returns: `mean`, `sample`, `predict` and `abstain`, and `signatures` of the same names,
       as `save` describes them; and `draw(images, seed)`, one weight sample's p(y | x, w): float32 [B, ...] and int32
       [2] -> [B, C].
-
-    Raises:
-      InvalidArgument: there is no such folder, or it is not what `save` wrote. That holds also for a model with layers
-        of your own that use operations not on the list: `tf.saved_model.load` reads it without these checks.
     """
     return _reading(path, _load)
 
 
 def read_info(path: str | os.PathLike) -> Info:
-    """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model.
-
-    Raises:
-      InvalidArgument: there is no such folder, or its files are not those of what `save` wrote.
-    """
+    """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model."""
     return _reading(path, lambda folder: _read_info(folder, manifest.read_manifest(folder)))
 
 

@@ -48,11 +48,6 @@ def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int 
       path: a new file.
       num_samples: S, of `predict`; a model without anything random has one.
       seed: of the samples.
-
-    Raises:
-      InvalidArgument: there is something at `path`, num_samples is below 1, seed is no int32, the file would be larger
-        than 2 GiB, a column or the target is so far from zero that float32 rounds it by 0.06 standard deviations or
-        more, or `model_or_run` is not what `save` takes.
     """
     check_count(num_samples, "num_samples")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**31) <= seed < 2**31:

@@ -33,12 +33,7 @@ class Averaged(NamedTuple):
 
 
 def check_average_rounds(process: BayesianProcess, average_rounds: int | None, rounds: int) -> int:
-    """Return R, the number of rounds to average; 1 for None.
-
-    Raises:
-      InvalidArgument: average_rounds is below 1 or above the number of rounds; or above 1 for an algorithm that has no
-        single mean-field posterior after each round: chains, personal models, FL-SWAG, Laplace and exact last layers.
-    """
+    """Return R, the number of rounds to average; 1 for None."""
     if average_rounds is None:
         return 1
     check_count(average_rounds, "average_rounds")
@@ -90,9 +85,6 @@ class RoundAverage:
     Attributes:
       first: the first round of the average.
       sums: float64 arrays for a checkpoint; empty before round `first`.
-
-    Raises:
-      InvalidArgument: the posterior is not a `MeanField`.
     """
 
     def __init__(self, average_rounds: int, rounds: int, like: ModelWeights, plain: bool = False):
@@ -114,11 +106,7 @@ class RoundAverage:
         self.sums = [a + b for a, b in zip(self.sums, terms)] if self.sums else terms
 
     def restore(self, number: int, first: int | None, sums: Sequence[np.ndarray]) -> None:
-        """Continue from the checkpoint of round `number`, with sums that begin with round `first`.
-
-        Raises:
-          InvalidArgument: the checkpoint lies inside the averaging window, and its sums are of another window.
-        """
+        """Continue from the checkpoint of round `number`, with sums that begin with round `first`."""
         if number < self.first:
             return
         shapes = [x.shape for x in self._terms(self._like)]

@@ -156,9 +156,6 @@ class Checkpoints:
           first: the state before the first round.
           specs: of the state's tensors, leaf by leaf (`BayesianProcess.state_spec`), if they may grow; None: those of
             `first`.
-
-        Raises:
-          InvalidArgument: the checkpoints are of another run, or all of them are damaged.
         """
         numbers = self.rounds()
         for number in reversed(numbers):

@@ -44,11 +44,7 @@ def member_seed(seed: int, member: int) -> int:
 
 
 def make_ensemble(make_process: Callable[[int], BayesianProcess], members: int, seed: int = 0) -> Ensemble:
-    """Build the processes of an ensemble (`algorithms.ensemble`).
-
-    Raises:
-      InvalidArgument: fewer than two members; members with equal initial weights, personal models or privacy.
-    """
+    """Build the processes of an ensemble (`algorithms.ensemble`)."""
     check_count(members, "members", least=2)
     processes = tuple(make_process(member_seed(seed, m)) for m in range(members))
     first = processes[0]
@@ -86,9 +82,6 @@ def simulate_members(
       ensemble: of the members.
       clients, rounds: as of `simulate`.
       settings: of each member; with the seed of the run, and a folder of checkpoints in which each member has its own.
-
-    Raises:
-      InvalidArgument: clients that are sites, or options that no member may share.
     """
     if isinstance(clients, Parties):
         raise InvalidArgument("An ensemble is simulated, and sites train one model: run one federation a member.")

@@ -202,9 +202,6 @@ def settings_of(
       given: options by name: fields of `SimulationSettings`, and keywords that stand for fields of their objects. In
         the place of an object may stand the value of its first field.
       objects: names of the fields of `SimulationSettings` that the function has.
-
-    Raises:
-      InvalidArgument: an unknown keyword, a field that is given twice, or an object of another type.
     """
     defaults = SimulationSettings()._asdict()
     settings = {name: _as_object(name, given.get(name), default) for name, default in defaults.items()}

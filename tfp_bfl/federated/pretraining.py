@@ -56,9 +56,6 @@ def pretrain(
       max_epochs: no more than these.
       patience: epochs without a better accuracy.
       seed, runtime, engine: as in `simulate`.
-
-    Raises:
-      InvalidArgument: max_epochs or patience below 1, or several clients.
     """
     check_count(patience, "patience")
     if server.num_clients != 1:

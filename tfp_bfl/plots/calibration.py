@@ -20,9 +20,6 @@ def reliability_diagram(probabilities: object, labels: object, num_bins: int = 1
       num_bins: the number of bins.
       over: "top_label", the predicted class, or "classes", all of them.
 
-    Raises:
-      InvalidArgument: as `tfp_bfl.evaluation.calibration.reliability`.
-
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
       >>> labels = np.array([0, 1, 1, 0])

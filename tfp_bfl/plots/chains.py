@@ -26,9 +26,6 @@ def chain_traces(values: Mapping[str, Any], rounds: Any | None = None) -> Figure
 
     Returns:
       A figure with two panels in a row for each name.
-
-    Raises:
-      InvalidArgument: no values; values not [M, R], not of one R, of less than four rounds, or not finite.
     """
     chains = {name: np.asarray(x, np.float64) for name, x in values.items()}
     _check(chains, rounds)

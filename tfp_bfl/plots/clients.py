@@ -28,10 +28,6 @@ def client_labels(label_counts: object, class_names: Sequence[str], client_names
       class_names: C names.
       client_names: K names; () for the numbers of the clients.
 
-    Raises:
-      InvalidArgument: the counts are not of shape [K, C] with K, C > 0, are negative or not finite, or the
-        names are not C or K.
-
     Example:
       >>> clients = bfl.data.load("digits").partition(bfl.data.dirichlet(num_clients=10, alpha=0.5), seed=0)
       >>> figure = bfl.plots.client_labels(clients.label_counts(), clients.source.class_names)
@@ -85,9 +81,6 @@ def client_sizes(sizes: object) -> Figure:
 
     Args:
       sizes: [K], numbers of examples, such as `Clients.sizes`.
-
-    Raises:
-      InvalidArgument: the sizes are not of shape [K] with K > 0, are negative or not finite.
     """
     sizes = np.asarray(sizes)
     if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iuf":

@@ -44,10 +44,6 @@ def kernel_density(
       marks: name -> place, drawn as vertical lines.
       title: instead of none.
       label: of the horizontal axis.
-
-    Raises:
-      InvalidArgument: values not [S], not finite or all the same; no curve, no such kernel, or a bandwidth that is not
-        finite and above zero; a mark that is not finite.
     """
     figure = style.new_figure(height=4.4)
     axes = figure.subplots()
@@ -71,11 +67,7 @@ def draw_kernel_density(
     title: str = "",
     label: str = "value of the weight",
 ) -> None:
-    """Draw `kernel_density` on existing axes, such as one of many panels; without a legend.
-
-    Raises:
-      InvalidArgument: as `kernel_density`.
-    """
+    """Draw `kernel_density` on existing axes, such as one of many panels; without a legend."""
     values, marks = _checked(values, curves, marks or {})
     low, high = values.min(), values.max()
     reach = max(_REACH[kernel] * h for kernel, h in curves.values())

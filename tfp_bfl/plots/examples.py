@@ -34,9 +34,6 @@ def uncertain_examples(
     Returns:
       A figure, or None if the features are no uint8 images.
 
-    Raises:
-      InvalidArgument: the arguments don't fit each other or the description above.
-
     Example:
       >>> test = bfl.data.load("digits", split="test")
       >>> model = bfl.models.lenet("flipout", input_shape=test.element_shape)

@@ -39,9 +39,6 @@ def forest_plot(names: Sequence[str], estimates: Sequence[Estimate]) -> Figure:
     Args:
       names: of the coefficients [p].
       estimates: of clients and pooled ones, in the order of the lines.
-
-    Raises:
-      InvalidArgument: there is nothing to draw, or an estimate is not of p coefficients.
     """
     if not names or not estimates or any(np.shape(e.mean) != (len(names),) for e in estimates):
         raise InvalidArgument("A forest plot needs coefficients, and estimates that each have all of them.")

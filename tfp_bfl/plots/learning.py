@@ -33,9 +33,6 @@ def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
 
     Returns:
       A figure with one to three panels above each other.
-
-    Raises:
-      InvalidArgument: there is no round, a round has no "round", or none holds a key that can be drawn.
     """
     _check_rounds(rounds)
     panels = []
@@ -69,9 +66,6 @@ def learning_comparison(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figu
 
     Returns:
       A figure with one to three panels above each other.
-
-    Raises:
-      InvalidArgument: there is no run, or as `learning_curve`.
     """
     if not runs:
         raise InvalidArgument("A comparison of learning curves needs at least one run, as a mapping of name to rounds.")

@@ -31,9 +31,6 @@ def uncertainty_density(
       name_in, name_out: what the examples are.
       upper: where the axis ends, such as 1 for a normalised entropy; the largest score if None.
       num_bins: of equal width from 0 to `upper`.
-
-    Raises:
-      InvalidArgument: a score lies outside of [0, upper], or as `tfp_bfl.evaluation.out_of_distribution`.
     """
     num_bins = check_count(num_bins, "num_bins")
     areas = out_of_distribution(scores_in, scores_out)

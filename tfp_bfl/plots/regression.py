@@ -30,9 +30,6 @@ def predicted_against_true(numbers: Mapping[str, Any], labels: object) -> Figure
     Args:
       numbers: "mean", "low" and "high" -> [N].
       labels: [N].
-
-    Raises:
-      InvalidArgument: they are not of one shape [N].
     """
     mean, low, high = (_checked(numbers, name, labels) for name in ("mean", "low", "high"))
     truth = np.asarray(labels)
@@ -57,9 +54,6 @@ def interval_coverage(numbers: Mapping[str, Any], labels: object) -> Figure:
     Args:
       numbers: "mean" and "stddev" -> [N].
       labels: [N].
-
-    Raises:
-      InvalidArgument: as `predicted_against_true`.
     """
     mean, stddev = (_checked(numbers, name, labels) for name in ("mean", "stddev"))
     wanted = np.linspace(0.02, 0.98, 49)
@@ -83,9 +77,6 @@ def error_retention(numbers: Mapping[str, Any], labels: object) -> Figure:
     Args:
       numbers: "mean", and of "stddev", "epistemic" and "aleatoric" those that there are -> [N].
       labels: [N].
-
-    Raises:
-      InvalidArgument: as `predicted_against_true`.
     """
     squares = np.square(np.asarray(labels) - _checked(numbers, "mean", labels))
     fraction = np.arange(1, len(squares) + 1) / len(squares)

@@ -43,10 +43,6 @@ def write_report(
 
     Returns:
       The path.
-
-    Raises:
-      InvalidArgument: the path is a folder, there is no run, two have one name, the warnings are one string, or a
-        run's results do not fit each other.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidArgument(f"path comes first: the file to write, and here is a {type(path).__name__}.")

@@ -22,9 +22,6 @@ def retention_curves(probabilities: object, labels: object, uncertainties: Mappi
       probabilities: [B, C], each row a distribution.
       labels: [B], class numbers in [0, C).
       uncertainties: name -> [B], larger is less sure.
-
-    Raises:
-      InvalidArgument: there is no uncertainty, or as `tfp_bfl.evaluation.retention.retention_curve`.
     """
     if not uncertainties:
         raise InvalidArgument("Retention curves need at least one uncertainty, as a mapping of name to values [B].")
@@ -44,9 +41,6 @@ def retention_comparison(models: Mapping[str, tuple[Any, Any, Any]], uncertainty
     Args:
       models: name -> (probabilities [B, C], labels [B], uncertainty [B]), as for `retention_curves`.
       uncertainty: what orders the examples, for the axis.
-
-    Raises:
-      InvalidArgument: there is no model, or as `tfp_bfl.evaluation.retention.retention_curve`.
     """
     if not models:
         raise InvalidArgument("A comparison of retention curves needs at least one model, as a mapping of name to it.")
