@@ -68,6 +68,7 @@ from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, auroc_inte
 from tfp_bfl.evaluation.predictive import (
     PRECISIONS,
     Evaluation,
+    check_num_samples,
     draw_outputs,
     evaluate,
     evaluate_permuted,

@@ -38,11 +38,7 @@ def write_report(
       warnings: whole sentences, shown above everything else, with those of the runs.
       out_of_distribution: where the runs' `out_of_distribution` examples come from, such as "mnist".
       figures: of a single run, those of `run_figures`, which get the page's size; None to draw them anew.
-      repeated: the runs' scores over seeds, where each of the runs stands for several; their tables take the place of
-        the runs' own.
-
-    Returns:
-      The path.
+      repeated: the runs' scores over seeds, whose tables take the place of the runs' own.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidArgument(f"path comes first: the file to write, and here is a {type(path).__name__}.")

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.retention import confidence_curve
+from tfp_bfl.evaluation import confidence_curve
 from tfp_bfl.plots import style
 
 
