@@ -43,13 +43,8 @@ def load(path: str | os.PathLike) -> Any:
     That finds every accident and every file of another origin. Checksums can be forged, and what a graph computes is
     not limited: run models from untrusted sources in a separate process (docs/security.md).
 
-    Args:
-      path: the folder.
-
-    Returns:
-      What `tf.saved_model.load` returns: `mean`, `sample`, `predict` and `abstain`, and `signatures` of the same names,
-      as `save` describes them; and `draw(images, seed)`, one weight sample's p(y | x, w): float32 [B, ...] and int32
-      [2] -> [B, C].
+    The result is that of `tf.saved_model.load`, with the functions and signatures that `save` describes; and
+    `draw(images, seed)`, one weight sample's p(y | x, w): float32 [B, ...] and int32 [2] -> [B, C].
     """
     return _reading(path, _load)
 
