@@ -112,8 +112,9 @@ def _check_calls(functions: dict[str, Any]) -> None:
 
 
 def check_objects(meta: Any, more: tuple[str, ...] = ()) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Check the tree of objects: a list of variables, the functions that predict (those of every export and `more`), their
-    signatures, and the asset. Return for the name of each variable in the checkpoint its data type and shape.
+    """Return the data type and shape of each variable of the checkpoint, if the objects are those of an export.
+
+    These are a list of variables, the functions that predict (`more` besides), their signatures, and the asset.
     """
     nodes = meta.object_graph_def.nodes
     for node in nodes:

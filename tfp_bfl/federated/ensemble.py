@@ -27,12 +27,7 @@ class Ensemble(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Hold what the simulation of an ensemble returned for its members.
-
-    Fields:
-      results: a `SimulationResult` of each member.
-      metrics: what `evaluate` returned for the model of all members.
-    """
+    """The `SimulationResult` of each member of an ensemble, and the metrics of the model of them all."""
 
     results: Sequence[SimulationResult]
     metrics: dict[str, Any]
@@ -75,13 +70,9 @@ def simulate_members(
     rounds: int,
     settings: SimulationSettings,
 ) -> SimulationResult:
-    """Simulate the members of an ensemble one after another, and return their result.
+    """Simulate the members of an ensemble one after another by `simulate`, and return their result.
 
-    Args:
-      simulate: Function that simulates one process.
-      ensemble: of the members.
-      clients, rounds: as of `simulate`.
-      settings: of each member; with the seed of the run, and a folder of checkpoints in which each member has its own.
+    The settings are those of each member, with the seed of the run; each member has a folder of checkpoints of its own.
     """
     if isinstance(clients, Parties):
         raise InvalidArgument("An ensemble is simulated, and sites train one model: run one federation a member.")
