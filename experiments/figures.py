@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.confidence import confidence_curve
+from tfp_bfl.evaluation import confidence_curve
 from tfp_bfl.plots import style
 
 
@@ -20,9 +20,6 @@ def accuracy_confidence(probabilities: Mapping[str, Any], labels: object, title:
       probabilities: name -> [B, C], each row a distribution.
       labels: [B], class numbers in [0, C).
       title: instead of the usual one.
-
-    Raises:
-      InvalidArgument: there is no model, or as `tfp_bfl.evaluation.confidence_curve`.
     """
     if not probabilities:
         raise InvalidArgument("accuracy_confidence needs at least one model, as a mapping of name to predictions.")
