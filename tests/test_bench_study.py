@@ -13,7 +13,8 @@ COSTS = ["rounds", "MB up", "MB down", "CPU s", "not finished"]
 def cell(setting, method, values, trajectory=()):
     """The records of a method with these NLLs, by seed; points of a trajectory are (round, NLL)."""
     points = [{"round": number, "test_nll": nll} for number, nll in trajectory]
-    make = lambda seed, nll: reading.BenchRecord(setting, method, seed, {}, {}, 1, {"test_nll": nll}, {}, points, None)
+    given = {"setting": setting, "method": method, "trials": 1, "rounds": points}
+    make = lambda seed, nll: reading.BenchRecord(**given, seed=seed, scores={"test_nll": nll})
     return [make(seed, nll) for seed, nll in enumerate(values)]
 
 

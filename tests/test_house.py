@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (51_800, 38_000),
-    "edge lines": (15_800, 11_500),
+    "core lines": (50_950, 38_000),
+    "edge lines": (16_200, 11_500),
     "test lines": (64_700, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),

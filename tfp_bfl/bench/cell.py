@@ -25,6 +25,8 @@ from tfp_bfl.logs import quiet
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
+    from tfp_bfl.bench.plan import Plan
+    from tfp_bfl.bench.spaces import Values
 
 # Of evaluations between rounds, and of out-of-distribution examples.
 _MOST_EXAMPLES = 1000
@@ -48,6 +50,13 @@ class Task(NamedTuple):
     hold_out: float
     ood: str | None = None
     evaluations: int = 1
+
+
+def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) -> Task:
+    """Return the work of a run of a plan with the values that a trial chose."""
+    own = plan.methods[method].then, plan.then_options(setting, method, values)
+    config = plan.config(setting, method, seed, values)
+    return Task(config, *own, plan.hold_out, plan.oods.get(setting), plan.evaluations)
 
 
 class _Trained(NamedTuple):

@@ -14,15 +14,22 @@ from typing import Any
 
 from rich.console import Console
 
-from tfp_bfl.app.many_runs.listing import ORDER
 from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.bench.cells import check_cells, check_data_of, forget_models, is_done, read_summary, run_cells
+from tfp_bfl.bench.cells import (
+    check_cells,
+    check_data_of,
+    check_output,
+    forget_models,
+    is_done,
+    read_summary,
+    run_cells,
+)
+from tfp_bfl.bench.runs import ORDER
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
-from tfp_bfl.files import name as path_name
 
 MOST_CELLS = 10_000
 # Option -> the values that it takes.
@@ -157,28 +164,20 @@ def sweep(
     from tfp_bfl.app.one_run.build import check_models
 
     output = pathlib.Path(output)
-    if output.exists() and not output.is_dir():
-        raise InvalidArgument(f"{path_name(output)} is a file: give --output a new folder, or that of a sweep.")
-    if (output / "config.yaml").exists():
-        raise InvalidArgument(f"{path_name(output)} is the folder of one run: give --output another for many.")
-    if output.exists() and any(output.iterdir()) and not (output / ORDER).is_file():
-        raise InvalidArgument(
-            f"{path_name(output)} holds something else than a sweep: give --output a new folder, nothing is "
-            "overwritten."
-        )
-    every = {name: _given(config.recorded()) for name, config in cells.items()}
+    check_output(output, "a sweep", ORDER)
     digests = datasets.check(("", config) for config in cells.values())
     check_cells({name: settled_options(config) for name, config in cells.items()}, output, _held(cells))
     for name in filter(lambda name: is_done(output / name), cells):
         now = digests.get(datasets.key(cells[name]))
         check_data_of(output / name, read_summary(output / name).get("data"), now, output / name)
     check_models((f"{name}: ", config) for name, config in cells.items())
-    from tfp_bfl.app.many_runs.report import write
-    from tfp_bfl.app.many_runs.score_tables import write_tables
+    from tfp_bfl.bench.reports import report
+    from tfp_bfl.bench.score_tables import write_tables
 
-    work = functools.partial(run_or_resume, progress=progress or "phases")
     output.mkdir(parents=True, exist_ok=True)
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
+    every = {name: _given(config.recorded()) for name, config in cells.items()}
+    work = functools.partial(run_or_resume, progress=progress or "phases")
     failure = None
     try:
         run_cells(every, output, work, in_short, jobs=jobs, goes_on=True)
@@ -188,7 +187,7 @@ def sweep(
     if folders:  # Finished runs are reported, whatever became of the rest.
         write_tables(folders, output)
         (output / "report.html").unlink(missing_ok=True)
-        write(folders, output / "report.html")
+        report(folders, output / "report.html")
     if failure:
         raise failure
     return output

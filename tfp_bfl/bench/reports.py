@@ -1,20 +1,20 @@
-"""A page or a table about one run or several, written from their folders."""
+"""Pages and tables about one run or several, written from their folders: `tfp-bfl report` and `bfl.report`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app.many_runs.groups import grouped
-from tfp_bfl.app.many_runs.score_tables import DEFAULT, Style, table_text
 from tfp_bfl.app.one_run import datasets
+from tfp_bfl.app.one_run.program import Run
 from tfp_bfl.app.one_run.records import (
     MOST_ROUNDS_BYTES,
     UNCERTAINTIES,
@@ -27,10 +27,13 @@ from tfp_bfl.app.one_run.records import (
 )
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData
+from tfp_bfl.app.options.own_model import names_code, trust
 from tfp_bfl.app.options.resolve import title
+from tfp_bfl.bench.runs import RunGroup, expand, grouped
+from tfp_bfl.bench.score_tables import DEFAULT, Style, table_text
 from tfp_bfl.data.encoding import scaled
 from tfp_bfl.data.folders import image_files
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export.info import has_unusual
 from tfp_bfl.files.tables import FORMATS
 
@@ -38,59 +41,110 @@ if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
 _BATCH = 500
 UNUSUAL = "unusual"
+Path = str | os.PathLike[str]
 
 
-def write(
-    folders: Sequence[str | pathlib.Path],
-    output: str | pathlib.Path,
+def report(
+    runs: Run | Path | Sequence[Run | Path],
+    output: Path,
+    *,
+    dataset: object = None,
+    test_data: object = None,
     ood: str | None = None,
-    style: Style = DEFAULT,
-    given: Sequence[GivenData | None] = (),
+    columns: Sequence[str] | None = None,
+    digits: int | None = None,
+    percent: bool = False,
+    rows: Mapping[str, str] | None = None,
 ) -> pathlib.Path:
-    """Write one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
-    and their scores as mean and standard deviation.
+    """Write a page or a table about runs, as `tfp-bfl report` does, and return its path.
+
+    Runs that differ in their seeds alone are a group: its first run is shown, its scores are mean and standard
+    deviation.
+
+        found = bfl.run("my_run", dataset="digits")
+        bfl.report(found, "page.html")
+        bfl.report(["rules", "another_run"], "scores.tex", columns=["accuracy", "nll"], percent=True)
 
     Args:
-      folders: of the runs.
-      output: a new HTML file; or .csv, .md or .tex, of the table of scores alone.
-      ood: images that the runs' models were not trained for, such as "mnist" for one of Fashion-MNIST; of its
-        test split as many, drawn by the run's seed, as the run's own test set has at most. Or a path: images, or a
-        table with the columns of the runs, without labels.
-      style: of a table.
-      given: the data of each run that got its data from a program, None of the others; () where none did.
+      runs: a result of `run`, the folder of a run or of many runs, or a sequence of these.
+      output: a new file: .html for a page; .md, .tex or .csv for a table of scores.
+      dataset: data in memory of runs that are named by their folders, as `run` got them; a result of `run` has them.
+        Or FILE.py:FUNCTION of these runs, which is executed.
+      test_data: the test set in memory of these runs.
+      ood: out-of-distribution examples for the page: a dataset, of whose test split as many are drawn by the run's seed
+        as the run's test set has at most; or a path of images, or of a table with the columns of the runs, without
+        labels.
+      columns: of a table, such as ["accuracy", "nll"]; None for every score.
+      digits: decimals of a table; None for 4, of percentages 2.
+      percent: accuracies and other shares of a table are percentages.
+      rows: row -> label of a table, in this order, such as {"rule=conflation": "Conflation"}; other rows follow.
 
     Raises:
-      InvalidArgument: `output` exists or can't be made, a folder is not that of a complete run or named twice, a run's
-        dataset is not the one that it was made of, or the images of `ood` are not of the shape and type of the runs'
-        own. Nothing has been written then.
+      InvalidArgument: as the command line answers with status 2, or the data are not those of the runs. Nothing has
+        been written then.
     """
-    path = pathlib.Path(output)
+    # A simulation's result is a tuple, too, but of no runs.
+    is_several = isinstance(runs, Iterable) and not (isinstance(runs, (Run, str)) or hasattr(runs, "_fields"))
+    every: list[Any] = list(cast(Iterable[Any], runs)) if is_several else [runs]
+    if not every:
+        raise InvalidArgument("runs is empty, but must be a result of bfl.run, a folder, or several of these.")
+    trust({"dataset": dataset})
+    named = None if dataset is None or names_code(dataset) else GivenData(dataset, test_data)
+    given: list[tuple[pathlib.Path, GivenData | None]] = []
+    for one in every:
+        if not isinstance(one, (Run, str, os.PathLike)):
+            what = f"a {type(one).__name__}" if hasattr(one, "_fields") else shown(one)
+            raise InvalidArgument(f"runs holds {what}, but must hold results of bfl.run or folders of runs.")
+        given += [(one.folder, one.data)] if isinstance(one, Run) else [(path, named) for path in expand([one])]
+    path, style = pathlib.Path(output), Style(columns, digits, percent, rows or {})
     if os.path.lexists(path):
         raise InvalidArgument(f"{files.name(path)} exists already: give --output a new file, nothing is overwritten.")
-    paths = [pathlib.Path(folder) for folder in folders]
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({folder.resolve() for folder, _ in given}) < len(given):
         raise InvalidArgument("A run is named twice: name each of them once.")
-    records = [read_record(path) for path in paths]
+    records = [read_record(folder) for folder, _ in given]
     groups = grouped(records)
-    if path.suffix in FORMATS:
-        if ood:
-            raise InvalidArgument("--ood is of pages, and a table holds the runs' own scores: leave it out.")
-        return _write_text(path, table_text(groups, path.suffix, style))
-    if style != DEFAULT:
-        raise InvalidArgument(
-            f"columns, digits, percent and rows are of tables, and {files.name(path)} is a page: give --output a file "
-            "that ends in .md, .tex or .csv."
-        )
-    repeated = any(len(group.runs) > 1 for group in groups)
-    if repeated:  # One run stands for each.
+    if path.suffix not in FORMATS:
+        if style != DEFAULT:
+            raise InvalidArgument(
+                f"columns, digits, percent and rows are of tables, and {files.name(path)} is a page: give --output a "
+                "file that ends in .md, .tex or .csv."
+            )
+        return _write_page(path, given, records, groups, ood)
+    if ood:
+        raise InvalidArgument("--ood is of pages, and a table holds the runs' own scores: leave it out.")
+    text = table_text(groups, path.suffix, style)
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def _writing(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgument(f"The report {files.name(path)} can't be written: {error.strerror}.") from None
+
+
+def _write_page(
+    path: pathlib.Path,
+    given: Sequence[tuple[pathlib.Path, GivenData | None]],
+    records: Sequence[tuple[RunConfig, dict[str, Any]]],
+    groups: Sequence[RunGroup],
+    ood: str | None,
+) -> pathlib.Path:
+    """Write the page of runs, of which each group with several seeds shows its first."""
+    number, repeated = len(given), any(len(group.runs) > 1 for group in groups)
+    if repeated:
         firsts = [group.runs[0] for group in groups]
-        paths, records = [paths[i] for i in firsts], [records[i] for i in firsts]
-        given = [given[i] for i in firsts if given]
+        given, records = [given[i] for i in firsts], [records[i] for i in firsts]
+    paths = [folder for folder, _ in given]
     names = [group.repeated.name for group in groups] if repeated else _names(paths)
-    own = given or [None] * len(records)
-    sources = {datasets.key(config): datasets.load(config, data) for (config, _), data in zip(records, own)}
+    loaded = zip(records, given)
+    sources = {datasets.key(config): datasets.load(config, data) for (config, _), (_, data) in loaded}
     others = _others(ood, records, sources) if ood else []
-    runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
+    runs = [_read_results(folder, name, *record, sources) for folder, name, record in zip(paths, names, records)]
     if others:
         runs = [
             run._replace(
@@ -100,32 +154,18 @@ def write(
             for run, folder, other, (config, _) in zip(runs, paths, others, records)
         ]
     data_names = sorted({data.train.name for data in sources.values()})
-    (config, summary), *_ = records
-    warnings = []
-    if len(data_names) > 1:
-        warnings.append(f"The runs are of different datasets, {', '.join(data_names)}: their scores do not compare.")
-    try:
+    config, summary = records[0]
+    of_several = f"The runs are of different datasets, {', '.join(data_names)}: their scores do not compare."
+    several = f"{number} runs on {' and '.join(data_names)}"
+    with _writing(path):
         return bfl.plots.write_report(
             path,
             runs,
-            title=title(config, weights_in(summary))
-            if len(runs) == 1
-            else f"{len(folders)} runs on {' and '.join(data_names)}",
-            warnings=warnings,
+            title=title(config, weights_in(summary)) if len(runs) == 1 else several,
+            warnings=[of_several] if len(data_names) > 1 else [],
             out_of_distribution=others[0].name if others else "",
             repeated=[group.repeated for group in groups] if repeated else (),
         )
-    except OSError as error:
-        raise InvalidArgument(f"The report {files.name(path)} can't be written: {error.strerror}.") from None
-
-
-def _write_text(path: pathlib.Path, text: str) -> pathlib.Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgument(f"The table {files.name(path)} can't be written: {error.strerror}.") from None
-    return path
 
 
 def _names(paths: Sequence[pathlib.Path]) -> list[str]:

@@ -14,8 +14,8 @@ import tfp_bfl as bfl
 from tests.kit import summary_of
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.many_runs import report as pages
 from tfp_bfl.app.one_run import records
+from tfp_bfl.bench import reports as pages
 from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -65,7 +65,7 @@ def elsewhere(monkeypatch, features):
     monkeypatch.setattr(bfl.data, "load", patched)
 
 
-@pytest.mark.deep(after="tests/app/test_report.py")
+@pytest.mark.deep(after="tests/bench/test_reports.py")
 def test_one_run_is_the_page_that_the_run_wrote(digits, tmp_path, capsys):
     assert make(digits, "--output", tmp_path / "new" / "page.html") == 0
     assert capsys.readouterr().out.endswith("page.html shows 1 run.\n")

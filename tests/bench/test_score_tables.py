@@ -6,10 +6,10 @@ import io
 import pytest
 
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.many_runs.groups import grouped
-from tfp_bfl.app.many_runs.score_tables import Style, parse_rows, table_text
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.resolve import GAUSSIAN, resolved
+from tfp_bfl.bench.runs import grouped
+from tfp_bfl.bench.score_tables import Style, parse_rows, table_text
 from tfp_bfl.errors import InvalidArgument
 
 SEEDS = range(3)
@@ -168,11 +168,11 @@ def test_rows_as_text():
 
 @pytest.mark.parametrize("option", [("--columns", "accuracy"), ("--digits", "2"), ("--percent",), ("--row", "rule=a")])
 def test_a_page_takes_no_options_of_tables(tmp_path, capsys, monkeypatch, option):
-    from tfp_bfl.app.many_runs import report
     from tfp_bfl.app.one_run import records as of_one_run
+    from tfp_bfl.bench import reports
 
     (config, summary), *_ = records({})
-    for module in (report, of_one_run):
+    for module in (reports, of_one_run):
         monkeypatch.setattr(module, "read_record", lambda folder: (config, summary))
     assert run_command_line(["report", str(tmp_path), "--output", str(tmp_path / "page.html"), *option]) == 2
     assert "are of tables, and" in capsys.readouterr().err

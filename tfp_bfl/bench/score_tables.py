@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfp_bfl.app.many_runs.groups import RunGroup, all_keys, grouped, numbers_in
 from tfp_bfl.app.one_run.records import read_record
 from tfp_bfl.app.options.config import fields
+from tfp_bfl.bench.runs import RunGroup, all_keys, grouped, numbers_in
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.tables import FORMATS, Rows, note_in, to_csv
 from tfp_bfl.labels import ALIASES
