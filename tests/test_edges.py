@@ -65,7 +65,7 @@ def test_the_core_runs_in_a_tree_without_the_edges(tmp_path):
     """Every module of the core can be imported, some of its tests pass, and a run of one round has its report."""
     for name in ("tfp_bfl", "tests", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "images", "maths"))
-    for name in ("setup.cfg", "pyproject.toml"):
+    for name in ("setup.cfg", "pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / name, tmp_path)
     for edge in edges.EDGES.values():
         shutil.rmtree(tmp_path.joinpath(*edge.package.split(".")))
