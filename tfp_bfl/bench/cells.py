@@ -39,13 +39,7 @@ Work = Callable[[pathlib.Path, Any], Any]
 
 
 def check_output(output: pathlib.Path, what: str, *marks: str) -> None:
-    """Check that a folder is new, empty, or holds one of the files or folders that mark it.
-
-    Args:
-      output: the folder.
-      what: is run in it, such as "a benchmark".
-      marks: their names.
-    """
+    """Check that a folder is new, empty, or holds one of the files or folders that mark it, such as of "a sweep"."""
     if output.exists() and not (
         output.is_dir() and (not any(output.iterdir()) or any((output / x).exists() for x in marks))
     ):
@@ -87,20 +81,13 @@ def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
     return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
 
 
-def run_once(
-    folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False, lock: pathlib.Path | None = None
-) -> None:
+def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False) -> None:
     """Call `work`, which fills the folder and writes its summary last, unless the summary is there.
 
-    Of several processes at one folder the first works, and the others wait.
-
-    Args:
-      folder: of the cell.
-      work: of the cell.
-      goes_on: whether it takes up what an earlier, broken attempt left; else that is deleted first.
-      lock: the file that processes lock; None for one in .locks beside the folder.
+    Of several processes at one folder the first works, and the others wait. With `goes_on` the work takes up what an
+    earlier, broken attempt left; else that is deleted first.
     """
-    with locked(lock or folder.parent / ".locks" / folder.name):
+    with locked(folder.parent / ".locks" / folder.name):
         if not is_done(folder):
             if not goes_on:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -127,9 +114,7 @@ def options_in(folder: pathlib.Path) -> Options | None:
 
 
 def check_cells(
-    every: Mapping[str, Options],
-    output: pathlib.Path,
-    held: Callable[[pathlib.Path], Options | None] = options_in,
+    every: Mapping[str, Options], output: pathlib.Path, held: Callable[[pathlib.Path], Options | None] = options_in
 ) -> None:
     """Check that existing folders hold cells of the same options.
 
@@ -150,12 +135,11 @@ def check_cells(
 
 
 def check_data_of(folder: pathlib.Path, there: object, now: str | None, whole: pathlib.Path) -> None:
-    """Check that a cell ran on the data that its files hold now.
+    """Check that a cell in `folder` ran on the data that its files hold now.
 
     Args:
       folder: of the cell.
-      there: the digest that it recorded; None if it did not.
-      now: that of the data as they are; None where there is none to compare with.
+      there, now: the recorded digest, and that of the data as they are; one that is None is not compared.
       whole: the folder of all cells of the same data.
     """
     if there is not None and now is not None and there != now:

@@ -166,9 +166,7 @@ class Plan(NoTruthAsNumber):
 def read_plan(file: str | os.PathLike, trust: bool = False) -> Plan:
     """Read the YAML file of a benchmark (docs/bench.md), and check every run of it but for its data.
 
-    Args:
-      file: of the benchmark.
-      trust: whether code that the file names may be run.
+    Code that the file names may be run if `trust`.
     """
     values, where = read_yaml(pathlib.Path(file)), f"The benchmark {path_name(file)}"
     keys = dict.fromkeys(name for name in Plan.model_fields if name not in ("oods", "file"))

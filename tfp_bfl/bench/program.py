@@ -68,14 +68,8 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
 
     A cell that fails has a record with the reason. Repeated, the same command runs the cells that are not done; delete
     the folder of a cell to run it again, and that of its trials too if these failed. Methods that cannot serve a
-    setting, such as personal models for numbers as labels, have no cells there.
-
-    Args:
-      plan: of `plan.read_plan`.
-      output: the folder, a new one or that of the same plan.
-      jobs: processes side by side.
-      only: what the name of a cell, SETTING/METHOD/seed-SEED, must contain.
-      listed: only list the cells.
+    setting, such as personal models for numbers as labels, have no cells there. `only` is what the name of a cell,
+    SETTING/METHOD/seed-SEED, must contain.
 
     Raises:
       InvalidArgument: no cell has such a name, the folder is of something else or holds cells of other options, or
@@ -140,10 +134,7 @@ def _records(cells: pathlib.Path) -> _Records:
 def check_same_data(cells: pathlib.Path, records: _Records, digests: Mapping[str, str]) -> None:
     """Raise InvalidArgument if cells or trials that are done ran on other data than their settings have now.
 
-    Args:
-      cells: the folder of the cells.
-      records: of cells; one without a digest is not compared.
-      digests: setting -> digest of its data.
+    Those without a digest are not compared.
     """
     there = [(folder, record.get("about", {}).get("data")) for folder, record in records.items()]
     for folder in sorted(cells.glob(f"*/*/{_TUNING}")):
@@ -210,8 +201,7 @@ def write_records(output: pathlib.Path) -> pathlib.Path:
 def restored_cells(output: pathlib.Path) -> _Records:
     """Return the cells of a file of records that was copied into a new folder; {} without one.
 
-    Raises:
-      InvalidArgument: the file is damaged, or a record does not have what its cell needs.
+    A damaged file, or a record without what its cell needs, is InvalidArgument.
     """
     path = output / RECORDS
     if (output / CELLS).exists() or not path.is_file() or not path.stat().st_size:

@@ -24,13 +24,7 @@ _DEFAULT_REFERENCE = "fed_avg"
 
 
 class Score(NamedTuple):
-    """Hold how a score is read.
-
-    Fields:
-      label: its heading.
-      sign: 1 if higher is better, -1 if lower is better, 0 if neither.
-      hint: its unit or definition.
-    """
+    """Hold a score's heading, its sign (1 if higher is better, -1 if lower, 0 if neither), and its definition."""
 
     label: str
     sign: int
@@ -203,14 +197,9 @@ class Bench(NamedTuple):
 
 
 def arrange(records: Sequence[BenchRecord], reference: str | None = None) -> Bench:
-    """Arrange records by setting and method.
+    """Arrange records, one at least, by setting and method.
 
-    Args:
-      records: at least one.
-      reference: a method; None for "fed_avg" if it occurs, else the first method.
-
-    Raises:
-      InvalidArgument: no record has the reference method.
+    The reference is a method with records; None for "fed_avg" if it occurs, else the first method.
     """
     settings = list(dict.fromkeys(record.setting for record in records))
     methods = list(dict.fromkeys(record.method for record in records))
@@ -225,12 +214,7 @@ def arrange(records: Sequence[BenchRecord], reference: str | None = None) -> Ben
 
 
 def read(folder: pathlib.Path) -> list[BenchRecord]:
-    """Read the records of a benchmark from its folder.
-
-    A score that is null, NaN or infinite is absent from its record.
-
-    Args:
-      folder: with records.jsonl, a JSON object a line; blank lines are skipped.
+    """Read the records of a benchmark from records.jsonl in its folder, a JSON object a line; blank lines are skipped.
 
     Raises:
       InvalidArgument: the file is missing or empty, or a line is damaged; the message has the line's number.

@@ -80,17 +80,13 @@ def _state(run: pathlib.Path, config: RunConfig) -> str:
         rounds = len(read_regular(run / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES).splitlines())
     except InvalidArgument:
         rounds = 0
-    return f"{'at' if _is_held(run) else 'interrupted after'} round {rounds}/{config.rounds * (config.ensemble or 1)}"
-
-
-def _is_held(run: pathlib.Path) -> bool:
-    """Return whether a process works on the run and holds the lock of its configuration."""
+    state = "interrupted after"
     with open(run / "config.yaml", "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+        except OSError:  # A process works on the run and holds the lock of its configuration.
+            state = "at"
+    return f"{state} round {rounds}/{config.rounds * (config.ensemble or 1)}"
 
 
 def _scores(run: pathlib.Path) -> tuple[str, ...]:
@@ -110,11 +106,7 @@ class RunGroup(NamedTuple):
 
 
 def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[RunGroup]:
-    """Group runs by all options except their seeds, in the order in which they come.
-
-    Args:
-      records: configuration and summary of each run.
-    """
+    """Group runs, (configuration, summary), by all options except their seeds, in the order in which they come."""
     settings = [{k: v for k, v in config.recorded().items() if k not in _ASIDE} for config, _ in records]
     by_key: dict[str, list[int]] = {}
     for i, (config, _) in enumerate(records):

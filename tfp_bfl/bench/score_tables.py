@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tfp_bfl.app.one_run.records import read_record
 from tfp_bfl.app.options.config import fields
@@ -20,14 +20,9 @@ from tfp_bfl.plots.tables import text
 
 
 class Style(NamedTuple):
-    """Hold what a table shows, and how.
-
-    Fields:
-      columns: numbers of the runs' summaries, such as "accuracy" and "nll"; None for every score.
-      digits: decimals; None for 4, of a percentage 2.
-      percent: accuracies and other shares are percentages.
-      rows: row -> its label, in the order of the table; other rows follow. A row is named by options that no other row
-        has, such as "rule=conflation" or "algorithm=fed_opt,kind=deterministic".
+    """Hold what a table shows: columns, None for every score; decimals, None for 4, of a percentage 2; whether shares
+    are percentages; and row -> its label, in the order of the table. Other rows follow. A row is named by options that
+    no other row has, such as "rule=conflation" or "algorithm=fed_opt,kind=deterministic".
     """
 
     columns: Sequence[str] | None = None
@@ -40,11 +35,7 @@ DEFAULT = Style()
 
 
 def parse_rows(items: Sequence[str]) -> dict[str, str]:
-    """Return row -> label of texts such as "rule=conflation as Conflation"; a row without a label has its own name.
-
-    Raises:
-      InvalidArgument: a text names no option, or a row is named twice.
-    """
+    """Return row -> label of texts such as "rule=conflation as Conflation"; a row without a label has its own name."""
     labels: dict[str, str] = {}
     for item in items:
         row, _, label = (part.strip() for part in item.partition(" as "))
@@ -57,15 +48,10 @@ def parse_rows(items: Sequence[str]) -> dict[str, str]:
 
 
 def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) -> str:
-    """Return the table of groups of runs in the format of a suffix.
+    """Return the table of groups of runs in the format of a suffix of `files.tables.FORMATS`.
 
     In the default style a second table has the paired differences to the first group. In .csv all numbers stand with
     all digits, a line a group.
-
-    Args:
-      groups: as `groups.grouped` gives them.
-      suffix: of `files.tables.FORMATS`.
-      style: of the table.
 
     Raises:
       InvalidArgument: there is no such column or row, a row is more than one, or the format has all digits.
@@ -78,7 +64,9 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
         return to_csv(_numeric(rows, keys))
     table = repeats.scores(rows, keys, ScoreForm(style.digits, style.percent))
     numbers = sorted({len(group.scores) for group in rows})
-    parts = [FORMATS[suffix](_transposed(table if style == DEFAULT or len(numbers) > 1 else _without_seeds(table)))]
+    if style != DEFAULT and len(numbers) == 1:
+        table = table._replace(rows=table.rows[1:])  # Without the number of seeds.
+    parts = [FORMATS[suffix](_transposed(table))]
     if style == DEFAULT and any(repeats.compare(other, rows[0], key) for other in rows[1:] for key in keys):
         parts.append(FORMATS[suffix](_transposed(repeats.differences(rows, keys))))
     return "\n".join([*parts, note_in(suffix, _note(rows, numbers))])
@@ -91,13 +79,12 @@ def write_tables(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     for suffix in FORMATS:
         path = (output / "results").with_suffix(suffix)
         path.write_text(table_text(groups, suffix), encoding="utf-8")
-    rows = [["run", "group", "seed", *all_keys(groups)]]
-    for group in groups:
-        for i in group.runs:
-            config, summary = records[i]
-            found = numbers_in(summary)
-            values = [repr(found[key]) if key in found else "" for key in rows[0][3:]]
-            rows.append([folders[i].name, group.repeated.name, str(config.seed), *values])
+    keys = all_keys(groups)
+    rows = [["run", "group", "seed", *keys]]
+    for name, i in ((group.repeated.name, i) for group in groups for i in group.runs):
+        found = numbers_in(records[i][1])
+        values = [repr(found[key]) if key in found else "" for key in keys]
+        rows.append([folders[i].name, name, str(records[i][0].seed), *values])
     (output / "runs.csv").write_text(to_csv(rows), encoding="utf-8")
 
 
@@ -144,20 +131,13 @@ def _place(groups: Sequence[RunGroup], row: str) -> int:
     wanted = {name.strip().replace("-", "_"): value.strip() for name, value in wanted.items()}
     for name in wanted:
         lookup(fields(), name, "option")
-    places = [i for i, g in enumerate(groups) if all(_has(g.options, name, x) for name, x in wanted.items())]
+    has = lambda options, name, value: name in options and value in (str(options[name]), text(options[name]))
+    places = [i for i, g in enumerate(groups) if all(has(g.options, name, x) for name, x in wanted.items())]
     if len(places) != 1:
         names = "; ".join(groups[i].repeated.name for i in places or range(len(groups)))
         problem = f"is {len(places)} rows" if places else "is none"
         raise InvalidArgument(f"The row {shown(row)} {problem}: name one of {names}.")
     return places[0]
-
-
-def _has(options: Mapping[str, Any], name: str, value: str) -> bool:
-    return name in options and value in (str(options[name]), text(options[name]))
-
-
-def _without_seeds(table: Table) -> Table:
-    return table._replace(rows=table.rows[1:])
 
 
 def _transposed(table: Table) -> Rows:

@@ -56,13 +56,7 @@ HOW_TO_READ_RANKS = (
 
 
 class Budget(NamedTuple):
-    """Hold a limit of cost in one setting.
-
-    Fields:
-      unit: "mb" or "seconds".
-      amount: the limit.
-      source: where the amount comes from, for readers.
-    """
+    """Hold a limit of cost in one setting, of "mb" or "seconds", and where the amount comes from, for readers."""
 
     unit: str
     amount: float
@@ -99,13 +93,7 @@ def text_of(value: float | None) -> str:
 
 
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:
-    """Format a score with decimals by its size.
-
-    Args:
-      value: to format.
-      scale: a number of the same score that sets the decimals; None for the value.
-      sign: write a plus.
-    """
+    """Format a score with decimals by its size, or by that of another number of the same score."""
     size = abs(value if scale is None else scale)
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3 if size >= 0.02 or not size else 4
     form = f"{'+' if sign else ''}.{'1e' if 0 < size < 1e-3 or size >= 1e6 else f'{digits}f'}"

@@ -42,11 +42,7 @@ _NOT_VARIED = {"seed": "--seeds 0..4", "output": "--output"}
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return "0..4", "0,1,7" or both, as "0..4,10", as seeds.
-
-    Raises:
-      InvalidArgument: it is of another form, or names a seed twice.
-    """
+    """Read "0..4", "0,1,7" or both, as "0..4,10"; InvalidArgument for another form, or a seed that is named twice."""
     seeds: list[int] = []
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")
@@ -66,11 +62,8 @@ def parse_varied(items: Sequence[str], given: Mapping[str, Any] = {}) -> list[Va
     """Return option -> values for each combination of alternatives, of texts such as "rule=linear_pool,conflation".
 
     A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
-    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas.
-
-    Args:
-      items: these texts.
-      given: options of all runs; where these or a text name code, a name may be a parameter of it (`make_cells`).
+    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas. Where
+    these or the options `given` of all runs name code, an option may be a parameter of it (`make_cells`).
 
     Raises:
       InvalidArgument: a text has another form, or an option cannot be varied.
@@ -117,7 +110,7 @@ def make_cells(
     Args:
       config_file: with options of all runs; None for none.
       given: options of the runs of all groups that do not vary them.
-      groups: as `parse_varied` returns them.
+      groups: of `parse_varied`.
       seeds: of the runs.
 
     Raises:
@@ -150,7 +143,7 @@ def sweep(
     differences over the seeds; runs.csv with a line a run; and report.html.
 
     Args:
-      cells: as of `make_cells`.
+      cells: of `make_cells`.
       output: the folder, a new one or that of the same sweep.
       jobs: runs side by side, each in a process with its share of the cores.
       progress: of each run, as in `execute`; None for its phases.
@@ -194,13 +187,7 @@ def sweep(
 
 
 def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: str = "none") -> None:
-    """Run a configuration, or resume its interrupted run.
-
-    Args:
-      folder: of the run.
-      options: as `RunConfig.recorded` returns them.
-      progress: as in `execute`.
-    """
+    """Run a configuration in a folder, or resume its interrupted run; options as `RunConfig.recorded` returns them."""
     from tfp_bfl.app.one_run.run import execute, resume
 
     console = _Named(folder.name, stderr=True, quiet=progress == "none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -25,9 +24,9 @@ from tfp_bfl.bench.cells import (
     check_output,
     forget_models,
     is_done,
+    locked,
     read_summary,
     read_written,
-    run_once,
     write_json,
 )
 from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
@@ -211,8 +210,10 @@ def tune(
     if not space:
         return Chosen({}, None, 0, 0.0)
     check_trials(folder, options)
-    work = functools.partial(_run_trials, folder, space, trials, seed, score, attempt, options)
-    run_once(folder, work, goes_on=True, lock=folder / ".lock")
+    with locked(folder / ".lock"):
+        if not is_done(folder):
+            write_json(folder / OPTIONS, dict(options))
+            write_json(folder / SUMMARY, _run_trials(folder, space, trials, seed, score, attempt))
     found = read_summary(folder)
     if found["best"] is None:
         raise Error(f"Every trial failed, the first of them with: {found['reason']}")
@@ -220,21 +221,13 @@ def tune(
 
 
 def _run_trials(
-    folder: pathlib.Path,
-    space: Mapping[str, Space],
-    trials: int,
-    seed: int,
-    score: str,
-    attempt: Try,
-    options: Options,
-) -> None:
-    """Run the trials that are not stored, and write the summary."""
+    folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try
+) -> dict[str, Any]:
+    """Run the trials that are not stored, and return the summary of all."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / OPTIONS, dict(options))
     sign, key = -1.0 if score in _MORE else 1.0, ALIASES.get(score, score)
     of = lambda row: row.get("scores", {}).get(key, math.nan)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
@@ -260,14 +253,13 @@ def _run_trials(
             study.tell(asked, found if math.isfinite(found) else worst)
     sound = [row for row in rows if math.isfinite(of(row))]
     best = min(sound, key=lambda row: sign * of(row), default=None)
-    summary = {
+    return {
         "best": best and best["values"],
         "score": best and of(best),
         "trials": len(rows),
         "seconds": sum(row.get("cost", {}).get("seconds", 0.0) for row in rows),
         "reason": next((row["failed"] for row in rows if "failed" in row), f"no {score} was finite."),
     }
-    write_json(folder / SUMMARY, summary)
 
 
 def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
