@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
-from tfp_bfl.data.schema import Schema
+from tfp_bfl.data.parts import Schema
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import write_arrays
 
