@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfp_bfl import named
 from tfp_bfl.data import partitions
-from tfp_bfl.data.hierarchical import pachinko
+from tfp_bfl.data.equal_partitions import lda, pachinko
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.named import WithArgument
 
@@ -17,7 +17,7 @@ PARTITIONS: named.Table = {
     "iid": partitions.iid,
     "label_skew": WithArgument(partitions.label_skew, "classes_per_client", int),
     "dirichlet": WithArgument(partitions.dirichlet, "alpha"),
-    "lda": WithArgument(partitions.lda, "alpha"),
+    "lda": WithArgument(lda, "alpha"),
     "pachinko": WithArgument(pachinko, "alpha"),
     "noniid_datasets": WithArgument(partitions.noniid_datasets, "other_interest"),
 }
