@@ -5,6 +5,9 @@ They follow each other:
     clients = load("cifar10").partition(dirichlet(num_clients=10, alpha=0.5), seed=0)
     clients.dataset(0)                                      # one element: all examples of client 0
     cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
+
+Tables pass four stages: read (`tables`, `columns`, `cells`), describe (`messages`), agree (`agreement`) and encode
+(`encoding`). An argument outside its range, and data that do not fit, raise InvalidArgument with one sentence.
 """
 
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation

@@ -152,9 +152,6 @@ def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feat
     Args:
       raw: the training rows.
       owners: the client of each row [N]; None for one client.
-
-    Raises:
-      InvalidArgument: a column has no value.
     """
     parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
     fitted = [
@@ -173,9 +170,6 @@ def fit_column(
       cells: name, kind, declared levels and sign of the column; its values are not used.
       messages: of the clients.
       unit: of dates.
-
-    Raises:
-      InvalidArgument: no client has a value.
     """
     rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
     if not count:

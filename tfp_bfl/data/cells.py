@@ -134,9 +134,6 @@ def read_columns(
       signs: column of these -> the sign that its numbers must have beside them, "" for none; columns that are not there
         may have any.
       among: other columns that are read as numbers, as of `Columns.decimal_commas`.
-
-    Raises:
-      InvalidArgument: there is no such unit.
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")

@@ -83,13 +83,10 @@ class Feature(NamedTuple):
 
 
 def parse_features(given: object) -> tuple[Feature, ...]:
-    """Return the features of a record.
+    """Return the features of a record; ValueError if it is none.
 
     Args:
       given: a list of `Feature._asdict()`.
-
-    Raises:
-      ValueError: it is none.
     """
     if not isinstance(given, (list, tuple)) or len(given) > _MOST_FEATURES:
         raise ValueError(given)

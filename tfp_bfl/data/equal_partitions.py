@@ -35,9 +35,6 @@ def lda(num_clients: int, alpha: float) -> Partition:
     Source: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", arXiv:1909.06335.
 
-    Raises:
-      InvalidArgument: `num_clients` is below 1, or `alpha` is not positive and finite.
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> clients = train.partition(bfl.data.lda(num_clients=3, alpha=0.5), seed=0)

@@ -108,9 +108,6 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
       table: of `read_table`.
       where: the table's name in errors.
       reading: names its columns.
-
-    Raises:
-      InvalidArgument: there is no such column, or a column can't be used.
     """
     label, client, is_test = reading.label, reading.client, bool(reading.columns)
     if is_test and client not in table.column_names:
@@ -245,9 +242,6 @@ def examples_in(value: object, where: str, reading: Reading) -> Examples:
       value: a table, a sequence (features, labels) or (features, labels, clients), or a mapping of these names.
       where: what errors call the data.
       reading: of a table, names its columns.
-
-    Raises:
-      InvalidArgument: it is none of these forms, or a part does not fit.
     """
     if is_table(value):
         return examples_of(as_table(value, where, reading.drop, reading.named), where, reading)
@@ -269,9 +263,6 @@ def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examp
       arrays: in memory or of an archive.
       client: the name of the array with the client of each example.
       where: the name of the data in errors.
-
-    Raises:
-      InvalidArgument: the clients are not one an example, or a name is empty.
     """
     features, owners, notes = arrays["features"], arrays.get(client), list[str]()
     if owners is not None:
@@ -289,11 +280,7 @@ def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examp
 
 
 def names_of(array: object, name: str, where: str) -> np.ndarray:
-    """Return an array of names [N] as of `names.as_text`, object [N].
-
-    Raises:
-      InvalidArgument: a name is empty.
-    """
+    """Return an array of names [N] as of `names.as_text`, object [N]."""
     names = as_text(np.asarray(array).tolist())
     empty = [i for i, x in enumerate(names) if not x]
     if empty:

@@ -26,9 +26,6 @@ PARTITIONS: named.Table = {
 def parse(text: str, num_clients: int) -> Partition:
     """Return the partition that text names, such as "iid" or "dirichlet:0.5": see `partition_forms`.
 
-    Raises:
-      InvalidArgument: there is no such partition, or its argument is missing, superfluous or not a number.
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> train.partition(bfl.data.parse_partition("dirichlet:0.5", num_clients=3), seed=0).sizes

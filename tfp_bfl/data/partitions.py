@@ -76,9 +76,6 @@ def iid(num_clients: int) -> Partition:
 
     Sizes differ by at most one; every example is used.
 
-    Raises:
-      InvalidArgument: `num_clients` is below 1.
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> clients = train.partition(bfl.data.iid(num_clients=3), seed=0)
@@ -165,10 +162,6 @@ def dirichlet(num_clients: int, alpha: float, min_examples: int = 1) -> Partitio
     Source: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019,
     section 4; Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, section IV-A.
 
-    Raises:
-      InvalidArgument: `num_clients` or `min_examples` is below 1, or `alpha` is not positive and finite; on
-        call: the clients can't all have `min_examples`.
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> clients = train.partition(bfl.data.dirichlet(num_clients=3, alpha=0.5), seed=0)
@@ -243,9 +236,6 @@ def like(clients: Clients) -> Partition:
 
     Args:
       clients: of the training data, of the same classes.
-
-    Raises:
-      InvalidArgument: of the partition: a class that no client or no example has, or too few examples for all.
 
     Example:
       >>> train = bfl.data.load("digits")

@@ -58,9 +58,6 @@ class Part:
         Args:
           encoding: the features that all sites agreed on; () where all columns are full and hold numbers.
           columns: D, of all features.
-
-        Raises:
-          InvalidArgument: a column holds text here and numbers in the encoding, or the other way round.
         """
         features = encoding or [Feature(column.name, "number") for column in columns]
         found = {cells.name: cells for cells in self.features.columns}

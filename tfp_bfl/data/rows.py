@@ -38,11 +38,7 @@ class EncodedRows(NamedTuple):
 
 
 def read_rows(path: Path, columns: Sequence[str], separator: str | None = None) -> np.ndarray:
-    """Read the D columns that a model requires from a table, by name, float64 [N, D]; other columns are ignored.
-
-    Raises:
-      InvalidArgument: a cell is empty or no number.
-    """
+    """Read the D columns that a model requires from a table, by name, float64 [N, D]; other columns are ignored."""
     features = [Feature(name, "number") for name in as_names(columns)]
     raw, _ = _read(path, features, separator, "give numbers, as in the training data", is_full=True)
     return np.stack([cells.values for cells in raw.columns], -1)
@@ -57,9 +53,6 @@ def read_encoded(
       path, separator: of the table.
       features: of the model; () for a model of numbers, as of `read_rows`.
       columns: D, of all features.
-
-    Raises:
-      InvalidArgument: a cell that must be a number is none.
     """
     if not features:
         return EncodedRows(read_rows(path, [column.name for column in columns], separator), ())
