@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.global_posterior.config import COMMON, METHODS, PUBLISHED_METHODS, VARIANTS
-from tfp_bfl.data.partitions import draw_labels
+from tfp_bfl.data.equal_partitions import draw_labels
 
 OF_MODEL = ("kind", "prior_stddev", "initial_stddev")
 

@@ -16,7 +16,7 @@ import tfp_bfl as bfl
 from experiments.kernel_posterior import config, femnist, figures, models, run, tables, writers
 from experiments.kernel_posterior.tables import grouped, setting
 from tests.stand_ins import write_cifar100
-from tfp_bfl.data.hierarchical import GROUPS
+from tfp_bfl.data.equal_partitions import GROUPS
 from tfp_bfl.errors import InvalidArgument
 
 
