@@ -30,11 +30,7 @@ MOST_JOBS = 1024
 
 
 def whole_number(text: str, what: str, most: int) -> int:
-    """Return the number that the text of an option states.
-
-    Raises:
-      InvalidArgument: it is no whole number from 1 to `most`.
-    """
+    """Return the number that the text of an option states."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
         raise InvalidArgument(f"{what} is {text}, but must be a whole number from 1 to {most}.")
     return int(text)
@@ -44,9 +40,6 @@ class Grouped(click.Command):
     """A command with help that shows the options of few algorithms separately, below the common ones.
 
     With `--algorithm NAME` before `--help` it shows the options of that algorithm alone.
-
-    Attributes:
-      first: what matters, in this order.
     """
 
     first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
