@@ -24,16 +24,12 @@ _ALGORITHM, _PARAMETERS = "--algorithm", "parameters of functions"
 _OF_CODE = "user-supplied functions"
 # What --vary and --space name.
 _ROLE = re.compile(rf"(?:^|\s)({'|'.join(CODE)})=(\S+)")
-# The largest number of processes at once.
 
 
 class Grouped(click.Command):
     """A command with help that shows the options of few algorithms separately, below the common ones.
 
     With `--algorithm NAME` before `--help` it shows the options of that algorithm alone.
-
-    Attributes:
-      first: what matters, in this order.
     """
 
     first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
