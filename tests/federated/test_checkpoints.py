@@ -14,6 +14,7 @@ from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
+from tfp_bfl.weights import get_weights
 
 CLIENTS = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k in range(5)])
 
@@ -147,7 +148,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(simulate, tmp_path):
     assert_identical(rest.state, whole.state)
     assert [row["round"] for row in seen] == [3, 4]
     assert without_times(rest.rounds) == without_times(whole.rounds)
-    assert_identical(models.get_weights(rest.model), models.get_weights(whole.model))
+    assert_identical(get_weights(rest.model), get_weights(whole.model))
 
 
 def test_metrics_come_back_bit_for_bit(simulate, tmp_path):
@@ -196,7 +197,7 @@ def test_a_finished_run_runs_no_round(simulate, tmp_path):
     again = simulate(2, checkpoint_dir=tmp_path, on_round=lambda row: pytest.fail("a round"))
     assert again.rounds == first.rounds
     assert_identical(again.state, first.state)
-    assert_identical(models.get_weights(again.model), models.get_weights(first.model))
+    assert_identical(get_weights(again.model), get_weights(first.model))
 
 
 def test_another_seed_does_not_mix_with_the_old_one(simulate, tmp_path):

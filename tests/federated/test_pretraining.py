@@ -10,7 +10,7 @@ from tests.kit import assert_same
 from tfp_bfl import federated
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import get_weights
+from tfp_bfl.weights import get_weights
 
 from .test_simulation import CLIENTS, SOURCE, build
 

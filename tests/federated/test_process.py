@@ -9,8 +9,8 @@ import tensorflow as tf
 from tests.kit import assert_same
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
-from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ClientResult, ModelWeights, TrainingMetrics, get_weights
 
 FLOOR = 1e-3
 SIZES = (4, 1, 3, 2)
@@ -97,7 +97,7 @@ def test_first_state():
     state = plain().initialize()
     assert isinstance(state, federated.ServerState)
     assert (state.round, state.seed) == (0, 7)
-    assert_same(state.weights, models.get_weights(model_fn()))
+    assert_same(state.weights, get_weights(model_fn()))
 
 
 @pytest.mark.parametrize("cohort", [EVERYONE, (1,), (2, 0)])

@@ -11,7 +11,7 @@ from tfp_bfl import algorithms, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.layers import DenseFlipout
-from tfp_bfl.models import TrainingMetrics
+from tfp_bfl.weights import TrainingMetrics
 
 from .test_process import CLIENTS, EVERYONE, SIZES, assert_same, build, plain, shift, spoil
 

@@ -15,6 +15,7 @@ from tests.kit import assert_same, without_times
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, Source, cohort, load
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.weights import get_weights
 
 SOURCE = load("breast_cancer")
 SIZES = (9, 20, 14, 5, 11)
@@ -71,8 +72,8 @@ def test_model_has_the_states_weights(simulate):
     result = simulate(2)
     assert isinstance(result, federated.SimulationResult)
     assert result.state.round == 2
-    assert_same(models.get_weights(result.model), result.state.weights, rtol=1e-5)
-    assert differ(result.state.weights, models.get_weights(model_fn()))
+    assert_same(get_weights(result.model), result.state.weights, rtol=1e-5)
+    assert differ(result.state.weights, get_weights(model_fn()))
 
 
 def test_cohorts_are_those_of_the_data_package(runtime):
@@ -105,7 +106,7 @@ def test_rounds_that_are_evaluated(simulate, rounds, every, evaluated):
     calls = []
 
     def evaluate(model):
-        calls.append(models.get_weights(model))
+        calls.append(get_weights(model))
         return {"calls": len(calls)}
 
     result = simulate(rounds, evaluate=evaluate, evaluate_every=every)

@@ -92,7 +92,7 @@ def draw_outputs(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Te
 
 def linearised_probabilities(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
     """Draw softmax(f(x; m) + J(x) (w - m)), w ~ q, of the model linearised at its posterior's mean
-    (`models.WeightSampling.linearised`).
+    (`weights.WeightSampling.linearised`).
     """
     layer: Any = weight_sampling(model)
     with sampling("shared", seed):

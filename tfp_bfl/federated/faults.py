@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     Fields:
       max_magnitude: of means, standard deviations, point weights and extra statistics.
-      max_change_norm: of `models.change_norm`; None for any.
+      max_change_norm: of `weights.change_norm`; None for any.
       min_examples: of a client.
       min_stddev: the floor of the model's own standard deviations.
       max_weight_ratio: of its weight to the median one of its round; None for any.

@@ -88,7 +88,7 @@ class Prediction(NamedTuple):
       draws: Thinning of a chain, the rounds of which are samples of a posterior; None for the process's own. The
         samples predict together, and with checkpoints each is written once.
       batch_norm_examples: Examples of the server [N, ...], for posteriors over all weights of a model with BatchNorm
-        (`models.predictive_model`).
+        (`weights.predictive_model`).
     """
 
     average_rounds: int | None = None
