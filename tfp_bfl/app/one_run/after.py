@@ -180,7 +180,7 @@ def choose_temperature(given: float | None, finished: FinishedRun, state: Any) -
     `algorithms.laplace`.
 
     Args:
-      state: the clients' sums, a `servers.Held`, with the default temperature where none is given.
+      state: the clients' sums, a `algorithms.held.Held`, with the default temperature where none is given.
     """
     if given is not None:
         return check_number(given, "temperature"), "given"
@@ -202,4 +202,4 @@ def at(temperature: float, state: Any) -> Any:
 
 def model_at(temperature: float, finished: FinishedRun, state: Any) -> Callable:
     """Return the model that predicts by the posterior of a temperature."""
-    return bfl.models.predictive_model(finished.model_fn(), at(temperature, state).pool())
+    return bfl.weights.predictive_model(finished.model_fn(), at(temperature, state).pool())
