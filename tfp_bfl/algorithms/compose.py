@@ -65,7 +65,7 @@ def compose(
     """Return a process of any client work, rule, server step, weighting and robust aggregator that fit each other.
 
     Most client works send a model's weights, and most rules make of these the weights that most server steps take.
-    Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `averaging.distil.distil` what
+    Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `averaging.step.distil` what
     `rules.stacked` gives, and `swag.work.swag` sends posteriors for `rules.stacked` and `swag.step.online_product`.
 
     Args:
@@ -96,7 +96,7 @@ def compose(
     Example:
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
       >>> work = bfl.clients.variational(model_fn, local_epochs=5)
-      >>> process = bfl.algorithms.compose(model_fn, work, "linear_pool", bfl.servers.replace(), weighting="equal")
+      >>> process = bfl.algorithms.compose(model_fn, work, "linear_pool", bfl.servers.steps(), weighting="equal")
     """
     model_fn = models.as_model_fn(model_fn)
     _check_names(process_options, PROCESS_OPTIONS, "compose")

@@ -14,10 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.factors.factor import Factor
-from tfp_bfl.algorithms.factors.pool import ClientFactor, Factors
-from tfp_bfl.algorithms.laplace.linear_head import Head
+from tfp_bfl.algorithms.factors.factor import ClientFactor, Factor, Factors
 from tfp_bfl.algorithms.laplace.pool import Curvatures
+from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.rows import by_client
 from tfp_bfl.algorithms.swag.step import Product
 from tfp_bfl.contracts import ServerState

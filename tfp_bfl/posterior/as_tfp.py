@@ -8,9 +8,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior.families import Samples
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank
 from tfp_bfl.posterior.mean_field import MeanField
-from tfp_bfl.posterior.samples import Samples
 from tfp_bfl.tensors import TensorTree
 
 tfd = tfp.distributions

@@ -6,9 +6,8 @@ from typing import Any, Unpack
 
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, passing_on, split_options
-from tfp_bfl.algorithms.factors.laplace_step import laplace_dual
 from tfp_bfl.algorithms.factors.laplace_work import laplace_factors
-from tfp_bfl.algorithms.factors.step import dual
+from tfp_bfl.algorithms.factors.step import dual, laplace_dual
 from tfp_bfl.algorithms.factors.work import factors
 from tfp_bfl.algorithms.options import TrainingOptions, WeighedOptions
 from tfp_bfl.weights import prior

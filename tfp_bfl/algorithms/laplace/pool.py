@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.laplace.linear_head import Expansion, Head, linear_head, moved
-from tfp_bfl.algorithms.laplace.posterior import Laplace, laplace
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, Laplace, laplace, linear_head, moved
 from tfp_bfl.algorithms.rows import RowsHeld
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.tensors import Array

@@ -42,7 +42,7 @@ def fl_swag(
       diagonal_only: of the clients' covariances Sigma_k, diagonal plus low rank, only the diagonals count; False for
         the exact product, as published.
       between_clients: tau^2 of each weight is what the clients' means differ by
-        (`swag.between.between_clients_variance`);
+        (`swag.product.between_clients_variance`);
         False for 0, as published: such a product is as narrow as if the clients agreed.
       curvature: a client's posterior is as much wider as its data leave open, 1 / (H_k + 1 / t_k^2)
         (`tfp_bfl.algorithms.swag.work`), so that in each weight those count most who know it; False as published:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import gaussians
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.algorithms.chains.driver import simulate_chains
-from tfp_bfl.algorithms.drift.displacement import reach_of
+from tfp_bfl.algorithms.drift import reach_of
 from tfp_bfl.data import Clients, Column, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
