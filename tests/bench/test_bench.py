@@ -224,7 +224,8 @@ def test_the_order_spreads_the_methods(tmp_path):
     [
         (["missing.yaml", "--output", "o"], "missing.yaml"),
         (["bench.yaml"], "give --output one"),
-        (["bench.yaml", "--output", "o", "--jobs", "0"], "jobs is 0"),
+        (["bench.yaml", "--output", "o", "--jobs", "0"], "'--jobs': 0 is not in the range"),
+        (["bench.yaml", "--list", "--jobs", "2"], "--list runs nothing: leave --jobs out"),
         (["bench.yaml", "--output", "bench.yaml"], "is no folder of a benchmark"),
         (["bench.yaml", "--output", "other"], "is no folder of a benchmark"),
     ],
@@ -288,9 +289,9 @@ def test_tune_names_code_in_the_command_that_it_recommends(tmp_path, monkeypatch
         (["--space", "rounds=1..2", "--space", "rounds=1..2"], "--space names rounds twice"),
         (["--space", "rounds=1..2", "--rounds", "2"], "rounds is given and tuned"),
         (["--space", "momentum=0.1..1.5", "--algorithm", "fed_opt"], "momentum is 1.5"),
-        (["--space", "rounds=1..2", "--share", "1"], "share is '1', but must be a number above 0 and below 1"),
-        (["--space", "rounds=1..2", "--score", "loss"], "There is no score 'loss'"),
-        (["--space", "rounds=1..2", "--trials", "none"], "trials is none, but must be a whole number"),
+        (["--space", "rounds=1..2", "--share", "1"], "'--share': 1.0 is not in the range"),
+        (["--space", "rounds=1..2", "--score", "loss"], "'--score': 'loss' is not one of"),
+        (["--space", "rounds=1..2", "--trials", "none"], "'--trials': 'none' is not a valid integer"),
     ],
 )
 def test_refusals_of_tune(tmp_path, monkeypatch, capsys, arguments, message):

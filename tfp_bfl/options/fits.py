@@ -89,8 +89,6 @@ def check_numbers(config: Any, labels: str = "the labels are numbers", scored: b
     """Raise InvalidArgument where a configuration does not fit labels that are numbers.
 
     Args:
-      config: of the run.
-      labels: what an error says of them.
       scored: each client is scored, whatever `evaluate_clients` says.
     """
     method = method_of(config.algorithm)

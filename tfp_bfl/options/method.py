@@ -111,11 +111,7 @@ class Method(NamedTuple):
 
 @functools.cache
 def options_of(groups: tuple[type[Group], ...]) -> dict[str, FieldInfo]:
-    """Return the options of some groups by name.
-
-    Raises:
-      InvalidArgument: two of them declare an option of one name.
-    """
+    """Return the options of some groups by name."""
     found: dict[str, FieldInfo] = {}
     homes: dict[str, str] = {}
     for kind in groups:

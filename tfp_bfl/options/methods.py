@@ -270,11 +270,7 @@ def fitted(config: Any, model_fn: Any, clients: Callable[[], Any], likelihood: d
 
 @functools.cache
 def fields() -> dict[str, FieldInfo]:
-    """Return the options of all algorithms by name; an option of several is declared once, and is the same in all.
-
-    Raises:
-      InvalidArgument: two groups declare an option of one name.
-    """
+    """Return the options of all algorithms by name; an option of several is declared once, and is the same in all."""
     found: dict[str, FieldInfo] = {}
     for method in (*_METHODS, OWN):
         found = {**method.options, **found}
@@ -337,9 +333,5 @@ def canonical(algorithm: str) -> str:
 
 
 def method_of(algorithm: str) -> Method:
-    """Return an algorithm by its name; of FILE.py:FUNCTION `OWN`.
-
-    Raises:
-      InvalidArgument: there is none of that name.
-    """
+    """Return an algorithm by its name; of FILE.py:FUNCTION `OWN`."""
     return OWN if names_code(algorithm) else lookup(ALGORITHMS, algorithm, "algorithm")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
 from tfp_bfl.labels import label_of, with_unit
 from tfp_bfl.plots import tables
-from tfp_bfl.plots.page import Cell, Table
+from tfp_bfl.plots.page import Cell, Table, table
 from tfp_bfl.plots.tables import DASH
 
 
@@ -62,21 +62,17 @@ AS_THEY_ARE = ScoreForm()
 
 
 def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
-    """Return mean and standard deviation over the seeds; bold what is better than each other group by the
-    same seeds.
-    """
+    """Return mean and standard deviation over the seeds; bold what is better than each other group by `best_of`."""
     rows = []
     for key in keys:
         best = best_of(groups, key, tables.BETTER.get(key, 0))
         rows.append((form.name_of(key), [Cell(_repeated(g, key, form), g is best) for g in groups]))
-    numbers = [Cell(str(len(group.scores))) for group in groups]
-    return Table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
+    numbers = [str(len(group.scores)) for group in groups]
+    return table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
 
 
 def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
-    """Return each group less the first, by the same seeds, with 95 % intervals; bold where the interval
-    leaves out 0.
-    """
+    """Return each group less the first, by the same seeds, with 95 % intervals; bold where they leave out 0."""
     first, *others = groups
     rows = []
     for key in keys:
@@ -86,9 +82,7 @@ def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
 
 
 def compare(group: Repeated, other: Repeated, key: str) -> Difference | None:
-    """Return the paired difference of a score over the seeds that both have; None where those are fewer than
-    two, or on other data.
-    """
+    """Return the paired difference of a score over the seeds of both; None for fewer than two, or on other data."""
     if group.data != other.data:
         return None
     seeds = [seed for seed in group.seeds(key) if seed in other.seeds(key)]
@@ -110,12 +104,9 @@ def keys_of(groups: Sequence[Repeated]) -> list[str]:
 
 
 def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Repeated | None:
-    """Return the group that is better than each other group, with 95 % intervals that exclude 0; None if there is none.
+    """Return the group that is better than each other group, with 95 % intervals that exclude 0; None without any.
 
-    Args:
-      groups: of one dataset; groups without the score are left out.
-      key: of the score.
-      sign: 1 if higher is better, -1 if lower is better, 0 if neither.
+    `sign` is 1 if higher is better, -1 if lower is better, 0 if neither. Groups without the score are left out.
     """
     scored = [group for group in groups if group.seeds(key)]
     if not sign or len(scored) < 2:

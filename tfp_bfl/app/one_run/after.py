@@ -38,11 +38,8 @@ def find_posterior(
     folder holds config.yaml, clients.npz, saved_model/ and summary.json; `tfp-bfl clients` adds and removes clients.
 
     Args:
-      run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
-      output: a new folder.
       options: of Laplace's approximation or of a last layer. A temperature that is None is chosen by held-out rows,
         else it is the default of the algorithm (`temperatures.choose`).
-      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
 
     Returns:
       The scores on the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer),
@@ -97,11 +94,7 @@ class FinishedRun(NamedTuple):
 
 
 def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the sums of clients.
-
-    Raises:
-      InvalidArgument: an option does not fit the model or the data.
-    """
+    """Return the rounds of sums at a run's last weights, whose model predicts, and the `algorithms.held.Held` sums."""
     make = _last_layer if isinstance(options, AfterLastLayer) else _laplace
     process, rounds, held = make(finished, options)
     seed = finished.config.seed
@@ -152,15 +145,7 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
 def finished_run(
     run: str | pathlib.Path, output: str | pathlib.Path, code: Mapping[str, str], what: str
 ) -> FinishedRun:
-    """Read a run that ended with point weights.
-
-    Args:
-      run, output, code: as of `find_posterior`.
-      what: the posterior, as an error names it.
-
-    Raises:
-      InvalidArgument: as `find_posterior`.
-    """
+    """Read a run that ended with point weights."""
     folder, source = new_folder(output), pathlib.Path(run)
     if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
         raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
@@ -206,12 +191,7 @@ def check_one_network(config: RunConfig, what: str, process: bfl.federated.Bayes
     """Check that a training ends with the weights of one network.
 
     Args:
-      config: of the run.
-      what: the posterior at these weights, as an error names it.
       process: of the run, which shows it for a user's algorithm too; None before it is built.
-
-    Raises:
-      InvalidArgument: it ends with an ensemble, a chain or personal models.
     """
     many = not fits.ends_with_one_network(config)
     if process is not None:

@@ -66,11 +66,7 @@ def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConf
     """Return the configuration of a run with code that may be run.
 
     Args:
-      run: the folder.
       code: option -> FILE.py:FUNCTION of the run's code, which the command names again.
-
-    Raises:
-      InvalidArgument: the configuration names code that `code` does not, or the other way round.
     """
     path = pathlib.Path(run) / "config.yaml"
     there = make_config(path, {}, runs_code=False)
@@ -119,9 +115,6 @@ def privacy(
     """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
     Args:
-      config: of the run.
-      last: row of its rounds.
-      sizes: numbers of examples of the clients.
       process: of the run, whose own privacy has the delta of an algorithm of the user.
 
     Raises:
@@ -141,7 +134,6 @@ def is_private(config: RunConfig, process: bfl.federated.BayesianProcess | None 
     """Return whether a run hides clients or examples by noise.
 
     Args:
-      config: of the run.
       process: of the run, which an algorithm of the user may have made private; None before it is built.
     """
     if config.privacy_clip_norm or config.example_clip_norm:
@@ -189,11 +181,7 @@ def results(
 
 
 def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration and the summary of a complete run.
-
-    Raises:
-      InvalidArgument: the folder is not that of one.
-    """
+    """Return the configuration and the summary of a complete run."""
     if not (folder / "config.yaml").is_file():
         raise InvalidArgument(f"{files.name(folder)} is not the folder of a run: it has no config.yaml.")
     if not (folder / "summary.json").exists():
@@ -246,9 +234,6 @@ def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]
 def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
     """Return the arrays of a file of predictions, which has no more than those of so many examples take; of numbers,
     without classes, those of `NUMBERS`. Where the data name clients, also "client", places in "client_names".
-
-    Raises:
-      InvalidArgument: it is none.
     """
     names: tuple[str, ...] = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
     most = 8 * most_examples * (num_classes + len(names) + 1) + _MOST_NAMES_BYTES

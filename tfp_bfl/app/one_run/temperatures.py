@@ -35,12 +35,7 @@ def choose(given: float | None, finished: FinishedRun, state: Any) -> ChosenTemp
     `algorithms.laplace`.
 
     Args:
-      given: T; None to choose it.
-      finished: the run.
       state: the clients' sums, a `algorithms.held.Held`, with the default temperature where none is given.
-
-    Raises:
-      InvalidArgument: T is not above 0.
     """
     if given is not None:
         return ChosenTemperature(check_number(given, "temperature"), "given")

@@ -17,12 +17,7 @@ from tfp_bfl.options.methods import canonical
 
 
 class After(NoTruthAsNumber):
-    """Options of a posterior at the weights of a complete run.
-
-    Attributes:
-      what: the posterior, as errors name it.
-      summary: of the algorithm, in one line.
-    """
+    """Options of a posterior at the weights of a complete run."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
     what: ClassVar[str] = ""
@@ -68,11 +63,7 @@ _OWN = ("structure", "prior_by_layer", "noise_stddev")
 
 
 def after_options(algorithm: str, given: Mapping[str, Any]) -> After:
-    """Return the options of an algorithm that follows a training.
-
-    Raises:
-      InvalidArgument: there is no such algorithm or option, or a value does not fit.
-    """
+    """Return the options of an algorithm that follows a training."""
     lookup(AFTER, algorithm, "algorithm after a training")
     kind = AFTER[algorithm]
     for name in given:
@@ -89,14 +80,7 @@ def after_options(algorithm: str, given: Mapping[str, Any]) -> After:
 
 
 def split_after(given: Mapping[str, Any]) -> tuple[str | None, str, dict[str, str], dict[str, Any]]:
-    """Return start, algorithm, the code of the run and the other options of a posterior after a training.
-
-    Args:
-      given: options of `tfp-bfl run`. Without a start they are those of a training, and None is returned for it.
-
-    Raises:
-      InvalidArgument: there is a start, or an algorithm that requires one, without the other.
-    """
+    """Return start, algorithm, the code of the run and the other options of a posterior after a training."""
     start, algorithm = given.get("start"), canonical(str(given.get("algorithm", "")))
     if (start is None) == (algorithm in AFTER):
         raise InvalidArgument(

@@ -17,7 +17,6 @@ import click
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import load
 from tfp_bfl.app.options.parameters import kind_of_value, parameters_of
-from tfp_bfl.errors import InvalidArgument
 
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
@@ -25,28 +24,12 @@ _ALGORITHM, _PARAMETERS = "--algorithm", "parameters of functions"
 _OF_CODE = "user-supplied functions"
 # What --vary and --space name.
 _ROLE = re.compile(rf"(?:^|\s)({'|'.join(CODE)})=(\S+)")
-# The largest number of processes at once.
-MOST_JOBS = 1024
-
-
-def whole_number(text: str, what: str, most: int) -> int:
-    """Return the number that the text of an option states.
-
-    Raises:
-      InvalidArgument: it is no whole number from 1 to `most`.
-    """
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
-        raise InvalidArgument(f"{what} is {text}, but must be a whole number from 1 to {most}.")
-    return int(text)
 
 
 class Grouped(click.Command):
     """A command with help that shows the options of few algorithms separately, below the common ones.
 
     With `--algorithm NAME` before `--help` it shows the options of that algorithm alone.
-
-    Attributes:
-      first: what matters, in this order.
     """
 
     first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
