@@ -226,14 +226,6 @@ def test_a_rule_by_precisions_is_warned_of(name):
     assert not build(gaussian).notices and not build(line, rule="log_linear_pool").notices
 
 
-def test_a_sum_needs_weights_that_are_known_beforehand():
-    model_fn = lambda: models.mlp("flipout", (3,), 2, hidden=(4,))
-    work = algorithms.scaffold(model_fn).client_work._replace(extra_pool="sum")
-    step = algorithms.scaffold(model_fn).server_step
-    with pytest.raises(InvalidArgument, match="The weighting 'max_discrepancy' gives clients weights that follow"):
-        algorithms.compose(model_fn, work, "linear_pool", step, weighting="max_discrepancy")
-
-
 def test_fed_dyn_takes_no_second_proximal_term():
     with pytest.raises(InvalidArgument, match="leave proximal out"):
         algorithms.fed_dyn(line, proximal=0.1)

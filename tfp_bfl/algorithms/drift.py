@@ -56,9 +56,6 @@ def reach_of(
 ) -> Callable[[Scalar, Scalar], Reach]:
     """Return the function from the round and a client's number of examples to its `Reach`; options with defaults.
 
-    Raises:
-      InvalidArgument: means that do not move by SGD, or by Nesterov's momentum.
-
     Source: Wang et al. 2020 (arXiv:2007.07481), section 4.1, for the vector of coefficients.
     """
     settings = settings_for(inference, update_prior=update_prior, example_privacy=bool(others.get("example_privacy")))
@@ -160,7 +157,7 @@ def scaffold(
         own, weights = inner.next(state.inner, weights, pooled, seed)
         return state._replace(mean=state.mean + state.share * extra, inner=own), weights
 
-    tell, metrics = lambda state, weights: state.mean, lambda extra: {"control_change": tf.norm(extra)}
+    tell, metrics = lambda state, weights: state.mean, lambda *given: {"control_change": tf.norm(given[-1])}
     step = _server(inner, advance, work, process)
     step = step._replace(tell=tell, extra=True, metrics=metrics, name=f"scaffold ({inner.name})")
     return _compose(model_fn, _keeping(local, run)._replace(extra=_zeros), rule, step, work, process)
@@ -251,7 +248,7 @@ def fed_nova(
         del seed
         return state, _scaled(weights, pooled, 1 + extra)
 
-    metrics = lambda extra: {"relative_steps": 1 + extra}
+    metrics = lambda state, weights, extra: {"relative_steps": 1 + extra}
     step = ServerStep(lambda weights: (), advance, extra=True, metrics=metrics, name="fed_nova")
     sending = local.around(run)._replace(extra=lambda weights: tf.constant(0.0))
     return _compose(model_fn, sending, rule, step, work, process)

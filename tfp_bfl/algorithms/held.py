@@ -59,11 +59,7 @@ class Held(NamedTuple, Generic[Row]):
         return cls(by_client(stack), tf.nest.map_structure(np.asarray, weights), settings)
 
     def pool(self) -> ModelWeights:
-        """Return the weights that predict: the posterior of the clients that are there, with the server's weights.
-
-        Raises:
-          InvalidArgument: these rows make no posterior.
-        """
+        """Return the weights that predict: the posterior of the clients that are there, with the server's weights."""
         pooled: ModelWeights = self.settings.pool(self.rows, self.weights)
         return pooled
 
@@ -74,10 +70,6 @@ class Held(NamedTuple, Generic[Row]):
           others: from which they are taken.
           names: of the clients to take; None for all.
           replace: for a client of both, the new row replaces the former one; otherwise it is refused.
-
-        Raises:
-          InvalidArgument: the others' model, settings or weights do not fit; there is no such client there, or one of
-            the name here already; or the rows make no posterior.
         """
         if type(self.settings) is not type(others.settings):
             raise InvalidArgument("The other clients are of another algorithm than these: they do not go together.")
@@ -93,11 +85,7 @@ class Held(NamedTuple, Generic[Row]):
         return self._checked(rows)
 
     def remove(self, *names: str) -> Held[Row]:
-        """Return the clients without these, as if they had never been there.
-
-        Raises:
-          InvalidArgument: there is no such client, or the rows that are left make no posterior.
-        """
+        """Return the clients without these, as if they had never been there."""
         rows = dict(self.rows)
         for client in names:
             if client not in rows:
@@ -111,11 +99,7 @@ class Held(NamedTuple, Generic[Row]):
 
     @classmethod
     def load(cls, path: Path) -> Held[Any]:
-        """Read what `save` wrote.
-
-        Raises:
-          InvalidArgument: the file can't be read, is none of these, or holds rows that make no posterior.
-        """
+        """Read what `save` wrote."""
         arrays = read_arrays(path, "file of clients", MOST_BYTES)
         try:
             _check_types(arrays)

@@ -27,9 +27,6 @@ def to_tfp(q: LowRank | MeanField | Samples) -> Any:
     - `LowRank`: `MultivariateNormalDiagPlusLowRankCovariance` over all leaves, flattened and joined in that order [D].
     - `Samples`: `Empirical` over the same [D], each draw as probable as another.
 
-    Raises:
-      InvalidArgument: it is none of them, or has no leaves.
-
     Example:
       >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
       >>> print(np.array(bfl.posterior.to_tfp(q).stddev()[0]))

@@ -23,11 +23,7 @@ class Samples(NamedTuple):
 
 
 def num_draws(q: Samples) -> int:
-    """Return L.
-
-    Raises:
-      InvalidArgument: leaves that do not share one L of at least 1.
-    """
+    """Return L."""
     shapes = [tf.TensorShape(x.shape) for x in tf.nest.flatten(q.values)]
     sizes: set[Any] = {shape[0] if shape.rank else None for shape in shapes}
     if len(sizes) != 1 or None in sizes or 0 in sizes:
@@ -82,9 +78,6 @@ def marginals(q: LowRank | MeanField | Samples) -> MeanField:
     """Return the mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
 
     Of all mean-field p it is the one of the smallest KL[q || p]. Of `Samples` it has mean and variance of the draws.
-
-    Raises:
-      InvalidArgument: as `as_low_rank`.
     """
     return _family(q).marginals(q)
 
@@ -117,9 +110,6 @@ def sample(q: LowRank | MeanField | Samples, seed: tf.Tensor, num_samples: int |
 
     Returns:
       A structure like `q.mean` with leaves [S, ...]; [...] if `num_samples` is None.
-
-    Raises:
-      InvalidArgument: num_samples below 1, or q as in `as_low_rank`.
 
     Source: Maddox et al. 2019 (arXiv:1902.02476), eq. 1.
 

@@ -125,10 +125,6 @@ def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
     Returns:
       A scalar, or [S]; float64, in which it is computed.
 
-    Raises:
-      InvalidArgument: weights of another structure, shape or type, a diagonal too small beside the deviations for
-        float64, or q as in `as_low_rank`.
-
     Example:
       >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
       >>> print(round(float(bfl.posterior.log_prob(q, np.zeros(2, np.float32))), 3))
@@ -164,9 +160,6 @@ def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
 def covariance(q: LowRank | MeanField) -> tf.Tensor:
     """Return the dense covariance diag(diagonal) + deviations^T deviations: [D, D], the leaves' weights one after
     another.
-
-    Raises:
-      InvalidArgument: more than 5,000 weights, or q as in `as_low_rank`.
     """
     q = as_low_rank(q)
     size = num_weights(q)

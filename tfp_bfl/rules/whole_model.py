@@ -41,9 +41,6 @@ def whole_model(rule: AnyRule[Sent, Given]) -> ModelRule[Sent, Given]:
 
     Returns:
       A rule with `local`, `anchor` and pooled result of `ModelWeights`, or a `MeanField` each.
-
-    Raises:
-      InvalidArgument: not a rule, or no name of one.
     """
     if isinstance(rule, str):
         rule = parse_rule(rule)

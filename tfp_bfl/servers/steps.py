@@ -35,9 +35,6 @@ def optimize(optimizer: ServerOptimizer) -> ServerStep:
       optimizer: with `initialize(specs)` and `next(state, weights, gradients)`: of `servers.server_optimizer`, or of
         `tff.learning.optimizers`.
 
-    Raises:
-      InvalidArgument: it has no such functions.
-
     Source: Reddi et al. 2021 (arXiv:2003.00295), algorithm 1 (FedOpt).
     """
     if not (hasattr(optimizer, "initialize") and hasattr(optimizer, "next")):
@@ -91,9 +88,6 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep[ClientGaussian]:
     Returns:
       A step over what `tfp_bfl.rules.client_gaussian` gives. Before the first round the weights themselves predict.
 
-    Raises:
-      InvalidArgument: with another rule, or a model with variational layers, when the process is built.
-
     Source: Thorgeirsson & Gauterin 2020 (FedAG).
     """
     inner = check_step(replace() if step is None else step, "step")
@@ -128,11 +122,7 @@ def check_point_weights(weights: ModelWeights, what: str) -> None:
 
 
 def check_step(step: ServerStep[Given], name: str, any_rule: bool = False) -> ServerStep[Given]:
-    """Return `step`, if it is a server step: one that starts from pooled weights unless `any_rule`.
-
-    Raises:
-      InvalidArgument: it is none; the message calls it by `name`.
-    """
+    """Return `step`, if it is a server step: one that starts from pooled weights unless `any_rule`."""
     if not isinstance(step, ServerStep):
         given = getattr(step, "__name__", step)
         raise InvalidArgument(f"{name} must be a ServerStep, such as servers.replace(), not {shown(given)}.")

@@ -59,10 +59,6 @@ def distil(
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `ModelWeights`. Memory: the clients' weights.
 
-    Raises:
-      InvalidArgument: arguments outside their ranges, features that are none, not finite or not what the model takes;
-        another rule or a model with variational layers, when the process is built.
-
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """
     lookup(DISTRIBUTIONS, distribution, "distribution of FedBE")

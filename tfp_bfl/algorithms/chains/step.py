@@ -30,9 +30,6 @@ def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
     Returns:
       A step for models without variational layers.
 
-    Raises:
-      InvalidArgument: no server step; step_size not above 0, or a model with variational layers.
-
     Source: Welling & Teh 2011, eq. 4; Johansson & Gullbrandson 2022, federated SGLD.
     """
     check_step(step, "step", any_rule=True)
@@ -106,9 +103,6 @@ def descend(
 
     Returns:
       A step that takes the total of the clients' gradients, or of their scaled gradients.
-
-    Raises:
-      InvalidArgument: a number outside its range; a model with variational layers.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2, and supplement S1.1 for clients that differ.
     """

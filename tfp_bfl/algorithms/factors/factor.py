@@ -88,11 +88,7 @@ class Factors(NamedTuple):
         return cls(*(tuple(x.numpy() for x in unflatten(part, posterior.mean)) for part in left))
 
     def pool(self, rows: Rows, weights: ModelWeights) -> ModelWeights:
-        """Return the server's weights with the prior times the sites as the posterior.
-
-        Raises:
-          InvalidArgument: nothing is left of the precision of a weight.
-        """
+        """Return the server's weights with the prior times the sites as the posterior."""
         precision, shift = self._natural(rows)
         if np.any(precision <= 0):
             raise InvalidArgument("A site is no factor of the posterior: its precision is not below the posterior's.")
@@ -111,11 +107,7 @@ class Factors(NamedTuple):
         self.pool(rows, weights)
 
     def align(self, own: RowsHeld[ClientFactor], others: RowsHeld[ClientFactor]) -> Rows:
-        """Return the rows of other clients.
-
-        Raises:
-          InvalidArgument: they are over other weights.
-        """
+        """Return the rows of other clients."""
         shapes = lambda held: [np.shape(x) for x in tf.nest.flatten((held.weights, held.settings))]
         if shapes(own) != shapes(others):
             raise InvalidArgument(

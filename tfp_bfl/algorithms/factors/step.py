@@ -50,9 +50,6 @@ def dual(
         model's prior where those are empty.
       server_step_size: a, above 0 and at most 1; None for 1 / (1 + K rho).
 
-    Raises:
-      InvalidArgument: a number outside its range.
-
     Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM; its v_k is -t_k.
     """
     check_number(step_size, "step_size")
@@ -124,9 +121,6 @@ def laplace_dual(
 
     Returns:
       A step over what `tfp_bfl.rules.gather` gives of `factors.laplace_work.laplace_factors`. It sends S to clients.
-
-    Raises:
-      InvalidArgument: a number outside its range; of `initialize`, a model with variational layers.
 
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325); derived as `factors.laplace_work.laplace_factors`.
     """

@@ -29,8 +29,7 @@ class Curvatures(NamedTuple):
       prior_stddev: None for the maximum of the marginal likelihood.
       temperature: T.
       groups: the number of each weight tensor's group, which has a prior of its own; () for one prior.
-      head: of an exact last layer; its mean moves (`posterior.linear_head`); None for Laplace's approximation at the
-        weights.
+      head: of an exact last layer; its mean moves (`posterior.linear_head`); None for Laplace's approximation at the weights.
     """
 
     prior_stddev: float | None = None
@@ -51,9 +50,6 @@ class Curvatures(NamedTuple):
     def approximate(self, rows: Rows, weights: ModelWeights) -> Laplace:
         """Compute Laplace's approximation (`laplace.posterior.laplace`), or the posterior of a last layer, from the
         sums of all clients, added in float64.
-
-        Raises:
-          InvalidArgument: there are no clients.
         """
         if not rows:
             raise InvalidArgument("A posterior is made of clients' sums: one client at least must be left.")
@@ -77,11 +73,7 @@ class Curvatures(NamedTuple):
         )
 
     def pool(self, rows: Rows, weights: ModelWeights) -> ModelWeights:
-        """Return the server's weights with the posterior of `approximate`.
-
-        Raises:
-          InvalidArgument: as `approximate`.
-        """
+        """Return the server's weights with the posterior of `approximate`."""
         below = len(weights.point) - len(_mode(rows, weights)) if rows else 0
         q = self.approximate(rows, weights).posterior
         return weights._replace(posterior=q, point=tuple(weights.point[:below]))
@@ -112,9 +104,6 @@ class Curvatures(NamedTuple):
 
         Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `own`,
         which is exact for Gaussian labels.
-
-        Raises:
-          InvalidArgument: the sums are of another structure or at other weights.
         """
         rows: Rows = others.rows
         weights = others.weights

@@ -71,9 +71,6 @@ def laplace(
       groups: the number of each array's group, from 0 on; the groups have a t each. None for one t. Of a diagonal only.
       temperature: T.
 
-    Raises:
-      InvalidArgument: a prior_stddev or a temperature not above 0, or groups for a full curvature.
-
     Source: MacKay 1992; Immer et al. 2021 (arXiv:2104.04975), eq. 8, with the Gauss-Newton matrix as the curvature.
     """
     heat = float(check_number(temperature, "temperature"))

@@ -46,9 +46,6 @@ def laplace(
         of the likelihood: 0.01 for classes, 1 for regression (`training.TEMPERATURES`). `process.settings` states it.
       **options: of `compose` and of `laplace.work.laplace`.
 
-    Raises:
-      InvalidArgument: options out of their ranges, or a model as `laplace.work.laplace_weights` refuses it.
-
     Source: MacKay 1992; Daxberger et al. 2021 (arXiv:2106.14806); Immer et al. 2021 (arXiv:2104.04975) for the prior.
     """
     work, process = split_options(laplace, options)
@@ -103,9 +100,6 @@ def last_layer(
       temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times. None for the default
         of the likelihood: 0.01 for classes, 1 for regression (`training.TEMPERATURES`). `process.settings` states it.
       **options: of `compose` and of `laplace.work.last_layer_sums`.
-
-    Raises:
-      InvalidArgument: options out of their ranges, or a model as `laplace.work.laplace_weights` refuses it.
 
     Source: Bishop 2006, sections 3.5 and 4.5; Kristiadi et al. 2020 (arXiv:2002.10118) for last layers.
 

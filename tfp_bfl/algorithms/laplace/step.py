@@ -44,9 +44,6 @@ def laplace(
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `ClientCurvature`s. Its state is the stack, leaves [K, ...] in
       the order of the clients' numbers. Memory: K x (2 D), or K x D_last^2.
-
-    Raises:
-      InvalidArgument: a prior_stddev or a temperature not above 0.
     """
     check_number(temperature, "temperature")
     if prior_stddev is not None:
@@ -130,9 +127,6 @@ def last_layer(
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `laplace.work.last_layer_sums`. Memory: K x D_last^2 numbers.
       After the last round a warning is issued if the remaining Newton step is long.
-
-    Raises:
-      InvalidArgument: a prior_stddev, noise_stddev or temperature not above 0.
     """
     check_number(temperature, "temperature")
     for name, value in {"prior_stddev": prior_stddev, "noise_stddev": noise_stddev}.items():

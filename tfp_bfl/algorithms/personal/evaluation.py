@@ -88,10 +88,6 @@ def evaluate_clients(
 
     Returns:
       The scores of each client, in order.
-
-    Raises:
-      InvalidArgument: more or fewer test shards than clients, numbers out of range, an adaptation that keeps a memory
-        or sends something else, or the noise of another client where all have the same model.
     """
     if train.num_clients != test.num_clients:
         raise InvalidArgument(
@@ -184,9 +180,6 @@ def summarise_clients(
       scores: of `evaluate_clients`.
       metric: one that `evaluate` gave.
       adapted: of the models after adaptation.
-
-    Raises:
-      InvalidArgument: no clients, no such metric, or no adaptation.
     """
     rows = [score.after if adapted else score.before for score in scores]
     if not rows or any(row is None for row in rows):
@@ -257,9 +250,6 @@ def fit_newcomers(
 
     Returns:
       The weights of each, in order.
-
-    Raises:
-      InvalidArgument: clients without rows of their own, or fewer than one round.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225): their step of e_m, alone.
     """

@@ -87,10 +87,6 @@ def personal(
       threshold: of `personal.variances_work.personal`: a client's own model does without the same weights.
       seed: of the first parameters.
 
-    Raises:
-      InvalidArgument: clip_norm that is not above zero; absent_decay for variances without parameters of each client,
-        or capped=False for constant ones.
-
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates by the authors' program.
     """
     check_number(clip_norm, "clip_norm")
@@ -135,8 +131,9 @@ def personal(
         mask = kept_weights(theta, variance, threshold)
         return _with(weights, mask * theta, tf.where(mask > 0, variance, MIN_VARIANCE))
 
-    def measured(state: PersonalState, weights: ModelWeights, extra: LogitGradient) -> Metrics:
-        return dropout_rates(variances, state.parameters, flatten(weights.posterior.mean), extra.present)._asdict()
+    def metrics(state: PersonalState, weights: ModelWeights, extra: LogitGradient) -> Metrics:
+        rates = dropout_rates(variances, state.parameters, flatten(weights.posterior.mean), extra.present)
+        return {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0)), **rates._asdict()}
 
     return ServerStep(
         initialize,
@@ -145,10 +142,9 @@ def personal(
         tell=lambda state, weights: state.parameters,
         personal=of_client,
         extra=True,
-        metrics=lambda extra: {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0))},
+        metrics=metrics,
         name=f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})",
         most_clients=variances.num_clients,
-        measured=measured,
     )
 
 

@@ -72,10 +72,6 @@ def meta_learning(
       kl_weight: beta, a number or a function of the rounds done so far.
       likelihood: of the labels.
 
-    Raises:
-      InvalidArgument: no such learner or reduction, a number outside its range, a model with BatchNorm, or logit_rate
-        for a model without variational layers.
-
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates and norms by the authors' program.
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)

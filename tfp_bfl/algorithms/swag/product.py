@@ -103,11 +103,7 @@ def gaussian_product(
 
 
 def check_prior(prior: object, like: LowRank | None) -> LowRank:
-    """Return the prior as tensors.
-
-    Raises:
-      InvalidArgument: it is no `MeanField`, does not fit the posteriors, or holds values that no Gaussian has.
-    """
+    """Return the prior as tensors."""
     if not isinstance(prior, MeanField):
         raise InvalidArgument(f"prior must be a MeanField, not {type(prior).__name__}.")
     checked = as_low_rank(prior, "prior")
@@ -241,9 +237,6 @@ def between_clients_variance(posteriors: Sequence[LowRank | MeanField]) -> Any:
     Returns:
       A structure of that form and those shapes.
 
-    Raises:
-      InvalidArgument: no posteriors, or as `as_low_rank`, or of different weights.
-
     Source: Hedges and Olkin 1985; DerSimonian and Laird 1986, with equal weights of the clients.
     """
     if not posteriors:
@@ -264,11 +257,7 @@ def between_clients_variance(posteriors: Sequence[LowRank | MeanField]) -> Any:
 
 
 def with_random_effects(posteriors: Sequence[LowRank | MeanField]) -> tuple[LowRank, ...]:
-    """Return the posteriors, each with `between_clients_variance` added to the independent part of its variances.
-
-    Raises:
-      InvalidArgument: as `between_clients_variance`.
-    """
+    """Return the posteriors, each with `between_clients_variance` added to the independent part of its variances."""
     tau = between_clients_variance(posteriors)
     every = [as_low_rank(q) for q in posteriors]
     return tuple(q._replace(diagonal=tf.nest.map_structure(tf.add, q.diagonal, tau)) for q in every)

@@ -53,10 +53,6 @@ def fl_swag(
       max_columns: rows of a client's deviations, of which it sends all.
       **options: of `compose` and of `swag.work.swag`.
 
-    Raises:
-      InvalidArgument: options as of `tfp_bfl.algorithms.swag.work`, a prior over other weights, or a model that has
-        variational layers or, for `last_layer`, no dense layer at its end.
-
     Example:
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.fl_swag(model_fn, last_layer=True)
