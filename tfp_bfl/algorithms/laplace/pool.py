@@ -29,7 +29,7 @@ class Curvatures(NamedTuple):
       prior_stddev: None for the maximum of the marginal likelihood.
       temperature: T.
       groups: the number of each weight tensor's group, which has a prior of its own; () for one prior.
-      head: of an exact last layer; its mean moves (`posterior.linear_head`); None for Laplace's approximation at the weights.
+      head: of an exact last layer; its mean moves (`linear_head`); None for Laplace's approximation at the weights.
     """
 
     prior_stddev: float | None = None
