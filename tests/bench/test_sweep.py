@@ -175,18 +175,12 @@ def test_list_runs_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_folder_of_a_run_is_no_folder_of_many(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text("rounds: 2\n")
-    assert run_command_line(["sweep", "--output", str(tmp_path)]) == 2
-    assert "is no folder of a sweep" in capsys.readouterr().err
-
-
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, capsys):
-    (tmp_path / "report.html").write_text("mine")
+@pytest.mark.parametrize("name", ["config.yaml", "report.html"])
+def test_a_folder_of_a_run_or_of_something_else_is_left_as_it_is(tmp_path, capsys, name):
+    (tmp_path / name).write_text("rounds: 2\n")
     assert run_command_line(["sweep", *SMALL, "--output", str(tmp_path)]) == 2
     assert "is no folder of a sweep" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "rounds: 2\n"
 
 
 @pytest.mark.parametrize("dataset", ["fasion_mnist", "nowhere.csv"])

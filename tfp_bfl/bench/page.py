@@ -23,7 +23,7 @@ from tfp_bfl.files.tables import to_csv, to_markdown
 from tfp_bfl.files.writing import write_bytes, write_whole
 from tfp_bfl.labels import label_of
 from tfp_bfl.plots.page import Cell, Table, environment
-from tfp_bfl.plots.repeats import Repeated, digits
+from tfp_bfl.plots.repeats import Repeated, compare_all, difference_cells, digits, score_cells
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
 _FIRST = "test_nll"  # Classification and regression have it.
@@ -113,9 +113,10 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
         groups = [bench.scores(setting, method) for method in methods]
         scores = []
         for key in bench.score_keys():
-            pairs = summary.pairs(groups, bench.scores(setting, bench.reference), key)
-            means = _sorted(summary.score_cells(groups, key), (mean(group.values(key)) for group in groups))
-            scores.append([*zip(means, _sorted(map(summary.difference_cell, pairs), (x and x.mean for x in pairs)))])
+            pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
+            intervals = difference_cells(pairs, summary.FORM)
+            means = _sorted(score_cells(groups, key, summary.FORM), (mean(group.values(key)) for group in groups))
+            scores.append([*zip(means, _sorted(intervals, (x and x.mean for x in pairs)))])
         for i, method in enumerate(methods):
             cell = bench.cells[setting, method]
             failed = [record for record in cell if record.failed is not None]

@@ -12,7 +12,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.repeats import Difference, over_seeds
 from tfp_bfl.labels import duration
 from tfp_bfl.plots.page import Cell, Table
-from tfp_bfl.plots.repeats import Repeated, best_of, compare
+from tfp_bfl.plots.repeats import Repeated, ScoreForm, compare_all, difference_cells, score_cells
 from tfp_bfl.plots.tables import DASH, text
 
 # Costs of a cell -> heading, in the order of tables.
@@ -113,29 +113,22 @@ def mean_text(values: Sequence[float]) -> str:
     return f"{number(found.mean, scale)} ± {number(found.stddev, scale)}"
 
 
-def score_cells(groups: Sequence[Repeated], key: str) -> list[Cell]:
-    """Return mean ± standard deviation of each group; bold what is better than each other beyond the noise of seeds."""
-    best = best_of(groups, key, score_of(key).sign)
-    return [Cell(mean_text(group.values(key)), group is best) for group in groups]
+class _Adaptive(ScoreForm):
+    """Scores with decimals by their size, as `number`."""
+
+    def sign(self, key: str) -> int:
+        return score_of(key).sign
+
+    def mean(self, values: Sequence[float], key: str) -> str:
+        return mean_text(values)
+
+    def difference(self, found: Difference) -> str:
+        scale = max(abs(found.low), abs(found.high))
+        middle, low, high = (number(x, scale, True) for x in (found.mean, found.low, found.high))
+        return f"{middle} [{low}, {high}]"
 
 
-def pairs(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Difference | None]:
-    """Return the paired difference of each group to the reference; None for that itself and where there is none."""
-    return [None if group.name == reference.name else compare(group, reference, key) for group in groups]
-
-
-def difference_cell(found: Difference | None) -> Cell:
-    """Return a paired difference with its interval; bold where that excludes 0."""
-    if found is None:
-        return Cell(DASH)
-    scale = max(abs(found.low), abs(found.high))
-    middle, low, high = (number(x, scale, True) for x in (found.mean, found.low, found.high))
-    return Cell(f"{middle} [{low}, {high}]", found.is_told)
-
-
-def difference_cells(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Cell]:
-    """Return `difference_cell` of each group."""
-    return [difference_cell(found) for found in pairs(groups, reference, key)]
+FORM = _Adaptive()
 
 
 def _table(title: str, methods: Sequence[str], columns: Mapping[str, Sequence[Cell]]) -> Table:
@@ -152,7 +145,7 @@ def scores(bench: Bench, setting: str) -> Table:
     methods = methods_of(bench, setting)
     groups = [bench.scores(setting, method) for method in methods]
     columns = {"Seeds": [Cell(str(len(group.scores))) for group in groups]}
-    columns |= {score_of(key).label: score_cells(groups, key) for key in bench.score_keys(setting)}
+    columns |= {score_of(key).label: score_cells(groups, key, FORM) for key in bench.score_keys(setting)}
     cells = [bench.cells[setting, method] for method in methods]
     columns |= {"Rounds": [Cell(rounds(cell)) for cell in cells]}
     for key in ("upload_mb", "download_mb", "cpu_seconds"):
@@ -177,7 +170,10 @@ def differences(bench: Bench, setting: str) -> Table:
     methods = [method for method in methods_of(bench, setting) if method != bench.reference]
     groups = [bench.scores(setting, method) for method in methods]
     reference = bench.scores(setting, bench.reference)
-    columns = {score_of(key).label: difference_cells(groups, reference, key) for key in bench.score_keys(setting)}
+    columns = {
+        score_of(key).label: difference_cells(compare_all(groups, reference, key), FORM)
+        for key in bench.score_keys(setting)
+    }
     return _table(f"Difference to {shorten(bench.reference)}", methods, columns)
 
 
@@ -188,7 +184,8 @@ def across(bench: Bench, key: str) -> Table:
     for setting in bench.settings:
         if key in bench.score_keys(setting) and (setting, bench.reference) in bench.cells:
             groups = [bench.scores(setting, method) for method in methods if (setting, method) in bench.cells]
-            cells = difference_cells(groups, bench.scores(setting, bench.reference), key)
+            pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
+            cells = difference_cells(pairs, FORM)
             found = {group.name: cell for group, cell in zip(groups, cells)}
             columns[shorten(setting)] = [found.get(method, Cell(DASH)) for method in methods]
     title = f"{score_of(key).label}: difference to {shorten(bench.reference)} in each setting"
@@ -260,7 +257,7 @@ def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:
     points = [within(bench.cells[setting, method], limit) for method in methods]
     groups = [Repeated(method, there, setting) for method, there in zip(methods, points)]
     keys = list(dict.fromkeys(key for there in points for point in there.values() for key in point))
-    columns = {score_of(key).label: score_cells(groups, key) for key in keys if key not in _NOT_SCORES}
+    columns = {score_of(key).label: score_cells(groups, key, FORM) for key in keys if key not in _NOT_SCORES}
     rounds = [mean_text([point["round"] for point in there.values()]).split(" ")[0] for there in points]
     columns = {"Round": [Cell(DASH if r == DASH else f"{float(r):g}") for r in rounds], **columns}
     columns["Note"] = [

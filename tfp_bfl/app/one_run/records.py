@@ -21,6 +21,7 @@ from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
+from tfp_bfl.options.fits import is_private as is_private
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
@@ -128,17 +129,6 @@ def privacy(
         epsilons |= {} if of_examples is None else {"example_epsilon": of_examples}
     own = process.privacy if process else None
     return {**epsilons, "delta": own.delta if own else config.privacy_delta} if epsilons else {}
-
-
-def is_private(config: RunConfig, process: bfl.federated.BayesianProcess | None = None) -> bool:
-    """Return whether a run hides clients or examples by noise.
-
-    Args:
-      process: of the run, which an algorithm of the user may have made private; None before it is built.
-    """
-    if config.privacy_clip_norm or config.example_clip_norm:
-        return True
-    return process is not None and (process.privacy is not None or process.client_work.is_private)
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:
