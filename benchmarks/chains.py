@@ -49,7 +49,7 @@ def make():
     source = bfl.data.Source("made", "train", features, labels, ("no", "yes"))
     parts = [np.arange(k * EXAMPLES, (k + 1) * EXAMPLES) for k in range(CLIENTS)]
     process = bfl.algorithms.compose(
-        model_fn, ClientWork(lambda: work), "naive_weighted_average", bfl.servers.steps(), weighting="equal"
+        model_fn, ClientWork(lambda: work), "naive_weighted_average", bfl.servers.replace(), weighting="equal"
     )
     return process, bfl.data.Clients(source, parts)
 

@@ -108,7 +108,7 @@ def clients_in_one_run(noise):
         model,
         ClientWork(work),
         "naive_weighted_average",
-        bfl.servers.steps(),
+        bfl.servers.replace(),
         weighting="equal",
         privacy=Privacy(1.0, noise, CANARIES // 2),
         element_spec=rows.element_spec,

@@ -83,10 +83,10 @@ ServerStep(lambda weights: (), no_state)  # no: "Callable[[Any, ModelWeights, Sk
 
 def model_fn() -> tf.keras.Model: raise NotImplementedError
 local, swag = bfl.clients.variational(model_fn), swag_work(model_fn)
-replace, online = bfl.servers.steps(), online_product(1, 2)
+replace, online = bfl.servers.replace(), online_product(1, 2)
 compose, stacked = bfl.algorithms.compose, bfl.rules.stacked()
 compose(model_fn, local, "conflation", replace, weighting="equal", seed=3)
-compose(model_fn, local, mine, bfl.servers.steps(bfl.servers.server_optimizer("adam")))
+compose(model_fn, local, mine, bfl.servers.optimize(bfl.servers.server_optimizer("adam")))
 compose(model_fn, local, stacking, replace)
 compose(model_fn, local, bfl.rules.median(mine), replace)
 compose(model_fn, local, stacked, distil(model_fn, tf.zeros([3])))

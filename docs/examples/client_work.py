@@ -31,7 +31,7 @@ def one_step(model_fn, learning_rate):
 if __name__ == "__main__":
     train = bfl.data.load("digits")
     model_fn = lambda: bfl.models.mlp(kind="deterministic", input_shape=train.element_shape, num_classes=10)
-    work, step = one_step(model_fn, 0.5), bfl.servers.steps()
+    work, step = one_step(model_fn, 0.5), bfl.servers.replace()
     process = bfl.algorithms.compose(model_fn, work, "naive_weighted_average", step)
     result = bfl.simulate(process, train.partition(bfl.data.iid(num_clients=5), seed=0), rounds=10)
     print(f"NLL {result.rounds[0]['nll']:.2f}, after ten rounds {result.rounds[-1]['nll']:.2f}")

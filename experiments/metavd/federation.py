@@ -76,7 +76,7 @@ def process_of(options: Options, data: Data) -> bfl.federated.BayesianProcess:
         work = alone(
             bfl.algorithms.personal.work.meta_learning(model_fn, learning_rate=CLIENT_RATE, clip_norm=CLIP, **LOCAL)
         )
-        return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", bfl.servers.steps(), **shared)
+        return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", bfl.servers.replace(), **shared)
     if how["recipe"] == "fed_prox":
         return bfl.algorithms.fed_prox(model_fn, proximal=PROXIMAL, **sgd, **shared)
     if how["recipe"] == "fed_be":

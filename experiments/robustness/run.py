@@ -74,7 +74,7 @@ def build(options: Options, shape: Sequence[int]) -> bfl.federated.BayesianProce
     rule, robust = options["rule"], None if options["defence"] == "none" else options["defence"]
     if rule == config.KERNEL:
         rule, robust = bfl.contrib.kernel.kernel_posterior(**config.KERNELS[options["defence"]]), None
-    return bfl.algorithms.compose(model_fn, work, rule, bfl.servers.steps(), weighting="equal", robust=robust)
+    return bfl.algorithms.compose(model_fn, work, rule, bfl.servers.replace(), weighting="equal", robust=robust)
 
 
 def clients_of(source: bfl.data.Source, options: Options, seed: int) -> bfl.data.Clients:

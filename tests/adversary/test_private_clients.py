@@ -39,7 +39,7 @@ def test_the_clients_of_a_run_are_drawn_as_the_accountant_assumes(monkeypatch):
     monkeypatch.setattr(simulation, "secret_seed", lambda: np.int32([5, 0]))
     # Powers of two: clip, noise and division by the expected number change no bit of the sum.
     hidden = Privacy(clip_norm=2.0**20, noise_multiplier=0.0, cohort_size=EXPECTED)
-    parts = ClientWork(lambda: named), "naive_weighted_average", bfl.servers.steps()
+    parts = ClientWork(lambda: named), "naive_weighted_average", bfl.servers.replace()
     process = bfl.algorithms.compose(toys.model_fn, *parts, weighting="equal", privacy=hidden)
     bias = lambda model: {"bias": float(model.get_weights()[1][0])}
     rows = bfl.simulate(process, CLIENTS, ROUNDS, engine="local", seed=0, evaluate=bias).rounds

@@ -24,7 +24,7 @@ def model_fn():
 
 def after_a_round(work, augmentation):
     process = bfl.algorithms.compose(
-        model_fn, work, "naive_weighted_average", bfl.servers.steps(), augmentation=augmentation
+        model_fn, work, "naive_weighted_average", bfl.servers.replace(), augmentation=augmentation
     )
     state = bfl.simulate(process, CLIENTS, rounds=1, engine="local").state
     return np.concatenate([x.numpy().ravel() for x in map(tf.convert_to_tensor, state.weights.point)])
@@ -64,7 +64,7 @@ def test_each_step_has_a_seed_of_its_own():
 def test_work_without_batches_is_refused():
     work = bfl.algorithms.chains.work.stochastic_gradient(model_fn, compressor="none")
     step = bfl.algorithms.chains.step.descend(1e-3)
-    process = bfl.algorithms.compose(model_fn, work, bfl.rules.gather(), step, augmentation="crop_and_flip:1")
+    process = bfl.algorithms.compose(model_fn, work, bfl.rules.total(), step, augmentation="crop_and_flip:1")
     with pytest.raises(InvalidArgument, match="An augmentation is of work that steps through batches"):
         bfl.simulate(process, CLIENTS, rounds=1, engine="local")
 

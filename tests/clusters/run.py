@@ -14,7 +14,7 @@ from tfp_bfl.errors import Error
 def process_of(files, epochs=40):
     model = lambda: bfl.models.mlp("flipout", files.source.element_shape, files.source.num_classes, hidden=(32,))
     work = bfl.clients.variational(model, local_epochs=epochs, batch_size=8)
-    return bfl.algorithms.compose(model, work, "log_linear_pool", bfl.servers.steps())
+    return bfl.algorithms.compose(model, work, "log_linear_pool", bfl.servers.replace())
 
 
 def digest(state):

@@ -187,7 +187,7 @@ def test_a_client_does_not_count_twice():
 def test_weightings_of_all_clients_together_are_told_apart():
     rule = bfl.algorithms.compose
     make = lambda name: rule(
-        model_fn, bfl.clients.variational(model_fn), "log_linear_pool", bfl.servers.steps(), weighting=name
+        model_fn, bfl.clients.variational(model_fn), "log_linear_pool", bfl.servers.replace(), weighting=name
     )
     one, other = (make(name).description for name in ("max_discrepancy", "max_discrepancy_farthest"))
     assert one != other

@@ -246,7 +246,7 @@ def test_noise_is_lost_in_no_other_rule():
             around(private)
     work = bfl.clients.variational(functools.partial(bfl.models.mlp, "flipout", (30,), 2, hidden=(4,)))
     with pytest.raises(InvalidArgument, match="give the plain rule and privacy"):
-        bfl.algorithms.compose(lambda: bfl.models.mlp("flipout", (30,), 2), work, private, bfl.servers.steps())
+        bfl.algorithms.compose(lambda: bfl.models.mlp("flipout", (30,), 2), work, private, bfl.servers.replace())
     with pytest.raises(InvalidArgument, match="noise of a secret, which this server does not have"):
         bfl.interop.Server({"w": np.zeros(2)}, 1.0, rule=private)
 

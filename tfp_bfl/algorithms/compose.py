@@ -96,7 +96,7 @@ def compose(
     Example:
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
       >>> work = bfl.clients.variational(model_fn, local_epochs=5)
-      >>> process = bfl.algorithms.compose(model_fn, work, "linear_pool", bfl.servers.steps(), weighting="equal")
+      >>> process = bfl.algorithms.compose(model_fn, work, "linear_pool", bfl.servers.replace(), weighting="equal")
     """
     model_fn = models.as_model_fn(model_fn)
     _check_names(process_options, PROCESS_OPTIONS, "compose")

@@ -183,7 +183,7 @@ def test_a_round_without_a_valid_answer_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "step",
-    [bfl.algorithms.factors.step.dual(), bfl.servers.steps(bfl.servers.server_optimizer("adam"))],
+    [bfl.algorithms.factors.step.dual(), bfl.servers.optimize(bfl.servers.server_optimizer("adam"))],
     ids=["dual", "adam"],
 )
 def test_a_server_goes_on_from_its_folder_to_the_same_bits(tmp_path, step, caplog):

@@ -120,7 +120,7 @@ def laplace_dual(
       covariance: the posterior N(w, 1 / S) predicts; False: the weights alone.
 
     Returns:
-      A step over what `tfp_bfl.rules.gather` gives of `factors.laplace_work.laplace_factors`. It sends S to clients.
+      A step over what `rules.total` gives of `factors.laplace_work.laplace_factors`. It sends S to clients.
 
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325); derived as `factors.laplace_work.laplace_factors`.
     """
