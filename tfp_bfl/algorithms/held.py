@@ -14,10 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.factors.factor import Factor
-from tfp_bfl.algorithms.factors.pool import ClientFactor, Factors
-from tfp_bfl.algorithms.laplace.linear_head import Head
+from tfp_bfl.algorithms.factors.factor import ClientFactor, Factor, Factors
 from tfp_bfl.algorithms.laplace.pool import Curvatures
+from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.rows import by_client
 from tfp_bfl.algorithms.swag.step import Product
 from tfp_bfl.contracts import ServerState
@@ -60,11 +59,7 @@ class Held(NamedTuple, Generic[_Row]):
         return cls(by_client(stack), tf.nest.map_structure(np.asarray, weights), settings)
 
     def pool(self) -> ModelWeights:
-        """Return the weights that predict: the posterior of the clients that are there, with the server's weights.
-
-        Raises:
-          InvalidArgument: these rows make no posterior.
-        """
+        """Return the weights that predict: the posterior of the clients that are there, with the server's weights."""
         pooled: ModelWeights = self.settings.pool(self.rows, self.weights)
         return pooled
 
@@ -75,10 +70,6 @@ class Held(NamedTuple, Generic[_Row]):
           others: from which they are taken.
           names: of the clients to take; None for all.
           replace: for a client of both, the new row replaces the former one; otherwise it is refused.
-
-        Raises:
-          InvalidArgument: the others' model, settings or weights do not fit; there is no such client there, or one of
-            the name here already; or the rows make no posterior.
         """
         if type(self.settings) is not type(others.settings):
             raise InvalidArgument("The other clients are of another algorithm than these: they do not go together.")
@@ -94,11 +85,7 @@ class Held(NamedTuple, Generic[_Row]):
         return self._checked(rows)
 
     def remove(self, *names: str) -> Held[_Row]:
-        """Return the clients without these, as if they had never been there.
-
-        Raises:
-          InvalidArgument: there is no such client, or the rows that are left make no posterior.
-        """
+        """Return the clients without these, as if they had never been there."""
         rows = dict(self.rows)
         for client in names:
             if client not in rows:
@@ -112,11 +99,7 @@ class Held(NamedTuple, Generic[_Row]):
 
     @classmethod
     def load(cls, path: Path) -> Held[Any]:
-        """Read what `save` wrote.
-
-        Raises:
-          InvalidArgument: the file can't be read, is none of these, or holds rows that make no posterior.
-        """
+        """Read what `save` wrote."""
         arrays = read_arrays(path, "file of clients", MOST_BYTES)
         try:
             _check_types(arrays)
