@@ -160,15 +160,6 @@ def test_rows_for_a_model(tmp_path):
         read_encoded(tmp_path / "bad.csv", [Feature("dose", "number")], data.train.columns[:1])
 
 
-def test_labels_that_stand_for_empty_cells_elsewhere_are_classes_with_a_note(tmp_path):
-    (tmp_path / "labels.csv").write_text(
-        "age,label\n" + "\n".join(f"{i % 7},{('ill', 'well', 'NA')[i % 3]}" for i in range(30))
-    )
-    data = read_own(tmp_path / "labels.csv")
-    assert data.train.class_names == ("NA", "ill", "well")
-    assert "10 rows have 'NA' in 'label', a class like any other: empty these cells" in " ".join(data.notes)
-
-
 def test_columns_that_count_the_rows_are_left_out():
     data = read_own(table(id=np.arange(1, ROWS + 1)), client="site")
     assert [c.name for c in data.train.columns] == NAMES

@@ -79,11 +79,6 @@ def test_a_test_set_of_its_own(tmp_path):
         read_own(path, "sick", "centre", written(tmp_path, table=TABLE.drop(["dose"]), name="short"))
 
 
-def test_without_clients(tmp_path):
-    data = read_own(written(tmp_path, table=TABLE.drop(["centre"])), label="sick")
-    assert data.clients is None and data.client_names == ()
-
-
 def test_rows_to_ask_a_model_about(tmp_path):
     rows = read_rows(written(tmp_path), ["dose", "age"])
     np.testing.assert_allclose(rows, np.stack([DOSE, AGE], -1), rtol=1e-6)

@@ -168,9 +168,10 @@ def test_words_are_a_category_without_a_note(cells):
     assert not [x for x in read_own(table(cells)).notes if "'x'" in x]
 
 
-@pytest.mark.parametrize("cell", ["?", "#N/A!", "."])
+@pytest.mark.parametrize("cell", ["NA", "?", "#N/A!", "."])
 def test_labels_that_may_be_missing_values_are_noted(cell):
     data = read_own(table(["1"] * 3 + ["2"], y=np.resize(["u", "v", cell], ROWS)), label="y", drop=["label"])
+    assert data.train.class_names == tuple(sorted(["u", "v", cell]))
     assert any(f"40 rows have {cell!r} in 'y', a class like any other" in note for note in data.notes)
 
 

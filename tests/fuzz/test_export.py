@@ -15,19 +15,8 @@ from tfp_bfl.export.signatures import SIGNATURES
 
 WORDS = [
     *["PyFunc", "EagerPyFunc", "ReadFile", "WriteFile", "MatchingFiles", "SaveV2", "RestoreV2", "Const", "Fill"],
-    *[
-        "While",
-        "predict",
-        "predict_uint8",
-        "weights",
-        "signatures",
-        "trace_0",
-        "images",
-        "num_samples",
-        "seed",
-        "mean",
-        "info",
-    ],
+    *["predict", "predict_uint8", "weights", "signatures", "trace_0", "images", "num_samples", "seed", "mean", "info"],
+    "While",
     *["_generic_user_object", "trackable_list_wrapper", "signature_map", "_tf_keras_model", "__call__", "dtype"],
     *["weights/0/.ATTRIBUTES/VARIABLE_VALUE", "_CHECKPOINTABLE_OBJECT_GRAPH", "added:output:0", "^added", "tfp_bfl"],
 ]
