@@ -202,9 +202,7 @@ def test_set_aside_takes_a_share_of_all_examples_and_leaves_the_clients_the_rest
 
 def test_set_aside_refuses_what_leaves_nothing():
     few = data.Clients(data.load("digits"), [np.arange(100), np.arange(100, 102)])
-    with pytest.raises(
-        InvalidArgument, match=r"Setting aside 0\.9 of the examples leaves client 1 none of its 2: set less"
-    ):
+    with pytest.raises(InvalidArgument, match=r"0\.9 of the examples leaves client 1 none of its 2: set less"):
         few.set_aside(0.9, seed=0)
     for share in (0, 1, -0.1, float("nan")):
         with pytest.raises(InvalidArgument, match="share must be above 0 and below 1"):

@@ -186,11 +186,7 @@ MIXED = np.array(["1"] * 399 + ["x"], object)
         ({"drug": [f"n{k}" for k in range(ROWS)]}, {"categorical": ["drug"]}, None),
         ({"drug": [None] * ROWS}, {}, "'drug' has no value: leave columns out with --drop"),
         ({"drug": ["NA", ""] * 200}, {}, "'drug' has no value"),
-        (
-            {"drug": np.resize(np.datetime64("2020-01-01"), ROWS)},
-            {},
-            "holds dates, such as '2020-01-01' in row 1: .*unit",
-        ),
+        ({"drug": np.resize(np.datetime64("2020-01-01"), ROWS)}, {}, "dates, such as '2020-01-01' in row 1: .*unit"),
         ({"drug": np.resize(np.timedelta64(5, "s"), ROWS)}, {"date_unit": "days"}, "in row 1, which is no date"),
         ({}, {"date_unit": "day"}, "There is no unit of dates 'day': did you mean 'days'"),
         ({}, {"only": ["drgu"]}, "There is no column 'drgu' in dataset for --only: did you mean 'drug'"),

@@ -173,11 +173,7 @@ NUMBERS = data.Source("a", "train", FEATURES, FEATURES[:, 0], target=data.Column
         (7, {}, "dataset has the type int, but must be a Source"),
         ({"features": FEATURES}, {}, "dataset has 1 parts"),
         ({"features": FEATURES, "label": LABELS}, {}, "no array 'label' in dataset: did you mean 'labels'"),
-        (
-            (FEATURES, LABELS, SITES[1:]),
-            {},
-            r"array clients of dataset has the shape \[59\], but must name the client of each",
-        ),
+        ((FEATURES, LABELS, SITES[1:]), {}, r"clients of dataset has the shape \[59\]"),
         ((FEATURES, LABELS[1:]), {}, r"labels have the shape \[59\], but must be one number for each"),
         ((FEATURES.astype(str), LABELS), {}, "features have the type <U.*, but must be numbers"),
         (pyarrow.table(TABLE), {"label": "labl"}, "no column 'labl' in dataset for --label: did you mean 'label'"),
