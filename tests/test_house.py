@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (51_800, 38_000),
-    "edge lines": (15_800, 11_500),
-    "test lines": (64_700, 48_000),
+    "core lines": (50_950, 38_000),
+    "edge lines": (16_200, 11_500),
+    "test lines": (60_350, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (15, 15),

@@ -12,7 +12,7 @@ from tests.kit import json_of
 from tests.sites.linear_models import SITES, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.glm.agreement import agree, describe
-from tfp_bfl.glm.encoding import SiteCells, settle
+from tfp_bfl.glm.design import SiteCells, settle
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.sites.deployment import member

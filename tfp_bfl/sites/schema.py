@@ -18,9 +18,8 @@ from tfp_bfl.data.cells import DATE_UNITS, NUMBERING, TEXT_KINDS
 from tfp_bfl.data.encoding import Feature, Raw
 from tfp_bfl.data.messages import MOST_CATEGORIES, ColumnMessage, Name, Number, Size, describe_column
 from tfp_bfl.data.names import as_names, check_distinct, check_spelling, natural
-from tfp_bfl.data.parts import Part
-from tfp_bfl.data.schema import Schema
-from tfp_bfl.data.signs import doubts
+from tfp_bfl.data.numerals import doubts
+from tfp_bfl.data.parts import Part, Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, lookup, shown

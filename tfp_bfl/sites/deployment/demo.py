@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import psutil
@@ -42,7 +43,7 @@ def run_demo(output: str | pathlib.Path, rounds: int, port: int, progress: Calla
     progress(f"{', '.join(HOSPITALS)} and the server are folders in {kits}")
     with running([kits / name for name in (SERVER, *HOSPITALS)], port):
         progress("all processes are started; each imports TensorFlow, which takes a while")
-        how = {"quorum": len(HOSPITALS), "deadline": 120.0, "timeout": _SECONDS_TO_START}
+        how: dict[str, Any] = {"quorum": len(HOSPITALS), "deadline": 120.0, "timeout": _SECONDS_TO_START}
         options = {"model": "mlp", "rounds": rounds}
         done = submit(kits / "admin", "demo", options, folder / "run", progress=progress, **how)
     summary = json.loads((done / "summary.json").read_text(encoding="utf-8"))

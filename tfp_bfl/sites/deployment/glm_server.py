@@ -17,16 +17,14 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree
+from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree, check_description
 from tfp_bfl.glm.checks import apart
-from tfp_bfl.glm.descriptions import check_description
-from tfp_bfl.glm.encoding import Encoding, num_sums, settle
+from tfp_bfl.glm.design import Encoding, num_sums, settle
 from tfp_bfl.glm.federation import TIMES, Question, answer_length, ask_sums, check_columns
-from tfp_bfl.glm.fixed_point import PARTS, decode
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revision import revise_by_sums
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.sums import PARTS, Sums, decode
 from tfp_bfl.sites.deployment import keys
 from tfp_bfl.sites.deployment.attendance import (
     Attendance,
