@@ -23,7 +23,7 @@ from tfp_bfl.glm.command import names_of
 from tfp_bfl.glm.design import Outcome, SiteCells, read_design
 from tfp_bfl.options import class_weights
 from tfp_bfl.sites import agree, describe
-from tfp_bfl.sites.tables import parse_options
+from tfp_bfl.sites.schema import parse_options
 
 NAME = unicodedata.normalize("NFC", "K\u00f6ln (S\u00fcd)")
 FORMS = {
