@@ -58,7 +58,9 @@ if TYPE_CHECKING:
         privacy,
         rules,
         servers,
+        training,
         weighting,
+        weights,
     )
     from tfp_bfl.app.one_run.program import run
     from tfp_bfl.federated import simulate
@@ -93,7 +95,9 @@ __all__ = [
     "servers",
     "simulate",
     "sites",
+    "training",
     "weighting",
+    "weights",
 ]
 
 

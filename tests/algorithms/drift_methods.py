@@ -5,8 +5,8 @@ import functools
 import numpy as np
 
 from tfp_bfl import algorithms
-from tfp_bfl.algorithms.fed_dyn import Dynamic
-from tfp_bfl.algorithms.scaffold import Controlled
+from tfp_bfl.algorithms.drift.fed_dyn import Dynamic
+from tfp_bfl.algorithms.drift.scaffold import Controlled
 
 from .chain_methods import told
 from .method import ALIKE, SEED, SIZES, Method, mlp, unflat

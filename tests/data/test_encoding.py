@@ -7,8 +7,9 @@ import pyarrow.parquet
 import pytest
 
 from tfp_bfl.data import Feature, read_encoded, read_own
+from tfp_bfl.data.agreement import RARE_ROWS, fit_column, fit_encoding
 from tfp_bfl.data.cells import Cells
-from tfp_bfl.data.encoding import RARE_ROWS, Raw, encode, fit_column, fit_encoding
+from tfp_bfl.data.encoding import Raw, encode
 from tfp_bfl.data.messages import describe_column
 from tfp_bfl.errors import InvalidArgument
 

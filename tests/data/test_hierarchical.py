@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfp_bfl import data
-from tfp_bfl.data.hierarchical import GROUPS, pachinko
+from tfp_bfl.data.equal_partitions import GROUPS, pachinko
 from tfp_bfl.errors import InvalidArgument
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 100))

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, data, federated, models, servers
+from tfp_bfl import algorithms, data, federated, models, servers
+from tfp_bfl.algorithms.personal.step import personal as personal_step
+from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
+from tfp_bfl.algorithms.personal.variances_work import personal
+from tfp_bfl.algorithms.personal.work import meta_learning
 from tfp_bfl.contracts import MEAN, SUM, ClientWork, ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulation
@@ -168,9 +172,9 @@ def digits():
 def test_a_client_that_moves_too_far_does_not_spoil_meta_vd(factor):
     """Compare with rounds of the four other clients."""
     model_fn = lambda: models.mlp("variational_dropout", (8, 8, 1), 10, hidden=(8,))
-    source = models.PERSONAL_VARIANCES["hypernetwork"](5, hidden=(4,))
-    honest = clients.personal(clients.meta_learning(model_fn, learner="plain", learning_rate=0.1), source)
-    build = lambda work: algorithms.compose(model_fn, work, "log_linear_pool", servers.personal(source))
+    source = PERSONAL_VARIANCES["hypernetwork"](5, hidden=(4,))
+    honest = personal(meta_learning(model_fn, learner="plain", learning_rate=0.1), source)
+    build = lambda work: algorithms.compose(model_fn, work, "log_linear_pool", personal_step(source))
     result = federated.simulate(build(hostile(honest, factor)), digits(), 2, engine="local", seed=3)
     what = "its weights moved" if factor[0] > 1 else "its statistics beside the weights are"
     assert all(row["faulty_clients"]["0"].startswith(what) for row in result.rounds)

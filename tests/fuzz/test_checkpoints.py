@@ -16,8 +16,8 @@ import tensorflow as tf
 from tests.fuzz.harness import attempt, inputs, tally
 from tests.fuzz.mutations import mutated
 from tfp_bfl import files
-from tfp_bfl.models import ModelWeights, Population
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights, Population
 
 pytest.importorskip("tensorflow_federated")
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.algorithms.cases import HEAD, prior_of, state_of
 from tests.fuzz.harness import attempt, inputs, tally
 from tests.fuzz.mutations import NUMBERS, mutated
-from tests.servers.cases import HEAD, prior_of, state_of
-from tfp_bfl.servers import Held
+from tfp_bfl.algorithms.held import Held
 
 STATES = [state_of(0, 1, 2), state_of(4, 11, over=HEAD), state_of(1, 2, prior=prior_of())]
 ARRAYS = [state._arrays() for state in STATES]

@@ -63,8 +63,8 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     sites = [channel.sites[name] for name in sorted(HOSPITALS)]
     weights = stored_arrays([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
     model = sites[0]._process.model_fn()
-    spec = bfl.models.predictive_spec(model, weights)
-    model = bfl.models.predictive_model(model, bfl.sites.from_arrays(weights, spec))
+    spec = bfl.weights.predictive_spec(model, weights)
+    model = bfl.weights.predictive_model(model, bfl.sites.from_arrays(weights, spec))
     features, labels = (
         np.concatenate([getattr(site._held, name) for site in sites]) for name in ("features", "labels")
     )

@@ -128,7 +128,7 @@ def test_noise_that_hides_examples_is_of_the_job_and_of_the_message():
     """Two answers with one noise: their difference has none."""
     build = functools.partial(bfl.models.mlp, "deterministic", (3,), 2, hidden=(2,), seed=0)
     source = bfl.data.Source("rows", "train", np.zeros([4, 3], np.float32), np.zeros(4, np.int32))
-    hidden = {"example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    hidden = {"example_privacy": bfl.training.ExamplePrivacy(1.0, 1.0)}
     for options, differ in ((hidden, True), ({}, False)):
         process = bfl.algorithms.variational(build, local_epochs=1, element_spec=source.element_spec, **options)
         first = process.round.initialize()

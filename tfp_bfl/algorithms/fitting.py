@@ -36,21 +36,21 @@ _RULES = {
     WEIGHTS: "a rule such as 'naive_weighted_average'",
     GAUSSIAN: "rules.client_gaussian()",
     stack_of(WEIGHTS): "rules.stacked()",
-    stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
-    stack_of(CURVATURE): "clients.laplace(...) with rules.stacked()",
-    **dict.fromkeys(_GRADIENTS, "clients.stochastic_gradient(...) with rules.total()"),
-    total_of(CHANGE): "clients.coupled_langevin(...) with rules.total()",
-    total_of(SITE_CHANGE): "clients.laplace_sites(...) with rules.total()",
+    stack_of(CLIENT_POSTERIOR): "swag.work.swag(...) with rules.stacked()",
+    stack_of(CURVATURE): "laplace.work.laplace(...) with rules.stacked()",
+    **dict.fromkeys(_GRADIENTS, "chains.work.stochastic_gradient(...) with rules.total()"),
+    total_of(CHANGE): "chains.local_langevin.coupled_langevin(...) with rules.total()",
+    total_of(SITE_CHANGE): "factors.laplace_work.laplace_factors(...) with rules.total()",
 }
 _STEPS = {
     WEIGHTS: "servers.replace()",
     GAUSSIAN: "servers.keep_gaussian()",
-    stack_of(WEIGHTS): "servers.distil(...)",
-    stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
-    stack_of(CURVATURE): "servers.laplace(...)",
-    **dict.fromkeys(_GRADIENTS, "servers.descend(...)"),
-    total_of(CHANGE): "servers.couple(...) or servers.follow()",
-    total_of(SITE_CHANGE): "servers.laplace_dual(...)",
+    stack_of(WEIGHTS): "averaging.distil.distil(...)",
+    stack_of(CLIENT_POSTERIOR): "swag.step.online_product(...)",
+    stack_of(CURVATURE): "laplace.step.laplace(...)",
+    **dict.fromkeys(_GRADIENTS, "chains.descend.descend(...)"),
+    total_of(CHANGE): "chains.change.couple(...) or chains.change.follow()",
+    total_of(SITE_CHANGE): "factors.laplace_step.laplace_dual(...)",
 }
 
 

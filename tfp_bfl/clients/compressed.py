@@ -31,7 +31,8 @@ def compressed(
     which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances,
     extra statistics and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them,
     `upload_bound` of the literature and `download_bits`, 32 for each number of the server's message. Where the work
-    counts the bits of its own message, as `clients.personal` does, the code replaces means and point weights in it.
+    counts the bits of its own message, as `personal.variances_work.personal` does, the code replaces means and point
+    weights in it.
 
     Args:
       work: that sends `WEIGHTS`, such as `clients.variational`; what it keeps must not be what it sent.

@@ -38,9 +38,6 @@ def exact_features(features: object) -> np.ndarray:
     """Return features as `checked_features` does, but tables [N, columns] as they are.
 
     A table is standardised next, in float64, and rounded once.
-
-    Raises:
-      InvalidArgument: as `checked_features`, but columns of tables may be far from zero.
     """
     array = _checked(features)
     if len(array.shape) == 2:
@@ -56,9 +53,6 @@ def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Args:
       train, test: results of `exact_features`.
-
-    Raises:
-      InvalidArgument: their examples differ in shape, or their images in scale.
     """
     if train.shape[1:] != test.shape[1:]:
         raise InvalidArgument(
@@ -112,9 +106,6 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
 
     Text and numbers that stand for classes are mapped, in their order, and named by themselves where `class_names` is
     empty. Text labels are looked up in `class_names` where it is not.
-
-    Raises:
-      InvalidArgument: they are not one a feature row, or not of the classes.
     """
     array = np.asarray(labels)
     names = tuple(as_text([str(name) for name in class_names]))
@@ -155,11 +146,7 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
 
 
 def checked_targets(targets: object, num_examples: int) -> np.ndarray:
-    """Return numbers to regress on: float64 [N], each of which has a finite float32.
-
-    Raises:
-      InvalidArgument: they are not one a feature row, no numbers, or not finite.
-    """
+    """Return numbers to regress on: float64 [N], each of which has a finite float32."""
     array = np.asarray(targets)
     if array.shape == (num_examples, 1):
         array = array[:, 0]

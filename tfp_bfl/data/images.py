@@ -191,9 +191,6 @@ def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
 
     Args:
       path: of an image file.
-
-    Raises:
-      InvalidArgument: it can't be read.
     """
     try:
         with files.open_regular(path, "image") as file, _open(file) as image:

@@ -83,9 +83,6 @@ class Source(Learnt):
         deviation, and class_names is (). None for classes.
       encoding: how the columns of a table became those of `columns`, where they are not all numbers; () otherwise.
       owners: the name of each example's client [N]; None where the data name none.
-
-    Raises:
-      InvalidArgument: features or labels can't be what they must be.
     """
 
     name: str
@@ -167,9 +164,6 @@ class Source(Learnt):
     def partition(self, partition: Partition, seed: int) -> Clients:
         """Split the examples over clients.
 
-        Raises:
-          InvalidArgument: the labels do not allow this partition, or it leaves a client with no examples.
-
         Example:
           >>> train = bfl.data.load("digits")
           >>> clients = train.partition(bfl.data.dirichlet(num_clients=3, alpha=0.5), seed=0)
@@ -185,9 +179,6 @@ class Source(Learnt):
 
     def subset(self, num_examples: int, seed: int) -> Source:
         """Return `num_examples` of the examples, drawn uniformly without replacement, in their old order.
-
-        Raises:
-          InvalidArgument: `num_examples` is below 1 or above the number of examples.
 
         Example:
           >>> train = bfl.data.load("digits")

@@ -52,9 +52,9 @@ class Report(NamedTuple):
     """Facts about each client of a round: vectors over the clients.
 
     Fields:
-      change: of its weights, `models.root_mean_square_change`.
+      change: of its weights, `weights.root_mean_square_change`.
       extra: of its extra statistics, their root mean square.
-      diverged_at: the local step of `models.TrainingMetrics`.
+      diverged_at: the local step of `weights.TrainingMetrics`.
     """
 
     client: Any

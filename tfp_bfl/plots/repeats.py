@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
 from tfp_bfl.labels import label_of, with_unit
 from tfp_bfl.plots import tables
-from tfp_bfl.plots.page import Cell, Table
+from tfp_bfl.plots.page import Cell, Table, table
 from tfp_bfl.plots.tables import DASH
 
 
@@ -94,9 +94,9 @@ def compare_all(groups: Sequence[Repeated], reference: Repeated, key: str) -> li
 
 def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
     """Return the scores of the groups, `score_cells`, below the numbers of seeds."""
-    numbers = [Cell(str(len(group.scores))) for group in groups]
+    numbers = [str(len(group.scores)) for group in groups]
     rows = [(form.name_of(key), score_cells(groups, key, form)) for key in keys]
-    return Table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
+    return table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
 
 
 def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
@@ -107,9 +107,7 @@ def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
 
 
 def compare(group: Repeated, other: Repeated, key: str) -> Difference | None:
-    """Return the paired difference of a score over the seeds that both have; None where those are fewer than
-    two, or on other data.
-    """
+    """Return the paired difference of a score over the seeds of both; None for fewer than two, or on other data."""
     if group.data != other.data:
         return None
     seeds = [seed for seed in group.seeds(key) if seed in other.seeds(key)]
@@ -131,12 +129,9 @@ def keys_of(groups: Sequence[Repeated]) -> list[str]:
 
 
 def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Repeated | None:
-    """Return the group that is better than each other group, with 95 % intervals that exclude 0; None if there is none.
+    """Return the group that is better than each other group, with 95 % intervals that exclude 0; None without any.
 
-    Args:
-      groups: of one dataset; groups without the score are left out.
-      key: of the score.
-      sign: 1 if higher is better, -1 if lower is better, 0 if neither.
+    `sign` is 1 if higher is better, -1 if lower is better, 0 if neither. Groups without the score are left out.
     """
     scored = [group for group in groups if group.seeds(key)]
     if not sign or len(scored) < 2:

@@ -13,8 +13,7 @@ from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions, agree_columns
 from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.messages import MOST_CATEGORIES, ColumnMessage, Name, Number, Size
 from tfp_bfl.data.names import check_distinct, check_spelling, natural
-from tfp_bfl.data.parts import Part
-from tfp_bfl.data.schema import Schema
+from tfp_bfl.data.parts import Part, Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, shown

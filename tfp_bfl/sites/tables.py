@@ -17,8 +17,8 @@ from tfp_bfl.data.cells import DATE_UNITS, NUMBERING, TEXT_KINDS
 from tfp_bfl.data.encoding import Feature, Raw
 from tfp_bfl.data.messages import MOST_CATEGORIES, describe_column
 from tfp_bfl.data.names import as_names
-from tfp_bfl.data.schema import Schema
-from tfp_bfl.data.signs import doubts
+from tfp_bfl.data.numerals import doubts
+from tfp_bfl.data.parts import Schema
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Options of a run that all sites apply to their tables.

@@ -115,7 +115,7 @@ def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
     if number != mode.num_examples:
         raise InvalidArgument(
             f"fixed_point is the mode of {mode.num_examples:,} examples, but the clients have {number:,}: take "
-            "clients.find_mode(...) of theirs."
+            "training.find_mode(...) of theirs."
         )
     w = tf.concat([tf.reshape(tf.convert_to_tensor(x, tf.float32), [-1]) for x in mode.point], 0)
     of = tf.function(lambda x, y: potential.total(w, x, y)[1], autograph=False, reduce_retracing=True)
@@ -127,7 +127,7 @@ def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
     if not off <= TOLERANCE:
         raise InvalidArgument(
             f"fixed_point is {off:.2g} standard deviations from the mode of these clients' examples, by which the "
-            f"chain would be off, and at most {TOLERANCE:g} serve: take clients.find_mode(...) of theirs."
+            f"chain would be off, and at most {TOLERANCE:g} serve: take training.find_mode(...) of theirs."
         )
 
 

@@ -34,7 +34,7 @@ class Potential:
 
     Attributes:
       model: as given.
-      leaves: the model's point weights, in the order of `models.layout`.
+      leaves: the model's point weights, in the order of `weights.layout`.
       size: D, how many they are.
 
     Raises:
@@ -127,7 +127,7 @@ def potentials_of(
 
     Args:
       potential: of a model.
-      draws: leaves [..., shape of the weight] like the model's point weights, such as `federated.Chains.draws.point`.
+      draws: leaves [..., shape of the weight] like the model's point weights, such as `chains.Chains.draws.point`.
       features, labels: of all examples [N, ...], [N].
       prior_stddev: t; None for a flat prior.
 

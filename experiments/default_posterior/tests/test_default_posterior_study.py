@@ -8,8 +8,9 @@ import pytest
 from experiments.default_posterior import cell, controls, page, run, tables
 from experiments.default_posterior.config import COMMON, METHODS, SIZES, TEMPERATURES, VARIATIONAL
 from experiments.records import read_records
-from tfp_bfl import algorithms, clients
-from tfp_bfl.training import inference, optimizers
+from tfp_bfl import algorithms
+from tfp_bfl.training import TEMPERATURES as TEMPERATURES_training
+from tfp_bfl.training import default_rate, inference, inverse_decay, optimizers
 
 SMALL = {
     **{"dataset": "digits", "model": "mlp", "rounds": 2, "average": 2, "num_samples": 3, "server_share": 0.3},
@@ -43,10 +44,10 @@ def test_the_row_named_default_has_no_option_and_is_the_commands():
 
 def test_the_variational_rows_have_the_librarys_client_step_and_rule():
     assert VARIATIONAL["inference"] == inference.DEFAULT_INFERENCE
-    assert VARIATIONAL["temperature"] == clients.TEMPERATURES["categorical"]
+    assert VARIATIONAL["temperature"] == TEMPERATURES_training["categorical"]
     assert VARIATIONAL["optimizer"] == optimizers.DEFAULT_OPTIMIZER
-    assert clients.inverse_decay(1.0)(10) == clients.inverse_decay(1.0, cell.HALF_ROUNDS)(10)
-    assert VARIATIONAL["schedule"] == "inverse" and VARIATIONAL["rate"] == clients.default_rate("curvature")
+    assert inverse_decay(1.0)(10) == inverse_decay(1.0, cell.HALF_ROUNDS)(10)
+    assert VARIATIONAL["schedule"] == "inverse" and VARIATIONAL["rate"] == default_rate("curvature")
     assert VARIATIONAL["rule"] == algorithms.fixed_points.default_rule(None)
 
 

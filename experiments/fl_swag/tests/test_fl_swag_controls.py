@@ -23,7 +23,7 @@ def some_weights(held, seed):
 
 
 def nll(held, weights, k):
-    logits = bfl.models.functional_call(held.model, weights, held.inputs[k])
+    logits = bfl.weights.functional_call(held.model, weights, held.inputs[k])
     return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(held.labels[k], logits))
 
 
@@ -86,7 +86,7 @@ def test_what_clients_know_is_sampled_by_the_librarys_own_pass_and_near_the_clos
 
 
 def test_newtons_method_ends_where_the_gradient_does(held):
-    potential, prior_stddev = bfl.clients.Potential(held.model), 0.5
+    potential, prior_stddev = bfl.training.Potential(held.model), 0.5
     inputs, labels = tf.concat(held.inputs, 0), tf.constant(np.concatenate(held.labels))
     w, matrix = controls.mode(held.model, inputs, labels, prior_stddev)
     w32 = tf.constant(w, tf.float32)

@@ -11,6 +11,7 @@ from experiments.fl_swag import hmc
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import Samples
+from tfp_bfl.weights import functional_call, get_weights, predictive_model
 
 
 def test_the_network_is_the_thesis_s_with_one_logit_more():
@@ -55,7 +56,7 @@ def test_a_run_returns_draws_and_what_they_predict(monkeypatch):
     monkeypatch.setattr(hmc, "MAP_STEPS", 100)
     result = hmc.run(num_chains=2, num_results=8, num_burnin=30, seed=1)
     assert isinstance(result.samples, Samples)
-    weights = models.get_weights(hmc.model())
+    weights = get_weights(hmc.model())
     assert [w.shape for w in result.samples.values] == [(16, *w.shape) for w in weights.point]
     examples = result.log_odds.shape[-1]
     assert result.log_odds.shape == (8, 2, examples) and result.acceptance_rate.shape == (2,)
@@ -66,9 +67,9 @@ def test_a_run_returns_draws_and_what_they_predict(monkeypatch):
     # The draws are those of the log odds, chain after chain.
     features = hmc.bfl.data.load(hmc.DATASET, split="test").features
     for row, odds in ((0, result.log_odds[0, 0]), (7, result.log_odds[7, 0]), (8, result.log_odds[0, 1])):
-        logits = models.functional_call(hmc.model(), [w[row] for w in result.samples.values], features).numpy()
+        logits = functional_call(hmc.model(), [w[row] for w in result.samples.values], features).numpy()
         np.testing.assert_allclose(logits[:, 1] - logits[:, 0], odds, rtol=1e-3, atol=1e-3)
-    model = models.predictive_model(hmc.model(), weights._replace(posterior=result.samples, point=()))
+    model = predictive_model(hmc.model(), weights._replace(posterior=result.samples, point=()))
     assert model(features[:3]).shape == (3, 2)
 
 

@@ -12,8 +12,9 @@ import tfp_bfl as bfl
 from experiments.fl_swag import federation, geometry, methods, run, tables
 from experiments.fl_swag.config import CORRECTED, PRETRAINING, SIZES, TABLES
 from experiments.records import read_records
+from tfp_bfl.algorithms.swag import swag_moments
 from tfp_bfl.evaluation import decompose
-from tfp_bfl.posterior import LowRank, swag_moments
+from tfp_bfl.posterior import LowRank
 
 ALL = [(size, table) for size in SIZES for table in TABLES]
 

@@ -147,7 +147,7 @@ def test_scores_of_known_predictions():
 
 def test_permuting_keeps_each_layers_standard_deviations():
     model = bfl.models.lenet(input_shape=(8, 8, 1))
-    before = bfl.models.get_weights(model)
+    before = bfl.weights.get_weights(model)
     rng = np.random.default_rng(0)
     other = tuple(rng.uniform(1, 2, v.shape).astype(np.float32) for v in before.posterior.variance)
     weights = before._replace(posterior=before.posterior._replace(variance=other))
@@ -156,7 +156,7 @@ def test_permuting_keeps_each_layers_standard_deviations():
         assert old.shape == new.shape and np.any(old != new)
         assert np.array_equal(np.sort(old, None), np.sort(new, None))
     assert changed.mean is weights.posterior.mean
-    found = scores.spread_scores(weights, bfl.models.prior(model))
+    found = scores.spread_scores(weights, bfl.weights.prior(model))
     assert found["share_at_prior"] == 1 and found["log_sd_ratio"] == pytest.approx(0.5 * np.log(1.95 / 1.05), abs=0.01)
 
 

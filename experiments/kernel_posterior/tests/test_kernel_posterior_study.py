@@ -16,7 +16,7 @@ import tfp_bfl as bfl
 from experiments.kernel_posterior import config, femnist, figures, models, run, tables, writers
 from experiments.kernel_posterior.tables import grouped, setting
 from tests.stand_ins import write_cifar100
-from tfp_bfl.data.hierarchical import GROUPS
+from tfp_bfl.data.equal_partitions import GROUPS
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -334,7 +334,7 @@ def test_averaged_rounds_are_those_of_sgld_without_its_noise(digits, monkeypatch
     """And each of them alone is federated averaging's."""
     monkeypatch.setitem(config.ALGORITHMS, "SGLD", ("fed_sgld", {"step_size": 1e-15, "burn_in_share": 0.5}))
     scale = types.SimpleNamespace(sqrt=lambda _: 0.0)  # Of the noise.
-    monkeypatch.setattr(sys.modules["tfp_bfl.servers.langevin"], "math", scale)
+    monkeypatch.setattr(sys.modules["tfp_bfl.algorithms.chains.step"], "math", scale)
     wanted = {"algorithm": "FedAvg", "server": "sgd 0.5", "partition": "lda:1", "seed": 0}
     (cell,) = (cell for cell in run.cells("server_steps", "tiny") if wanted.items() <= cell.items())
     clients, test = run.clients_and_test(cell)

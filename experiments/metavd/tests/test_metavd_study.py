@@ -45,7 +45,7 @@ def test_alone_a_client_trains_as_if_it_were_the_only_one():
     for client in often[:1] + never[:1]:
         kept = process.client_work.memory(first.weights, 0.0)
         for number in range(2 if client in often else 0):
-            message = bfl.models.ServerMessage(first.weights, np.int32(number), memory=kept)
+            message = bfl.weights.ServerMessage(first.weights, np.int32(number), memory=kept)
             examples = data.known.examples(client)
             kept = work(message, examples, bfl.federated.round.fold(0, number, client)).memory
         own = process.personal_weights(result.state, client)

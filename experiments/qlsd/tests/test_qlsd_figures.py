@@ -5,7 +5,8 @@ import pytest
 
 from experiments.qlsd import consistency, figures, network, predictions, run, tables
 from experiments.qlsd.tests.test_qlsd_network import CHAIN, MORE, data  # noqa: F401
-from tfp_bfl import clients, evaluation
+from tfp_bfl import evaluation
+from tfp_bfl.training import Potential
 
 
 def test_recorded_confidences_give_the_scores_of_the_predictions():
@@ -38,7 +39,7 @@ def test_variances_are_those_of_the_closed_form(method):
 
 @pytest.mark.deep(after="experiments/qlsd/tests/test_qlsd_figures.py")
 def test_predictions_and_their_figures(data, tmp_path, monkeypatch):  # noqa: F811
-    potential = clients.Potential(network.model_of({**MORE, "model": "mlp"}, 0))
+    potential = Potential(network.model_of({**MORE, "model": "mlp"}, 0))
     draws = np.random.default_rng(0).normal(0, 1, (1, 4, potential.size)).astype(np.float32)
     monkeypatch.setattr(network, "WORK", dict.fromkeys(network.WORK, lambda options, data: draws))
     named = {o["method"]: o for o in run.cells("reduced") if o["study"] == "predictions"}

@@ -47,7 +47,7 @@ def test_unlit_weights_are_those_that_no_example_reaches(data):
     model = network.model_of(options, 0)
     here = network.unlit(data.train.features, model)
     assert here.sum() == 18 * 28 * MORE["hidden"]
-    potential = bfl.clients.Potential(model)
+    potential = bfl.training.Potential(model)
     _, gradient = potential.gradient(potential.start(), data.train.features, data.train.labels)
     assert np.all(gradient.numpy()[here] == 0) and np.mean(gradient.numpy()[~here] != 0) > 0.5
 
@@ -62,7 +62,7 @@ def test_exact_draws_of_the_prior_have_its_width():
 
 
 def test_predictions_are_means_over_draws(data):
-    potential = bfl.clients.Potential(network.model_of(cell("QLSD"), 0))
+    potential = bfl.training.Potential(network.model_of(cell("QLSD"), 0))
     draws = np.random.default_rng(0).normal(0, 1, (2, potential.size)).astype(np.float32)
     one, two, both = (network.predict(potential, x, data.test.features) for x in (draws[:1], draws[1:], draws))
     assert both == pytest.approx((one + two) / 2, abs=1e-6) and np.abs(one - two).max() > 0.1

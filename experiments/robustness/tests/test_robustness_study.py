@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from experiments.robustness import attacks, config, influence, run
 from tfp_bfl import data, rules
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage
 
 
 def weights(mean, variance, point):

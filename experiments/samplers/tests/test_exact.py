@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from experiments.samplers import exact_chains, langevin_chain
 from tests.gaussians import model_fn
-from tfp_bfl import clients, models, posterior
+from tfp_bfl import models, posterior
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.training import Potential
 
 ROWS = np.random.default_rng(3).normal([3, -1], size=(20, 2)).astype(np.float32)
 LABELS = np.zeros(20, np.int32)
@@ -19,7 +20,7 @@ LABELS = np.zeros(20, np.int32)
 )
 def test_the_posterior_of_a_gaussian(kernel):
     """Means within 5 Monte Carlo errors, variances within 15 %, of 2,000 draws of four chains."""
-    potential = clients.Potential(model_fn(2)(), "density")
+    potential = Potential(model_fn(2)(), "density")
     options = {"prior_stddev": 0.5, "num_leapfrog_steps": 3, "thin": 3}
     options["step_size"] = None if kernel == "hmc" else 0.02
     chains = exact_chains(
@@ -46,14 +47,14 @@ def test_the_posterior_of_a_gaussian(kernel):
     ],
 )
 def test_arguments_out_of_range(given, message):
-    potential = clients.Potential(model_fn(2)(), "density")
+    potential = Potential(model_fn(2)(), "density")
     with pytest.raises(InvalidArgument, match=message):
         exact_chains(potential, ROWS, LABELS, **{"starts": np.zeros((1, 2)), "num_draws": 5, "burn_in": 10, **given})
 
 
 def test_a_langevin_chain_is_of_the_same_potential():
     """Of one seed a step on other rows differs by half the step size times the difference of the gradients."""
-    potential, step = clients.Potential(model_fn(2, 1.5)(), "density"), 0.01
+    potential, step = Potential(model_fn(2, 1.5)(), "density"), 0.01
     options = {"step_size": step, "num_steps": 1, "prior_stddev": None, "likelihood": "density", "seed": 3}
     rows = ROWS, np.float32(ROWS[::-1] * [2, -1])
     ends = [langevin_chain(model_fn(2, 1.5), x, LABELS, **options).values[0][0] for x in rows]
@@ -65,7 +66,7 @@ def test_a_langevin_chain_is_of_the_same_potential():
 
 
 def test_a_chain_that_never_accepts_is_none():
-    potential = clients.Potential(model_fn(2)(), "density")
+    potential = Potential(model_fn(2)(), "density")
     options = {"kernel": "mala", "step_size": 10.0, "prior_stddev": None, "num_draws": 20, "burn_in": 10}
     with pytest.raises(
         InvalidArgument, match=r"accepted 0 of its proposals, of which at least 0\.01 must be, at the step"
@@ -77,7 +78,7 @@ def test_a_chain_that_never_accepts_is_none():
 def test_a_random_potential_is_refused(kind, normalization):
     """Masks that change from one leapfrog step to the next are no density to accept by."""
     model = models.lenet(kind, (8, 8, 1), 3, normalization=normalization)
-    potential = clients.Potential(model)
+    potential = Potential(model)
     features, labels = np.zeros((4, 8, 8, 1), np.float32), np.zeros(4, np.int32)
     with pytest.raises(InvalidArgument, match="draws masks" if kind == "mc_dropout" else "normalises by the batch"):
         exact_chains(potential, features, labels, np.zeros((1, potential.size)), num_draws=5, burn_in=10)

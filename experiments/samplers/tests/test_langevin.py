@@ -13,6 +13,7 @@ from tfp_bfl import evaluation, models
 from tfp_bfl.errors import Diverged, InvalidArgument
 from tfp_bfl.layers import MCDropout
 from tfp_bfl.posterior import Samples
+from tfp_bfl.weights import get_weights, predictive_model
 
 RNG = np.random.default_rng(0)
 linear = functools.partial(models.mlp, "deterministic", (1,), 2, hidden=())
@@ -311,11 +312,11 @@ def test_draws_are_a_posterior_for_predictions(name):
     again = chain(step_size=1e-5, num_steps=6, burn_in=2, thin=2, batch_size=8)
     each(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3), draws, again)
     assert isinstance(draws, Samples)
-    weights = models.get_weights(model_fn())
+    weights = get_weights(model_fn())
     assert [w.shape for w in draws.values] == [(2, *w.shape) for w in weights.point]
     weights = weights._replace(posterior=draws, point=())
     examples = features if name == "lenet, batch" else None
-    model = models.predictive_model(model_fn(), weights, batch_norm_examples=examples)
+    model = predictive_model(model_fn(), weights, batch_norm_examples=examples)
     found = evaluation.evaluate(model, features, labels, num_samples=20)
     assert found.metrics["epistemic"] > 0
 
@@ -325,7 +326,7 @@ def test_a_chain_learns():
     labels = np.int32(features[:, :4].mean((1, 2, 3)) > features[:, 4:].mean((1, 2, 3)))
     model_fn = functools.partial(models.mlp, "deterministic", (8, 8, 1), 2, hidden=(10,))
     draws = langevin_chain(model_fn, features, labels, step_size=1e-3, num_steps=3000, burn_in=2000, thin=100)
-    model = models.predictive_model(model_fn(), models.get_weights(model_fn())._replace(posterior=draws, point=()))
+    model = predictive_model(model_fn(), get_weights(model_fn())._replace(posterior=draws, point=()))
     assert evaluation.evaluate(model, features, labels, num_samples=20).metrics["accuracy"] > 0.9
 
 

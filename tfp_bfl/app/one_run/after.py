@@ -92,12 +92,12 @@ class FinishedRun(NamedTuple):
     data: bfl.data.OwnData
     clients: bfl.data.Clients
     model_fn: Callable[[], keras.Model]
-    weights: bfl.models.ModelWeights
+    weights: bfl.weights.ModelWeights
     held_out: bfl.data.Clients | None = None
 
 
 def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the `servers.Held` sums.
+    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the sums of clients.
 
     Raises:
       InvalidArgument: an option does not fit the model or the data.
@@ -115,9 +115,12 @@ def _laplace(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Bayesia
     process = bfl.algorithms.laplace(finished.model_fn, element_spec=spec, **options.model_dump(), **likelihood)
 
     def held(state: Any, temperature: float) -> Any:
-        groups = bfl.clients.layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
-        settings = bfl.servers.Curvatures(options.prior_stddev, temperature, groups)
-        return bfl.servers.Held.of_stack(state.step, state.weights, settings)
+        from tfp_bfl.algorithms.laplace.pool import Curvatures
+        from tfp_bfl.algorithms.laplace.work import layers_of
+
+        groups = layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
+        settings = Curvatures(options.prior_stddev, temperature, groups)
+        return bfl.algorithms.held.Held.of_stack(state.step, state.weights, settings)
 
     return process, 1, held
 
@@ -137,8 +140,11 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
     )
 
     def held(state: Any, temperature: float) -> Any:
-        head = bfl.posterior.Head(target is not None, options.prior_stddev, noise, temperature)
-        return bfl.servers.held_sums(state.step, state.weights, head)
+        from tfp_bfl.algorithms.laplace.last_layer_step import held_sums
+        from tfp_bfl.algorithms.laplace.linear_head import Head
+
+        head = Head(target is not None, options.prior_stddev, noise, temperature)
+        return held_sums(state.step, state.weights, head)
 
     return process, options.rounds or (_ROUNDS if target is None else 1), held
 

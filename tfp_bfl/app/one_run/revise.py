@@ -23,7 +23,7 @@ _KEPT = ("trained", "temperature_by", "rounds")
 
 
 def read_state(run: str | pathlib.Path) -> Any:
-    """Return the clients that a run's folder holds, a `servers.Held`.
+    """Return the clients that a run's folder holds, a `algorithms.held.Held`.
 
     Raises:
       InvalidArgument: it is not the folder of a complete run with separate clients, or its file is damaged.
@@ -34,7 +34,7 @@ def read_state(run: str | pathlib.Path) -> Any:
             f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag or "
             f"partitioned_vi, or of `tfp-bfl laplace` or `last-layer`, with {CLIENTS}."
         )
-    return bfl.servers.Held.load(path)
+    return bfl.algorithms.held.Held.load(path)
 
 
 def add(other: str | pathlib.Path, names: object, replace: bool) -> Change:
@@ -118,7 +118,7 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
       OSError: the disk is full; nothing is left of the folder then.
     """
     train, test = data.train, data.test
-    model = bfl.models.predictive_model(
+    model = bfl.weights.predictive_model(
         build.model_fn(config, test)(), state.pool(), _batch_norm_examples(config, data)
     )
     scores = build.scorer(config, test)(model, test.features, test.labels).metrics

@@ -37,7 +37,7 @@ def choose(given: float | None, finished: FinishedRun, state: Any) -> ChosenTemp
     Args:
       given: T; None to choose it.
       finished: the run.
-      state: the clients' sums, a `servers.Held`, with the default temperature where none is given.
+      state: the clients' sums, a `algorithms.held.Held`, with the default temperature where none is given.
 
     Raises:
       InvalidArgument: T is not above 0.
@@ -62,4 +62,4 @@ def at(temperature: float, state: Any) -> Any:
 
 def model_at(temperature: float, finished: FinishedRun, state: Any) -> Callable:
     """Return the model that predicts by the posterior of a temperature."""
-    return bfl.models.predictive_model(finished.model_fn(), at(temperature, state).pool())
+    return bfl.weights.predictive_model(finished.model_fn(), at(temperature, state).pool())

@@ -89,7 +89,7 @@ def settings_of(config: RunConfig, regression: bool) -> inference.PosteriorSetti
 
 def weights_of(model: keras.Model) -> str:
     """Return what the weights of a built model are: `GAUSSIAN`, `DROPOUT` or `POINT`."""
-    if bfl.models.layout(model).variational:
+    if bfl.weights.layout(model).variational:
         return GAUSSIAN
     return DROPOUT if bfl.evaluation.is_stochastic(model) else POINT
 

@@ -82,11 +82,7 @@ def ray_runtime(
 
 @contextlib.contextmanager
 def joined(runtime: RayRuntime | None) -> Iterator[RayRuntime]:
-    """Yield a runtime; one that is started here and stopped if there is none.
-
-    Raises:
-      InvalidArgument: the runtime is of another engine.
-    """
+    """Yield a runtime; one that is started here and stopped if there is none."""
     if runtime is not None and not isinstance(runtime, RayRuntime):
         raise InvalidArgument(
             f"runtime is {shown(runtime)}, but the engine ray needs a cluster of engines.ray.ray_runtime."

@@ -46,9 +46,6 @@ class Tasks(NamedTuple):
           examine: given -> the versions of a machine, and why it can't take part, or "".
           versions: of this program.
           *given: arguments of examine.
-
-        Raises:
-          InvalidArgument: a machine has other versions, or can't take part.
         """
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         nodes = self._machines()

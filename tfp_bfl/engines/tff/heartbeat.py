@@ -27,9 +27,6 @@ def heartbeat(workers: list[Any], seconds: float) -> Iterator[None]:
     Args:
       workers: with `address`, `is_alive`, `open_channel()` and `give_up(seconds)`.
       seconds: how long a worker may take to answer.
-
-    Raises:
-      InvalidArgument: seconds are not above zero.
     """
     seconds = check_number(seconds, "heartbeat_seconds")
     ended = threading.Event()

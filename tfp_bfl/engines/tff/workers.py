@@ -226,11 +226,7 @@ class Tls(NamedTuple):
     key: str | os.PathLike[str] | None = None
 
     def read(self) -> Any:
-        """Return the `grpc.ChannelCredentials`.
-
-        Raises:
-          InvalidArgument: a file can't be read, or of certificate and key there is one alone.
-        """
+        """Return the `grpc.ChannelCredentials`."""
         import grpc
 
         if (self.certificate is None) != (self.key is None):

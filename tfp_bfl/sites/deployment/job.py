@@ -83,7 +83,7 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     if options.get("potential_curvature") is not None:
         raise InvalidArgument(
             "potential_curvature compares the step size with the clients' data, and sites do not send data: leave it "
-            "out, and compare with clients.largest_step_size."
+            "out, and compare with chains.step_size.largest_step_size."
         )
     return config
 

@@ -43,7 +43,7 @@ class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
       share_scores: whether the site sends sums of a model's scores on its test data.
       allow_single_posteriors: whether a rule may use the single messages of the sites and not only their sum.
       only_secure_sums: whether only runs with masked messages are accepted.
-      max_example_epsilon: bound on the epsilon of one example over all runs (`clients.ExamplePrivacy`); None for no
+      max_example_epsilon: bound on the epsilon of one example over all runs (`training.ExamplePrivacy`); None for no
         bound. With a bound, scores are not shared.
       delta: delta of that epsilon.
     """

@@ -344,7 +344,7 @@ class _Scores:
 
     def of(self, model: object) -> dict[str, float]:
         """Return the scores over the sites that answered, and their number `num_scored`; nothing if none did."""
-        content = to_bytes(bfl.sites.to_arrays(bfl.models.predictive_weights(model)))
+        content = to_bytes(bfl.sites.to_arrays(bfl.weights.predictive_weights(model)))
 
         def read(site: str, reply: bytes) -> dict[str, np.ndarray]:
             sums = bfl.sites.from_arrays(stored_arrays(reply, "answer", MOST_BYTES), self._spec)

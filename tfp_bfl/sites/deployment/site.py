@@ -204,8 +204,8 @@ class Site(Member):
         if not self._file.share_scores or self._ledger:
             raise InvalidArgument("It does not share scores.")
         model = self._process.model_fn()
-        loaded = bfl.sites.from_arrays(weights, bfl.models.predictive_spec(model, weights))
-        model = bfl.models.predictive_model(model, loaded)
+        loaded = bfl.sites.from_arrays(weights, bfl.weights.predictive_spec(model, weights))
+        model = bfl.weights.predictive_model(model, loaded)
         samples, seed = self._config.num_samples, self._config.seed
         arguments = model, self._held.features, self._held.labels, samples, seed
         if (target := self._held.target) is not None:

@@ -61,12 +61,12 @@ class Server:
       rule: of `tfp_bfl.rules`, or its name. "log_linear_pool" fits clients by natural gradients,
         "mean_precision_average" means by SGD; "distributed_weight_consolidation" is the server of partitioned
         variational inference, whose clients send q with their new factor in the place of the old one.
-      server_step: of `tfp_bfl.servers`; None for `servers.replace()`. `servers.dual(...)` with rule "log_linear_pool"
-        and weighting "equal" is Bayesian ADMM's.
+      server_step: of `tfp_bfl.servers`; None for `servers.replace()`. `factors.step.dual(...)` with rule
+        "log_linear_pool" and weighting "equal" is Bayesian ADMM's.
       weighting: "train_size" or "equal".
       robust: a robust aggregator, such as "trimmed:0.2" or "median" (`rules.parse_robust`).
-      num_clients: K, of all clients of the federation, which `servers.dual` needs; None for the most that were in a
-        round.
+      num_clients: K, of all clients of the federation, which `factors.step.dual` needs; None for the most that were in
+        a round.
       folder: the folder where the state is written after each round and from which a new server resumes, of one server
         at a time; None for memory alone.
       seed: of a server step or rule with noise.

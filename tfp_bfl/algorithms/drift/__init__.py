@@ -1,0 +1,1 @@
+"""Corrections of client drift: SCAFFOLD, FedDyn and FedNova."""
