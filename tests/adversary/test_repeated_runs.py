@@ -13,7 +13,7 @@ from tests.sites.linear_models import SITES, Channel, run
 from tests.sites.test_deployment import hospitals  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.glm.agreement import agree, describe
-from tfp_bfl.glm.encoding import SiteCells, settle
+from tfp_bfl.glm.design import SiteCells, settle
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.sites.deployment import answered

@@ -9,7 +9,7 @@ import pytest
 from tests.sites.linear_models import ILL, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
-from tfp_bfl.glm.descriptions import check_description
+from tfp_bfl.glm.agreement import check_description
 from tfp_bfl.sites.deployment.channel import SUMS, TALK, Withheld
 
 COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}

@@ -125,13 +125,9 @@ def counts(cells: Cells, clients: Rows) -> bool:
 
 
 def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
-    """Check that no category has only numbers at a client: at a site the column would be one of numbers.
+    """Check that none of the columns of a table is a category, unless it is in `categorical`, and numbers at a client.
 
-    Args:
-      table: of `read_table`.
-      columns: their cells.
-      clients: of `rows_of_clients`.
-      categorical: columns that are categories, whatever they hold.
+    At a site the column would be one of numbers.
     """
     for cells in columns if clients else ():
         name, column = cells.name, table[cells.name]
@@ -149,9 +145,7 @@ def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categ
 def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
     """Return the features of a table and the columns of the model, from one message of each client.
 
-    Args:
-      raw: the training rows.
-      owners: the client of each row [N]; None for one client.
+    `owners` are the clients of the training rows [N]; None for one client.
     """
     parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
     fitted = [

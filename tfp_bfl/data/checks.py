@@ -15,7 +15,7 @@ _IMAGE_DIMENSIONS = 4
 MOST_OFFSET = 1e5
 
 
-def checked_features(features: object) -> np.ndarray:
+def checked_features(features: object, rounds: bool = True) -> np.ndarray:
     """Return features as a `Source` holds them, [N, ...]; their values decide, not their type.
 
     Tables and sequences become float32, of whichever type. Images [N, height, width, channels] become bytes if they
@@ -30,20 +30,16 @@ def checked_features(features: object) -> np.ndarray:
         is not float32 is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
     """
     array = _checked(features)
-    _check_rounding(features, array)
+    if rounds:
+        _check_rounding(features, array)
     return array
 
 
-def exact_features(features: object) -> np.ndarray:
-    """Return features as `checked_features` does, but tables [N, columns] as they are.
-
-    A table is standardised next, in float64, and rounded once.
-    """
-    array = _checked(features)
-    if len(array.shape) == 2:
-        return np.asarray(features)
-    _check_rounding(features, array)
-    return array
+def exact_features(features: Any) -> np.ndarray:
+    """Check features, and leave tables [N, columns] as they are: they are standardised in float64, and rounded once."""
+    is_table = len(np.shape(features)) == 2
+    array = checked_features(features, rounds=not is_table)
+    return np.asarray(features) if is_table else array
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -22,8 +22,7 @@ from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
-from tfp_bfl.training.mode import find_mode, squared_gradients
-from tfp_bfl.training.potential import Potential, check_independent
+from tfp_bfl.training.potential import Potential, check_independent, find_mode, squared_gradients
 from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics
 
 

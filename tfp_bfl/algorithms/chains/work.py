@@ -27,8 +27,7 @@ from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Scalar, is_traced_for_xla
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
-from tfp_bfl.training.mode import TOLERANCE, Mode, check_mode
-from tfp_bfl.training.potential import Potential, check_independent
+from tfp_bfl.training.potential import TOLERANCE, Mode, Potential, check_independent, check_mode
 from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage, TrainingMetrics
 
 ESTIMATORS = {

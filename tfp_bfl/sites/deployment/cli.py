@@ -12,7 +12,7 @@ import click
 from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.app.options.refusals import OF_ONE_PLACE
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.glm.options import model_options, names_of
+from tfp_bfl.glm.command import model_options, names_of
 from tfp_bfl.sites.deployment.signals import ends_with_cleanup
 
 DEPLOY_EXAMPLES = """

@@ -12,15 +12,15 @@ from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns
-from tfp_bfl.glm.encoding import Encoding
+from tfp_bfl.glm.design import Encoding
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question
-from tfp_bfl.glm.fitting import check_options, fit_federation
-from tfp_bfl.glm.fixed_point import PARTS
-from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
+from tfp_bfl.glm.fitting import Model, fit_federation
+from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT
+from tfp_bfl.glm.sums import PARTS
 from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.masks import KEY_BYTES
 
@@ -79,6 +79,11 @@ class GlmJob(pydantic.BaseModel):
     _names = pydantic.field_validator("only", "drop", "categorical", "random")(lambda names: list(as_names(names)))
 
     @property
+    def model(self) -> Model:
+        """The options of the fit."""
+        return Model(**{name: getattr(self, name) for name in Model._fields if name in GlmJob.model_fields})
+
+    @property
     def columns(self) -> Outcome:
         """The columns of the outcome."""
         return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure).in_one_form()
@@ -103,7 +108,7 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
     lookup(MISSING, job.missing, "way with empty cells")
     if job.date_unit is not None:
         lookup(DATE_UNITS, job.date_unit, "unit of dates")
-    check_options(job.family, job.prior_stddev, job.intercept_stddev, stratified=job.stratified)
+    job.model.check()
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
     if (job.event is None) != (job.family != "cox"):
@@ -175,12 +180,7 @@ def names_of(family: str, encoding: Encoding, plan: AgreedColumns) -> list[str]:
 
 def fit_job(job: GlmJob, federation: Federation) -> Posterior | Hierarchical:
     """Fit the model of a job; the server does so with its sites, and each site with the totals that it receives."""
-    options: dict[str, Any] = {
-        name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
-    }
-    if job.random:
-        return fit_hierarchical_federation(federation, job.family, random=job.random, **options)
-    return fit_federation(federation, job.family, stratified=job.stratified, **options)
+    return fit_federation(federation, job.model)
 
 
 class Answered(NamedTuple):

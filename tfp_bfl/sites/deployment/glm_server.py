@@ -14,10 +14,9 @@ from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree
+from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree, check_description
 from tfp_bfl.glm.checks import apart
-from tfp_bfl.glm.descriptions import check_description
-from tfp_bfl.glm.encoding import Encoding, num_sums, settle
+from tfp_bfl.glm.design import Encoding, num_sums, settle
 from tfp_bfl.glm.federation import Question, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior

@@ -22,11 +22,11 @@ from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, describe
-from tfp_bfl.glm.encoding import Encoding, SiteCells, settle
-from tfp_bfl.glm.fixed_point import decode, encode
+from tfp_bfl.glm.design import Encoding, SiteCells, settle
 from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
+from tfp_bfl.glm.sums import decode, encode
 from tfp_bfl.sites.arrays import Arrays, digest_of
 from tfp_bfl.sites.deployment import masked
 from tfp_bfl.sites.deployment.answered import RowSet, check_number

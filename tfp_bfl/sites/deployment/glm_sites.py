@@ -11,8 +11,7 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.federation import TIMES, Question, answer_length
-from tfp_bfl.glm.fixed_point import PARTS, decode
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.sums import PARTS, Sums, decode
 from tfp_bfl.sites.deployment.attendance import SitesLeft
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, SUMS, TALK, collect, read_json
 from tfp_bfl.sites.deployment.glm_job import CELLS, Answered, to_arrays
