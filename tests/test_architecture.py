@@ -30,7 +30,6 @@ MAY_IMPORT = {
         "__init__",
         "app.options",
         "app.one_run",
-        "app.many_runs",
         "data",
         "edges",
         "engines.tff",
@@ -39,8 +38,7 @@ MAY_IMPORT = {
     },
     "sites.edge": {"sites.deployment"},
     "sites.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "sites"},
-    "bench": {*PUBLIC, "app.options", "app.one_run", "app.many_runs", "options", "sites"},
-    "app.many_runs": {*PUBLIC, "app.options", "app.one_run", "options"},
+    "bench": {*PUBLIC, "app.options", "app.one_run", "options", "sites"},
     "app.one_run": {*PUBLIC, "app.options", "edges", "engines", "options"},
     "app.options": {*PUBLIC, "options", "training"},
     # Groups of options, whose arguments are made where they are asked for.

@@ -54,7 +54,7 @@ def method_of(config: RunConfig) -> Options:
     return {**{name: getattr(config, name) for name in names}, **method(stated(config, GAUSSIAN, {}))}
 
 
-def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess:
+def process_of(options: Options, clients: Any, seed: int) -> bfl.federated.BayesianProcess:
     """Return the process of a cell's method, with the initial weights of a seed."""
     settings, source = options["settings"], clients.source
     of_model = {name: settings[name] for name in ("dropout_rate",) if name in settings}

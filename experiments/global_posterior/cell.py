@@ -87,7 +87,7 @@ def scored(predicted: list[np.ndarray], data: Data) -> dict[str, Any]:
     return {**scores(test, data.test.labels, elsewhere), **fitted}
 
 
-def local_models(process: bfl.BayesianProcess, weights: Any, clients: Any, seed: int) -> list[Any]:
+def local_models(process: bfl.federated.BayesianProcess, weights: Any, clients: Any, seed: int) -> list[Any]:
     """Return each client's weights after the next round's training."""
     alone = [bfl.data.Clients(clients.source, [indices]) for indices in clients.indices]
     simulate = lambda own: bfl.simulate(process, own, rounds=1, seed=seed, start=weights, engine="local")

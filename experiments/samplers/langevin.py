@@ -188,7 +188,7 @@ def langevin_chain(
     BatchNorm normalises by the batch; the draws have no statistics of their own (`weights.predictive_model` computes
     them for each from `batch_norm_examples`). Monte Carlo dropout draws its masks anew for each step.
 
-        draws = bfl.clients.langevin_chain(model_fn, features, labels, step_size=1e-4, num_steps=10_000, burn_in=5_000)
+        draws = langevin_chain(model_fn, features, labels, step_size=1e-4, num_steps=10_000, burn_in=5_000)
         weights = bfl.weights.get_weights(model_fn())._replace(posterior=draws, point=())
         model = bfl.weights.predictive_model(model_fn(), weights)
 

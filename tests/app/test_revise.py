@@ -27,7 +27,7 @@ TEST = bfl.data.load("breast_cancer", split="test")
 
 
 def run(arguments, folder):
-    """A run's folder; its page without the figures, which tests/app/test_report.py draws."""
+    """A run's folder; its page without the figures, which tests/bench/test_reports.py draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sections, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
         assert run_command_line([*arguments, "--output", str(folder)]) == 0

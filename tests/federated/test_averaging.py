@@ -117,16 +117,6 @@ def test_a_run_resumes_to_the_bit(tmp_path, after, every):
         tf.nest.map_structure(np.testing.assert_array_equal, found.averaged.weights, whole.averaged.weights)
 
 
-@pytest.mark.tff
-@pytest.mark.deep(after="tests/federated/test_averaging.py")
-def test_both_engines_average_alike(runtime):
-    """To the rounding of the sums over clients."""
-    local = run(average_rounds=3)
-    other = simulate(toys.process(), CLIENTS, ROUNDS, cohort_size=2, seed=2, average_rounds=3, runtime=runtime)
-    for a, b in zip(local.averaged.weights.point, other.averaged.weights.point, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
 def test_a_longer_run_goes_on_where_its_window_lies_ahead(tmp_path):
     run(ROUNDS, tmp_path, average_rounds=3)
     with pytest.raises(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import without_times
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
@@ -39,10 +40,6 @@ def assert_identical(a, b):
     for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True):
         np.testing.assert_array_equal(x, y)
         assert np.asarray(x).dtype == np.asarray(y).dtype
-
-
-def without_times(rows):
-    return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
 
 
 RECORD = Record(rows=[{"round": 3, "nll": 0.1 + 0.2, "none": None, "faulty_clients": {"1": "x"}}], first_stddev=0.1)

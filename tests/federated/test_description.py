@@ -13,8 +13,7 @@ import tfp_bfl as bfl
 from tfp_bfl import federated
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.description import settings_of
-from tfp_bfl.federated.values import digest
+from tfp_bfl.federated.description import digest, settings_of
 
 from . import toys
 

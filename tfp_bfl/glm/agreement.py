@@ -21,7 +21,7 @@ from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, NUMBERING, RISING, ROWS, r
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.messages import Level, Name
 from tfp_bfl.data.names import as_names, canonical, natural
-from tfp_bfl.data.signs import doubts
+from tfp_bfl.data.numerals import doubts
 from tfp_bfl.data.tables import with_canonical_names
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.glm.outcomes import Outcome, categories, find_events, numbers

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import kit
-from tests.federated.test_checkpoints import assert_identical, names, without_times
+from tests.federated.test_checkpoints import assert_identical, names
 from tfp_bfl import algorithms, federated, models, posterior, rules
 from tfp_bfl.algorithms.swag.product import gaussian_product
 from tfp_bfl.algorithms.swag.step import online_product
@@ -69,8 +69,8 @@ def test_a_run_whose_state_grows_goes_on_as_if_it_had_never_stopped(simulate, tm
     assert_identical(result.state, whole.state)
     # Standard deviations are reported after the last of the three rounds.
     told = lambda rows: [{name: x for name, x in row.items() if name not in Spread._fields} for row in rows]
-    assert told(without_times(result.rounds)) == told(without_times(whole.rounds))
-    assert without_times(result.rounds)[-1] == without_times(whole.rounds)[-1]
+    assert told(kit.without_times(result.rounds)) == told(kit.without_times(whole.rounds))
+    assert kit.without_times(result.rounds)[-1] == kit.without_times(whole.rounds)[-1]
     assert_identical(build().predictive_weights(result.state), build().predictive_weights(whole.state))
     again = simulate(3, checkpoint_dir=tmp_path, on_round=lambda row: pytest.fail("a round"))
     assert_identical(again.state, whole.state)
@@ -298,14 +298,6 @@ def test_where_nobody_is_sound_the_state_stays_as_it_was(runtime, tmp_path):
     ):
         federated.simulate(process, two, 1, runtime=runtime, checkpoint_dir=tmp_path / "states")
     assert not (tmp_path / "states").exists()
-
-
-def test_clients_that_raise_are_found_and_left_out(runtime):
-    clients = clients_with({1: "NaN mean", 4: "raises"})
-    result = federated.simulate(arithmetic(), clients, 1, runtime=runtime)
-    (row,) = result.rounds
-    assert list(row["faulty_clients"]) == ["1", "4"] and "on purpose" in row["faulty_clients"]["4"]
-    assert_identical(result.state.step, round_of((0, 2, 3, 5)).state.step)
 
 
 def blocks_of(block):
