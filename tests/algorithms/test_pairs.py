@@ -16,9 +16,9 @@ from tfp_bfl import algorithms, clients, errors, federated, models, posterior, r
 from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.chains.step import langevin
+from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.algorithms.swag.step import online_product
 from tfp_bfl.algorithms.swag.work import swag as swag_work
-from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics, get_weights, min_stddev, prior
 

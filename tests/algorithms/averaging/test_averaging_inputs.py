@@ -13,7 +13,7 @@ from tfp_bfl import algorithms, clients, federated, models, rules, servers
 from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_delta
 from tfp_bfl.algorithms.chains.step import langevin
-from tfp_bfl.contrib.kernel import KernelModes, kernel_modes
+from tfp_bfl.algorithms.kernel import KernelModes, kernel_modes
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights import get_weights
@@ -123,7 +123,7 @@ def test_cohorts_smaller_than_the_adaptive_bandwidth_needs_are_refused(data, coh
     refused(adaptive(), data, 1, message, cohort_size=cohort_size)
 
 
-@pytest.mark.deep(after="tests/contrib/test_bandwidths.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_bandwidths.py")
 def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counted(runtime):
     """Of eight clients five are faulty: Scott's bandwidth for every weight on which the other three differ."""
     features = SOURCE.features.copy()
@@ -135,7 +135,7 @@ def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counte
         assert row["num_zero_spread"] < NUM_WEIGHTS
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 def test_bandwidths_of_zero_reach_the_rounds_metrics(runtime):
     process = algorithms.fed_kp(MODEL, **TRAINING)
     result = federated.simulate(process, TIED, 1, runtime=runtime)
@@ -148,7 +148,7 @@ def test_bandwidths_of_zero_reach_the_rounds_metrics(runtime):
     np.testing.assert_allclose(point, values.mean(0), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.deep(after="tests/contrib/test_bandwidths.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_bandwidths.py")
 @pytest.mark.parametrize(("bandwidth", "cohort_size"), [("plug_in", 3), ("cross_validated", 8), ("silverman", 8)])
 def test_fallbacks_reach_the_rounds_metrics(runtime, bandwidth, cohort_size):
     """As many as the same values give outside a round."""

@@ -16,8 +16,8 @@ from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.chains.step import langevin
 from tfp_bfl.algorithms.compose import Model, compose, known_options, passing_on, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
+from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.algorithms.options import SamplingOptions, WeighedOptions
-from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.tensors import Array
@@ -161,7 +161,7 @@ def fed_kp(
     Args:
       start: "clients" shifts each client's value and averages (clustered FedKP); "mean" shifts the clients' mean to its
         mode (FedKP), which lost to it in every setting of our study (experiments/kernel_posterior).
-      kernel_options: of `contrib.kernel.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
+      kernel_options: of `algorithms.kernel.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
       model_fn, server_optimizer, options: as `fed_opt`. The weighting is of BatchNorm's statistics alone, unless
         kernel_options give one.
 
