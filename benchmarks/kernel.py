@@ -14,7 +14,7 @@ import click
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.algorithms.kernel import posterior as rule
+from tfp_bfl.algorithms.kernel import rule
 
 at_least_one = click.IntRange(min=1)
 
