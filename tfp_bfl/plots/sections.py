@@ -279,7 +279,7 @@ def _client_scores(runs: Sequence[RunResults]) -> Iterator[Section]:
         ]
         if groups:
             how = (
-                "No test rows belong to a client, so that there are no scores of single clients. `--evaluate-clients` "
+                "No test rows belong to a client, so that there are no scores of single clients. --evaluate-clients "
                 "gives the clients of an artificial partition a part of the test set."
             )
             content = [
