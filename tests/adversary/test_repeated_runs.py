@@ -143,3 +143,18 @@ def test_a_site_answers_in_a_number_of_runs_of_its_file(kits, hospitals):  # noq
     run(kits, Channel(kits), {"outcome": "days"}, "second")  # The same run again is no further one.
     with pytest.raises(InvalidArgument, match="answered in 2 runs"):
         answered.check_runs(kits / "s0" / "local", "third", 2)
+
+
+@pytest.mark.parametrize(("secure_sums", "share"), [(False, 23.0), (True, 23 / 3)])
+def test_linear_models_of_all_runs_have_fewer_numbers_than_the_table(kits, secure_sums, share):
+    """60 rows and 5 columns; an honest fit has 23 numbers, with masks a third for each site: 21 sums, and 2 counts."""
+    tables(kits, 0)
+    for site in SITES:
+        earlier = kits / site / "local" / answered.MEMORY / "earlier" / answered.ANSWERED
+        earlier.parent.mkdir(parents=True)
+        earlier.write_text(json.dumps({"sites": 3, "numbers": 21, "share": 300 - 1.5 * share}))
+    run(kits, Channel(kits), {"outcome": "y"}, "first", quorum=3, secure_sums=secure_sums)
+    found = json.loads((kits / "s0" / "local" / answered.MEMORY / "first" / answered.ANSWERED).read_text())
+    assert found["share"] == pytest.approx(share)
+    with pytest.raises(Error, match="answers in all runs would hold"):
+        run(kits, Channel(kits), {"outcome": "y", "prior_stddev": 2.0}, "second", quorum=3, secure_sums=secure_sums)

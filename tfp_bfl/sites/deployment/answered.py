@@ -6,6 +6,7 @@ of linear models are therefore recorded, as bits, in the folder of the run.
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Iterator
 
@@ -16,6 +17,8 @@ from tfp_bfl.files.arrays import read_arrays, write_arrays
 
 # Folder of what a site keeps of its runs, each in a folder of its name; of a run's sets of rows.
 MEMORY, ROWS = "memory", "rows"
+# File of a run with how many numbers the site has sent in linear models.
+ANSWERED = "answered.json"
 _MOST_BYTES = 2**33
 
 
@@ -35,6 +38,27 @@ def check_runs(folder: pathlib.Path, run: str, most: int) -> None:
         raise InvalidArgument(
             f"It has answered in {len(others):,} runs, the most that max_runs of its file allows: each further run "
             "reveals more of its rows."
+        )
+
+
+def check_numbers(folder: pathlib.Path, run: str, share: float, most: int) -> None:
+    """Refuse an answer with which the linear models of all runs would have as many numbers as the table has cells.
+
+    Args:
+      folder: of the site.
+      run: name of the run.
+      share: numbers of the run with this answer; those of sums with masks divided by the number of sites.
+      most: rows times columns of the site's table.
+
+    Raises:
+      InvalidArgument: the numbers are too many.
+    """
+    records = [json.loads(x.read_text()) for x in (folder / MEMORY).glob(f"*/{ANSWERED}") if x.parent.name != run]
+    total = share + sum(record.get("share", record["numbers"]) for record in records)
+    if total >= most:
+        raise InvalidArgument(
+            f"Its answers in all runs would hold {total:,.0f} numbers, and its table has {most:,} (rows times "
+            "columns): each further one reveals more of its rows. Use fewer columns, or sums with masks."
         )
 
 
