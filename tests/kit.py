@@ -50,6 +50,11 @@ def assert_same(actual, wanted, rtol=0.0, atol=0.0):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
+def without_times(rows):
+    """Leave out of the rows of rounds what differs from run to run."""
+    return [{name: x for name, x in row.items() if "seconds" not in name and name != "restarts"} for row in rows]
+
+
 class FakeStudy:
     """Stands for `run_cell` of a study's program: writes what `summary` makes of a cell's options, and counts."""
 

@@ -7,7 +7,7 @@ import tfp_bfl as bfl
 from tests.app.test_revise import run
 from tests.kit import call, refusal, summary_of
 from tests.units import in_units
-from tfp_bfl.servers import Held
+from tfp_bfl.algorithms.held import Held
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 

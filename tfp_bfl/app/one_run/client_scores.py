@@ -52,7 +52,7 @@ class RowsByClient(NamedTuple):
         return list(self.names) or [str(k) for k in range(len(self.rows))]
 
     def examples(self, k: int) -> tuple[None, np.ndarray, np.ndarray]:
-        """Return None, features and labels of client k, as `federated.evaluate_clients` takes them."""
+        """Return None, features and labels of client k, as `personal.evaluate_clients` takes them."""
         return None, self.source.features[self.rows[k]], self.source.labels[self.rows[k]]
 
     @property
@@ -77,12 +77,7 @@ def names_in(clients: bfl.data.Clients) -> list[str]:
 
 
 def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of predictions that name the client of each row; {} for artificial clients.
-
-    Args:
-      config: of the run.
-      owners: the client of each row [N].
-    """
+    """Return the arrays of a file of predictions that name the client of each row; {} for artificial clients."""
     if config.partition != GIVEN or owners is None:
         return {}
     names, client = np.unique(owners.astype(str), return_inverse=True)
@@ -96,17 +91,6 @@ def shards(
 
     Clients that the test data name and the training data do not are the last. Artificial clients have no test rows;
     with `evaluate_clients` each gets a part of every class, as in training.
-
-    Args:
-      config: of the run.
-      test: the test data.
-      clients: those in training, and those that are not.
-      is_personal: whether each client has a model of its own.
-
-    Raises:
-      InvalidArgument: evaluate_clients where the labels are numbers and the models personal; where the test data name
-        no clients, are too few for the clients, or name a client without training rows for a method with models of the
-        clients.
     """
     if is_personal and config.evaluate_clients and test.target is not None:
         raise InvalidArgument(
@@ -129,17 +113,7 @@ def shards(
 
 
 def with_models(parts: RowsByClient, config: RunConfig, number: int, is_personal: bool) -> RowsByClient:
-    """Return test rows of clients that each have a model, as far as the algorithm makes a model for each.
-
-    Args:
-      parts: the test rows of each client.
-      config: of the run.
-      number: of clients with training rows, the first.
-      is_personal: whether each client has a model of its own.
-
-    Raises:
-      InvalidArgument: a further client has no model.
-    """
+    """Return test rows of clients that each have a model, as far as the algorithm makes a model for each."""
     if parts.num_clients > number and is_personal:
         raise InvalidArgument(
             f"{config.algorithm} scores each client by a model of its own, and {shown(parts.called[number])} of the "
@@ -155,15 +129,7 @@ def scored(
     held: dict[str, np.ndarray] | None,
     folder: pathlib.Path,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what a summary records of each client, and warnings; with evaluate_clients, write clients.jsonl.
-
-    Args:
-      job: of the run.
-      result: of its rounds.
-      final: the evaluation of the final model on the test data.
-      held: predictions of held-out examples, which calibrate the prediction sets; None without any.
-      folder: of the run.
-    """
+    """Return what a summary records of each client, and warnings; with evaluate_clients, write clients.jsonl."""
     parts = job.shards
     if parts is None:
         return {}, []
@@ -180,7 +146,7 @@ def scored(
         for k, name in enumerate(parts.called[: job.everybody.num_clients]):
             metrics = {key: x for key, x in scores.get(name, {}).items() if key in ("accuracy", "rmse", "test_nll")}
             if metrics:
-                lines.append(bfl.federated.ClientScores(k, len(job.everybody.indices[k]), metrics))
+                lines.append(bfl.algorithms.personal.ClientScores(k, len(job.everybody.indices[k]), metrics))
     if job.config.evaluate_clients:
         _write(folder, lines, parts)
         found |= _summarise(lines, job.clients.num_clients)
@@ -191,13 +157,7 @@ def scored(
 
 
 def of_model(parts: RowsByClient, final: Any, held: dict[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of the clients by one model, with the coverage of its sets or intervals.
-
-    Args:
-      parts: the test rows of each client.
-      final: the evaluation of the model on the whole source of `parts`.
-      held: as of `scored`.
-    """
+    """Return the rows of the clients by one model, with the coverage of its sets or intervals."""
     places, target = parts.places, parts.source.target
     names = ("mean", "low", "high", "nll") if target is not None else ("probabilities",)
     labels = np.asarray(parts.source.labels)[places]
@@ -208,14 +168,7 @@ def of_model(parts: RowsByClient, final: Any, held: dict[str, np.ndarray] | None
 def of_predictions(
     parts: RowsByClient, arrays: Mapping[str, np.ndarray], labels: np.ndarray, held: Mapping[str, np.ndarray] | None
 ) -> list[dict[str, Any]]:
-    """Return the rows of the clients, with the coverage of the sets or intervals.
-
-    Args:
-      parts: the test rows of each client.
-      arrays: predictions for `RowsByClient.places`, by name.
-      labels: the truth of these rows.
-      held: as of `scored`.
-    """
+    """Return the rows of the clients, with the coverage of the sets or intervals."""
     if "mean" in arrays:
         covered = (arrays["low"] <= labels) & (labels <= arrays["high"])
         return rows_of(parts, arrays["mean"], labels, covered, arrays["nll"])
@@ -248,12 +201,8 @@ def rows_of(
 
 def personal(
     job: Job, result: bfl.federated.SimulationResult, parts: RowsByClient
-) -> tuple[list[Any], list[Any], list[bfl.federated.ClientScores]]:
-    """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate.
-
-    Returns:
-      The evaluations before, those after (none for a user's algorithm, which has no inner rate), and their metrics.
-    """
+) -> tuple[list[Any], list[Any], list[bfl.algorithms.personal.ClientScores]]:
+    """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate."""
     adapts = job.config.adapts
     found: list[Any] = []
 
@@ -261,7 +210,7 @@ def personal(
         found.append(bfl.evaluation.evaluate(model, features, labels, **job.prediction) if len(labels) else None)
         return found[-1].metrics if found[-1] else {}
 
-    scores = bfl.federated.evaluate_clients(
+    scores = bfl.algorithms.personal.evaluate_clients(
         job.process,
         result,
         job.everybody,
@@ -287,7 +236,9 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
         of_loss = {name: getattr(config, name) for name in ("kl_weight", "kl_reduction")}
     if config.class_weight:
         of_loss |= class_weights.likelihood(config.class_weight, lambda: trained)
-    work = bfl.clients.meta_learning(
+    from tfp_bfl.algorithms.personal import work as personal_work
+
+    work = personal_work.meta_learning(
         process.model_fn,
         local_epochs=1,
         batch_size=EXAMPLES,
@@ -299,7 +250,7 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
     return work if config.augmentation is None else bfl.clients.augmented(work, config.augmentation)
 
 
-def _summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
+def _summarise(scores: list[bfl.algorithms.personal.ClientScores], number: int) -> dict[str, float]:
     """Return the clients' mean accuracy and the least one, before and after the step; of those from
     `number` on apart. Numbers have none.
     """
@@ -312,13 +263,13 @@ def _summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[st
         if not part or "accuracy" not in part[0].before:
             continue
         for when, adapted in {"": False, "adapted_": True}.items() if part[0].after else {"": False}.items():
-            of_all = bfl.federated.summarise_clients(part, adapted=adapted)
+            of_all = bfl.algorithms.personal.summarise_clients(part, adapted=adapted)
             summary[f"{when}{group}_accuracy"] = of_all["uniform"]
             summary[f"{when}{group}_accuracy_least"] = of_all["least"]
     return summary
 
 
-def _write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores], parts: RowsByClient) -> None:
+def _write(folder: pathlib.Path, scores: list[bfl.algorithms.personal.ClientScores], parts: RowsByClient) -> None:
     """Write the scores to the folder, as one line of JSON for each client."""
     named = lambda k: {"name": parts.names[k]} if parts.names else {}
     lines = "".join(json.dumps({**each._asdict(), **named(each.client)}) + "\n" for each in scores)

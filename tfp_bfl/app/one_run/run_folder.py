@@ -49,13 +49,7 @@ def owned(
     """Make the folder if it is new, and keep other processes out of it.
 
     Args:
-      folder: of the run.
-      config: that is recorded there.
       settle: fills in the defaults of a configuration, for a record that holds what the user gave.
-
-    Raises:
-      InvalidArgument: the folder can't be made, is in use, or holds another run.
-      OSError: the disk is full. A folder that holds no configuration yet is removed then.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,10 +158,10 @@ def write_results(
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
     bfl.export.save(result.model, folder / "saved_model", info, unusual)
     if config.algorithm == "fl_swag" and not config.ensemble:
-        settings = bfl.servers.Product(None, config.diagonal_only, config.between_clients)
-        bfl.servers.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)
+        settings = bfl.algorithms.swag.step.Product(None, config.diagonal_only, config.between_clients)
+        bfl.algorithms.held.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)
     if config.algorithm == "partitioned_vi" and not config.ensemble:
-        bfl.servers.factors_of(result.state, job.clients.sizes).save(folder / CLIENTS)
+        bfl.algorithms.held.factors_of(result.state, job.clients.sizes).save(folder / CLIENTS)
     predictions = records.predictions_of(final, records.truth(test))
     if apart:
         write_arrays(folder / records.HELD_OUT, apart, compressed=True)
