@@ -16,7 +16,6 @@ from tfp_bfl.glm.design import SiteCells, settle
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.sums import Sums
 from tfp_bfl.sites.deployment import member
-from tfp_bfl.sites.deployment.glm_site import ANSWERED
 from tfp_bfl.sites.deployment.party_file import FILE, read_file
 from tfp_bfl.sites.deployment.site import Site
 
@@ -141,18 +140,3 @@ def test_a_site_answers_in_a_number_of_runs_of_its_file(kits):
         run(kits, Channel(kits), {"outcome": "days", "level": 0.9}, "third")
     (kits / "runs" / "second" / "summary.json").unlink()
     run(kits, Channel(kits), {"outcome": "days"}, "second")  # The same run again is no further one.
-
-
-@pytest.mark.parametrize(("secure_sums", "share"), [(False, 23.0), (True, 23 / 3)])
-def test_linear_models_of_all_runs_have_fewer_numbers_than_the_table(kits, secure_sums, share):
-    """60 rows and 5 columns; an honest fit has 23 numbers, with masks a third for each site: 21 sums, and 2 counts."""
-    tables(kits, 0)
-    for site in SITES:
-        earlier = kits / site / "local" / member.MEMORY / "earlier" / ANSWERED
-        earlier.parent.mkdir(parents=True)
-        earlier.write_text(f'{{"sites": 3, "numbers": 21, "share": {300 - 1.5 * share}}}')
-    run(kits, Channel(kits), {"outcome": "y"}, "first", quorum=3, secure_sums=secure_sums)
-    found = json_of(kits / "s0" / "local" / member.MEMORY / "first" / ANSWERED)
-    assert found["share"] == pytest.approx(share)
-    with pytest.raises(Error, match="answers in all runs would hold"):
-        run(kits, Channel(kits), {"outcome": "y", "prior_stddev": 2.0}, "second", quorum=3, secure_sums=secure_sums)

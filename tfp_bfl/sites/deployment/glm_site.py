@@ -62,7 +62,7 @@ from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_mask, context_of, proof
 
 # Folder of the results at a site.
 RESULTS = "linear_models"
-# File with how many numbers the site has sent in a run: of its last fit, and of its own rows in all fits.
+# File with how many numbers the site has sent in a run without masks.
 ANSWERED = "answered.json"
 # Digest of the last question, and its answer.
 _NOTHING: tuple[str, dict[str, np.ndarray]] = ("", {})
@@ -148,7 +148,6 @@ class GlmSite(Member):
             self._promises = Promises(PromiseFiles(self._memory / "promises"))
         with withholding("table"):
             table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
-            self._num_cells = table.num_rows * len(table.column_names)
             cells = SiteCells(table, self._job.columns, self._plan, self._job.missing, where)
             if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
                 cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
@@ -176,7 +175,7 @@ class GlmSite(Member):
         most = MOST_QUESTIONS + (2 * len(names) + 1) * job.second_order
         of_run = names, self._sites, self._secure_sums, most
         self._answers, self._encoding = Answers(self._rows, job.family, fit, *of_run), encoding
-        self._answers.numbers = self._earlier
+        self._answers.numbers = self._earlier()
         # Sites with another encoding have no masks in common.
         self._masks = hashlib.sha256(self._digest.encode() + json.dumps(encoding).encode()).digest()
         return {}
@@ -208,13 +207,12 @@ class GlmSite(Member):
         self._set.record()
         if self._answers is None:
             numbers = cells.sums()
-            self._record(len(np.unique(numbers)), self._earlier)
         else:
             total = self._total(answered) if self._secure_sums and step else answered.total
             if step == 1 and self._job.revise is None:
                 self._check_encoding(total)
-            before, numbers = self._answers.numbers, self._answers.answer(question, total)
-            self._record(self._answers.numbers - before, self._answers.numbers)
+            numbers = self._answers.answer(question, total)
+            self._record(self._answers.numbers)
         found = self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
         self._asked, self._last = step + 1, (digest, found)
         return found
@@ -227,35 +225,19 @@ class GlmSite(Member):
         if settle(self._plan, self._job.missing, total)[0] != self._encoding:
             raise InvalidArgument("The means and indicators for empty cells do not follow from the sums of columns.")
 
-    @property
-    def _count(self) -> dict[str, Any]:
-        path = self._memory / ANSWERED
-        return json.loads(path.read_text()) if path.exists() else {"sites": 0, "numbers": 0}
-
-    @property
     def _earlier(self) -> int:
-        """How many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
-        record = self._count
-        # An honest server begins again without a site that left; with masks a promise allows one question a step.
-        return int(record["numbers"]) if not self._secure_sums and self._sites >= record["sites"] else 0
+        """Return how many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
+        path = self._memory / ANSWERED
+        if self._secure_sums or not path.exists():
+            return 0
+        record = json.loads(path.read_text())
+        # An honest server begins again without a site that left.
+        return int(record["numbers"]) if self._sites >= record["sites"] else 0
 
-    def _record(self, number: int, numbers: int) -> None:
-        """Record an answer with `number` values before it is sent: those of this fit, and the share of all runs."""
-        record = self._count
-        sites = self._sites if self._secure_sums else 1
-        share = record.get("share", record["numbers"]) + number / sites
-        # A table has more columns where categories are columns of 0 and 1.
-        most = max(self._num_cells, self._answers.most_numbers // sites if self._answers else 0)
-        files = [x for x in self._memory.parent.glob(f"*/{ANSWERED}") if x.parent != self._memory]
-        others = [json.loads(path.read_text()) for path in files]
-        total = share + sum(other.get("share", other["numbers"]) for other in others)
-        if total >= most:
-            raise InvalidArgument(
-                f"Its answers in all runs would hold {total:,.0f} numbers, and its table has {most:,} (rows times "
-                "columns): each further one reveals more of its rows. Use fewer columns, or sums with masks."
-            )
-        self._memory.mkdir(parents=True, exist_ok=True)
-        write_whole(self._memory / ANSWERED, json.dumps({"sites": self._sites, "numbers": numbers, "share": share}))
+    def _record(self, numbers: int) -> None:
+        if not self._secure_sums:  # With masks a promise allows one question for each step.
+            self._memory.mkdir(parents=True, exist_ok=True)
+            write_whole(self._memory / ANSWERED, json.dumps({"sites": self._sites, "numbers": numbers}))
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
