@@ -17,7 +17,7 @@ EDGES = ("glm", "sites", "bench")
 BOUNDS = {
     "core lines": (47_850, 38_000),
     "edge lines": (15_420, 11_500),
-    "test lines": (60_170, 48_000),
+    "test lines": (59_950, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (10, 10),
