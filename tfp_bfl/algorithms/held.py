@@ -37,10 +37,10 @@ _OF_SETTINGS = {"prior": MeanField, "head": Head}
 _OF_ROWS = {"posterior": LowRank, "moments": MeanField, "site": Factor}
 _OF_WEIGHTS = {"posterior": MeanField, "moments": MeanField}
 
-Row = TypeVar("Row", ClientPosterior, ClientFactor, ClientCurvature)
+_Row = TypeVar("_Row", ClientPosterior, ClientFactor, ClientCurvature)
 
 
-class Held(NamedTuple, Generic[Row]):
+class Held(NamedTuple, Generic[_Row]):
     """Rows of a server's clients, of which it makes a posterior. A value: methods return new ones.
 
     Fields:
@@ -49,12 +49,12 @@ class Held(NamedTuple, Generic[Row]):
       settings: how rows are pooled: `Product`, `Factors` or `Curvatures`.
     """
 
-    rows: dict[str, Row]
+    rows: dict[str, _Row]
     weights: ModelWeights
     settings: Any
 
     @classmethod
-    def of_stack(cls, stack: Row, weights: ModelWeights, settings: object) -> Held[Row]:
+    def of_stack(cls, stack: _Row, weights: ModelWeights, settings: object) -> Held[_Row]:
         """Return the clients of a stack, leaves [K, ...]; their names are their numbers."""
         return cls(by_client(stack), tf.nest.map_structure(np.asarray, weights), settings)
 
@@ -63,7 +63,7 @@ class Held(NamedTuple, Generic[Row]):
         pooled: ModelWeights = self.settings.pool(self.rows, self.weights)
         return pooled
 
-    def join(self, others: Held[Row], names: Sequence[str] | None = None, replace: bool = False) -> Held[Row]:
+    def join(self, others: Held[_Row], names: Sequence[str] | None = None, replace: bool = False) -> Held[_Row]:
         """Return these clients with those of another server.
 
         Args:
@@ -84,7 +84,7 @@ class Held(NamedTuple, Generic[Row]):
             joined.add(client)
         return self._checked(rows)
 
-    def remove(self, *names: str) -> Held[Row]:
+    def remove(self, *names: str) -> Held[_Row]:
         """Return the clients without these, as if they had never been there."""
         rows = dict(self.rows)
         for client in names:
@@ -113,7 +113,7 @@ class Held(NamedTuple, Generic[Row]):
             raise InvalidArgument(f"{name(path)} is not a file of clients: {problem.rstrip('.')}.") from None
         return state
 
-    def _checked(self, rows: dict[str, Row]) -> Held[Row]:
+    def _checked(self, rows: dict[str, _Row]) -> Held[_Row]:
         self.settings.check(rows, self.weights)
         return self._replace(rows=rows)
 

@@ -50,17 +50,10 @@ class SentWeights:
         self._store = store
 
     def check(self, done: int, message: Arrays, measure: Callable[[Any], Any] | None = None) -> None:
-        """Check the message of a round, and record it.
+        """Check the message of the round after `done` rounds, and record it.
 
-        Args:
-          done: rounds before this one.
-          message: of the server.
-          measure: (vectors beside the weights) -> the site's result with them; called with those of the job where the
-            site answers for the first time in a later round.
-
-        Raises:
-          InvalidArgument: the content is not that of the job, or too far from the last one, or the message is the
-            fourth one of its round.
+        `measure`: (vectors beside the weights) -> the site's result with them; called with those of the job where the
+        site answers for the first time in a later round.
         """
         digest = np.frombuffer(bytes.fromhex(digest_of(message)), np.uint8)
         last = next((version for version in range(done, -1, -1) if version in self._store), None)
