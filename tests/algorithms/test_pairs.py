@@ -289,6 +289,9 @@ def test_no_model(wrong, message):
     [
         ({"client_work": touched}, "client_work must be a function without arguments .*, but touched needs 'model_fn'"),
         ({"client_work": 3}, "client_work must be a function, as .* gives, not 3"),
+        ({"rule": None}, "rule must be a Rule"),
+        ({"server_step": None}, "server_step must be a ServerStep"),
+        ({"server_step": servers.keep_gaussian()}, r"takes gaussian, which rules\.client_gaussian\(\) gives, but"),
         ({"server_step": servers.replace}, "server_step must be a ServerStep"),
         ({"rule": rules.conflation}, "with its brackets, not 'conflation'"),
         ({"rule": "conflagration"}, "no rule 'conflagration': did you mean 'conflation'"),
