@@ -9,7 +9,7 @@ import yaml
 from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.bench import score_tables, sweep
+from tfp_bfl.bench import runs, sweep
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
@@ -175,18 +175,12 @@ def test_list_runs_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_folder_of_a_run_is_no_folder_of_many(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text("rounds: 2\n")
-    assert run_command_line(["sweep", "--output", str(tmp_path)]) == 2
-    assert "is no folder of a sweep" in capsys.readouterr().err
-
-
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, capsys):
-    (tmp_path / "report.html").write_text("mine")
+@pytest.mark.parametrize("name", ["config.yaml", "report.html"])
+def test_a_folder_of_a_run_or_of_something_else_is_left_as_it_is(tmp_path, capsys, name):
+    (tmp_path / name).write_text("rounds: 2\n")
     assert run_command_line(["sweep", *SMALL, "--output", str(tmp_path)]) == 2
     assert "is no folder of a sweep" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "rounds: 2\n"
 
 
 @pytest.mark.parametrize("dataset", ["fasion_mnist", "nowhere.csv"])
@@ -198,8 +192,8 @@ def test_missing_data_are_reported_before_any_run(tmp_path, capsys, dataset):
 def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
-    monkeypatch.setattr(score_tables, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
-    score_tables.write_tables([tmp_path / name for name in summaries], tmp_path)
+    monkeypatch.setattr(runs, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    runs.write_tables([tmp_path / name for name in summaries], tmp_path)
     assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
 
 

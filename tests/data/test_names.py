@@ -18,12 +18,12 @@ from tfp_bfl.data import Clients, Source, read_own, read_part, read_rows
 from tfp_bfl.data.names import CATEGORY_RULES, as_category, canonical, compositions
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.glm import agreement, encoding
-from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.glm.options import names_of
+from tfp_bfl.glm import agreement
+from tfp_bfl.glm.command import names_of
+from tfp_bfl.glm.design import Outcome, SiteCells, read_design
 from tfp_bfl.options import class_weights
 from tfp_bfl.sites import agree, describe
-from tfp_bfl.sites.tables import parse_options
+from tfp_bfl.sites.schema import parse_options
 
 NAME = unicodedata.normalize("NFC", "K\u00f6ln (S\u00fcd)")
 FORMS = {
@@ -94,7 +94,7 @@ def linear(name):
     tables = {form: table(form, ("Ulm", form), z=resized("Ulm", form)) for form in (NAME, name)}
     described = {form: agreement.describe(x, outcome, form) for form, x in tables.items()}
     plan = agreement.agree(described, outcome, "drop")
-    designs = [encoding.SiteCells(x, outcome, plan, "drop", form).sums() for form, x in tables.items()]
+    designs = [SiteCells(x, outcome, plan, "drop", form).sums() for form, x in tables.items()]
     np.testing.assert_array_equal(*designs)
     assert [x.name for x in plan.columns] == ["x", NAME, "z"]
     return plan.columns[-1].levels

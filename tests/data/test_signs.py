@@ -16,7 +16,7 @@ from tfp_bfl.data import read_own, read_part, read_rows
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import rows
-from tfp_bfl.glm import agreement, descriptions
+from tfp_bfl.glm import agreement
 from tfp_bfl.glm.design import Outcome, read_design
 from tfp_bfl.sites import agree, describe, fitted
 
@@ -184,12 +184,12 @@ def test_sites_with_different_signs_are_refused(tmp_path):
         for x, cells in (("A", ["12%", "7%"]), ("B", ["0.12", "0.07"]))
     }
     for site, summary in described.items():
-        descriptions.check_description(site, summary)
+        agreement.check_description(site, summary)
     with pytest.raises(InvalidArgument, match="'x' holds numbers at B and numbers in % at A"):
         agreement.agree(described, OUTCOME, "drop")
     broken = {"columns": [["x", "number in drachma", []]], "events": []}
     with pytest.raises(InvalidArgument, match="does not have the required form"):
-        descriptions.check_description("A", broken)
+        agreement.check_description("A", broken)
 
 
 def test_served_rows_have_the_sign_of_the_training(tmp_path):

@@ -17,18 +17,8 @@ from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.bench import cell
-from tfp_bfl.bench.cells import (
-    SUMMARY,
-    Options,
-    check_output,
-    forget_models,
-    is_done,
-    locked,
-    read_summary,
-    read_written,
-    write_json,
-)
+from tfp_bfl.bench import cell, cells
+from tfp_bfl.bench.cells import Options
 from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
 from tfp_bfl.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError, shown
@@ -144,7 +134,7 @@ def tune_run(
 
 def _check_folder(output: pathlib.Path, record: str) -> None:
     """Check that the folder is new, or of the same trials."""
-    check_output(output, "trials", _OF_TUNE)
+    cells.check_output(output, "trials", _OF_TUNE)
     path = output / _OF_TUNE
     if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != record:
         raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")
@@ -164,9 +154,9 @@ def check_optuna() -> None:
 def check_trials(folder: pathlib.Path, options: Options) -> None:
     """Raise InvalidArgument if a folder has trials of other options, or a file of its trials is damaged."""
     path = folder / OPTIONS
-    if is_done(folder):
-        read_summary(folder)
-    if path.is_file() and read_written(path) != json.loads(json.dumps(dict(options))):
+    if cells.is_done(folder):
+        cells.read_summary(folder)
+    if path.is_file() and cells.read_written(path) != json.loads(json.dumps(dict(options))):
         raise InvalidArgument(f"{path_name(folder)} has trials of other options: give another --output, or delete it.")
 
 
@@ -210,11 +200,11 @@ def tune(
     if not space:
         return Chosen({}, None, 0, 0.0)
     check_trials(folder, options)
-    with locked(folder / ".lock"):
-        if not is_done(folder):
-            write_json(folder / OPTIONS, dict(options))
-            write_json(folder / SUMMARY, _run_trials(folder, space, trials, seed, score, attempt))
-    found = read_summary(folder)
+    with cells.locked(folder / ".lock"):
+        if not cells.is_done(folder):
+            cells.write_json(folder / OPTIONS, dict(options))
+            cells.write_json(folder / cells.SUMMARY, _run_trials(folder, space, trials, seed, score, attempt))
+    found = cells.read_summary(folder)
     if found["best"] is None:
         raise Error(f"Every trial failed, the first of them with: {found['reason']}")
     return Chosen(found["best"], found["score"], found["trials"], found["seconds"])
@@ -270,7 +260,7 @@ def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
             raise
         return {"values": dict(values), "failed": reason(error)}
     finally:
-        forget_models()
+        cells.forget_models()
 
 
 def is_result(error: Exception) -> bool:

@@ -27,8 +27,7 @@ from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Scalar, is_traced_for_xla
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
-from tfp_bfl.training.mode import TOLERANCE, Mode, check_mode
-from tfp_bfl.training.potential import Potential, check_independent
+from tfp_bfl.training.potential import TOLERANCE, Mode, Potential, check_independent, check_mode
 from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage, TrainingMetrics
 
 ESTIMATORS = {
@@ -99,10 +98,6 @@ def stochastic_gradient(
 
     Returns:
       Client work that sends a `GRADIENT` [D], or a `SCALED_GRADIENT`.
-
-    Raises:
-      InvalidArgument: no such estimator, compressor or likelihood; a model with a random potential; numbers outside
-        their ranges; a fixed point where none is needed, none where one is, another likelihood's, or one off the mode.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """

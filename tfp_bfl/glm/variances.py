@@ -1,9 +1,14 @@
-"""Restricted maximum likelihood (REML): variances of Gaussian models with the coefficients integrated out.
+"""Random effects at the server, from sums over clients: units of the columns, and restricted likelihood.
+
+In units t of the columns, powers of two, theta = (b, L, log s) becomes theta d, d = (t, t of each row of L, 1). Clients
+compute in given units; sums are exact in both: gradient / d, information / (d d').
+
+Restricted maximum likelihood (REML) is of Gaussian models with the coefficients integrated out,
 
     log p(y | psi) = max_b log p(y | b, psi) - log det H(psi) / 2 + constant
     H = sum_k X_k' V_k^-1 X_k + diag(1 / s^2)
 
-psi are the variances between clients and of the residuals. Without the determinant, they are too small where few
+where psi are the variances between clients and of the residuals. Without the determinant, they are too small where few
 clients determine b.
 
 Source: Patterson & Thompson 1971.
@@ -16,15 +21,47 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfp_bfl.glm.effects import EffectsLayout
 from tfp_bfl.glm.federation import Federation, Question
 from tfp_bfl.glm.newton import inverse
-from tfp_bfl.glm.posterior import Satterthwaite
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.posterior import Posterior, Satterthwaite
+from tfp_bfl.glm.sums import Sums, pack
 
 # Of differences, as a share of the scale of each variance parameter.
 DIFFERENCE = 1e-3
 # Of the information scaled to a unit diagonal: rounding of differences in a flat direction.
 _FLAT = 1e-6
+
+
+class Scaled:
+    """Clients whose columns are divided by their units [p] (`federation.Federation`), for questions on random effects.
+
+    `factors` are the factors d of the parameters [size].
+    """
+
+    def __init__(self, federation: Federation, units: np.ndarray, layout: EffectsLayout):
+        self._federation, self._units = federation, units
+        self.names, self.num_clients, self.is_secure = federation.names, federation.num_clients, federation.is_secure
+        self.event_times = federation.event_times
+        of_effects = [units[layout.columns[a]] for a, _ in layout.pairs]
+        self.factors = np.array([*units, *of_effects, *[1.0] * layout.has_dispersion])
+
+    def total(self, question: Question) -> np.ndarray:
+        """Implement `Federation.total`."""
+        points, d = np.atleast_2d(question.points), self.factors
+        numbers = self._federation.total(question._replace(points=points / d))
+        of_sums = pack(np.ones(3), 1 / d, 1 / np.outer(d, d), np.ones(2))
+        if question.kind == "restricted":
+            of_precisions = np.ravel(1 / np.outer(self._units, self._units))
+            return numbers * np.concatenate([of_sums, np.tile(of_precisions, len(points))])
+        return numbers * np.tile(of_sums, len(points))
+
+
+def units_of(pooled: Posterior) -> np.ndarray:
+    """Compute the root mean square of each column in a fit without random effects, as a power of two [p]."""
+    squares = np.ones(len(pooled.names)) if pooled.sums is None else np.diag(pooled.sums.information)
+    usable = np.where((squares > 0) & np.isfinite(squares), squares, 1.0)
+    return np.exp2(np.rint(0.5 * np.log2(usable / max(pooled.count, 1))))
 
 
 class Restricted(NamedTuple):
