@@ -8,8 +8,7 @@ import pytest
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.resolve import GAUSSIAN, resolved
-from tfp_bfl.bench.runs import grouped
-from tfp_bfl.bench.score_tables import Style, parse_rows, table_text
+from tfp_bfl.bench.runs import Style, grouped, parse_rows, table_text
 from tfp_bfl.errors import InvalidArgument
 
 SEEDS = range(3)

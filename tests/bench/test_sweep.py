@@ -9,7 +9,7 @@ import yaml
 from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.bench import score_tables, sweep
+from tfp_bfl.bench import runs, sweep
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
@@ -192,8 +192,8 @@ def test_missing_data_are_reported_before_any_run(tmp_path, capsys, dataset):
 def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
-    monkeypatch.setattr(score_tables, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
-    score_tables.write_tables([tmp_path / name for name in summaries], tmp_path)
+    monkeypatch.setattr(runs, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    runs.write_tables([tmp_path / name for name in summaries], tmp_path)
     assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
 
 

@@ -29,8 +29,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import names_code, trust
 from tfp_bfl.app.options.resolve import title
-from tfp_bfl.bench.runs import RunGroup, expand, grouped
-from tfp_bfl.bench.score_tables import DEFAULT, Style, table_text
+from tfp_bfl.bench.runs import DEFAULT, RunGroup, Style, expand, grouped, table_text
 from tfp_bfl.data.encoding import scaled
 from tfp_bfl.data.folders import image_files
 from tfp_bfl.errors import InvalidArgument, shown

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
 from tfp_bfl.labels import label_of, with_unit
 from tfp_bfl.plots import tables
-from tfp_bfl.plots.page import Cell, Table
+from tfp_bfl.plots.page import Cell, Table, table
 from tfp_bfl.plots.tables import DASH
 
 
@@ -94,9 +94,9 @@ def compare_all(groups: Sequence[Repeated], reference: Repeated, key: str) -> li
 
 def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
     """Return the scores of the groups, `score_cells`, below the numbers of seeds."""
-    numbers = [Cell(str(len(group.scores))) for group in groups]
+    numbers = [str(len(group.scores)) for group in groups]
     rows = [(form.name_of(key), score_cells(groups, key, form)) for key in keys]
-    return Table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
+    return table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
 
 
 def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:

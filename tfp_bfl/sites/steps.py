@@ -46,7 +46,7 @@ class SentWeights:
         self._told, self._first = message.told, _chosen(to_arrays(message), ("weights/", _VECTORS))
         self._has_own_vectors = bool(_chosen(self._first, _VECTORS)) and not self._are_weights(self._first)
         work = process.client_work
-        self._factor = _MOST_STEP * (num_sites if work.extra_pool == "sum" or work.sends != "weights" else 1)
+        self._factor = _MOST_STEP * (num_sites if work.sends != "weights" else 1)
         self._store = store
 
     def check(self, done: int, message: Arrays, measure: Callable[[Any], Any] | None = None) -> None:

@@ -330,7 +330,7 @@ def _round(
     """Return the round of a rule and a step whose clients work elsewhere."""
     work: ClientWork = ClientWork(_elsewhere)
     check_fit(work, whole, step)
-    check_extra(work, whole, step, weighting, robust)
+    check_extra(work, whole, step)
     numbers = tf.TensorSpec([None], tf.int32)
     return make_round(
         first,
