@@ -13,7 +13,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.dropout import MCDropout
 from tfp_bfl.layers.gaussian import Convolution, GaussianLayer
 from tfp_bfl.layers.variational_dropout import VariationalDropout
-from tfp_bfl.weights.keras_3 import check_keras_2
+from tfp_bfl.weights.model_weights import check_keras_2
 
 _OF_KERAS = keras.layers
 # Layers with a kernel, which Monte Carlo dropout follows.
