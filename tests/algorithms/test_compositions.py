@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import algorithms, federated, models, rules, servers
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.weights import get_weights
 

@@ -51,9 +51,9 @@ ALIKE = {
     "meta_vd, pruned, flipout": pytest.mark.deep(after="tests/algorithms/personal/test_meta_vd.py"),
     "p_fed_bayes, flipout": pytest.mark.deep(after="tests/algorithms/personal/test_personal_posterior.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/contrib/test_kernel.py"),
-    "scaffold, deterministic": pytest.mark.deep(after="tests/algorithms/drift/test_drift.py"),
-    "fed_dyn, flipout": pytest.mark.deep(after="tests/algorithms/drift/test_drift.py"),
-    "fed_nova, flipout": pytest.mark.deep(after="tests/algorithms/drift/test_drift.py"),
+    "scaffold, deterministic": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
+    "fed_dyn, flipout": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
+    "fed_nova, flipout": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
 }
 # Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.
 OF_OTHER_EQUATIONS = [

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, errors, federated, models, posterior, rules, servers, weighting
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.chains.step import langevin
 from tfp_bfl.algorithms.swag.step import online_product

@@ -141,7 +141,7 @@ def test_names_are_those_of_the_tables():
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,
-        choices.LEARNERS: bfl.algorithms.personal.meta_gradient.LEARNERS,
+        choices.LEARNERS: bfl.algorithms.personal.work.LEARNERS,
         choices.KL_REDUCTIONS: KL_REDUCTIONS,
         choices.PERSONAL_VARIANCES: bfl.algorithms.personal.variances.PERSONAL_VARIANCES,
         choices.EVALUATION_NOISES: EVALUATION_NOISES,

@@ -48,7 +48,7 @@ SLOW_TO_IMPORT += ("matplotlib.pyplot", "hypothesis", "KDEpy", "pytest", "pydant
 
 # Tests elsewhere than beside the file, and what tests it first.
 ALSO = {
-    "clients/displacement": ["tests/algorithms/drift/test_drift.py"],
+    "clients/displacement": ["tests/algorithms/test_drift.py"],
     "clients/gradient": ["tests/algorithms/chains/test_langevin.py"],
     "clients/local_langevin": ["tests/algorithms/chains/test_local_langevin.py"],
     "clients/personal": ["tests/algorithms/personal/test_meta_vd.py"],
@@ -61,7 +61,7 @@ ALSO = {
     "posterior/blocks": ["tests/posterior/test_low_rank.py", "tests/algorithms/swag/test_products.py"],
     "posterior/linear_head": ["tests/algorithms/laplace/test_last_layer.py"],
     "posterior/products": ["tests/algorithms/swag/test_product.py"],
-    "posterior/sites": ["tests/algorithms/drift/test_drift.py"],
+    "posterior/sites": ["tests/algorithms/test_drift.py"],
     "posterior/swag_moments": ["tests/algorithms/swag/test_swag.py"],
     "servers/change": ["tests/algorithms/chains/test_local_langevin.py"],
     "servers/curvatures": ["tests/algorithms/laplace/test_laplace.py", "tests/algorithms/laplace/test_last_layer.py"],

@@ -93,11 +93,6 @@ def variational(
     Returns:
       Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
       the server's message, one client's examples (features [N, ...], labels [N]) and a seed [2] int32.
-
-    Raises:
-      InvalidArgument: local_epochs or batch_size below 1, proximal below 0, a temperature that is not above 0, no such
-        inference, noise or kl, an optimizer that can't take vectors of all weights; or, with example_privacy, BatchNorm
-        or another inference than "backprop".
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     local_epochs, batch_size = checked(passes)

@@ -107,7 +107,7 @@ class Hierarchical:
 
 
 class Effects(NamedTuple):
-    """How coefficients differ between clients, as of `fitting.fit_hierarchical`; `restricted` is decided."""
+    """The differences of coefficients between clients, as of `fitting.fit_hierarchical`; `restricted` is decided."""
 
     layout: EffectsLayout
     family: str

@@ -1,4 +1,4 @@
-"""What the server does with sums of a model with random effects: units of the columns, and restricted likelihood.
+"""Random effects at the server, from sums over clients: units of the columns, and restricted likelihood.
 
 In units t of the columns, powers of two, theta = (b, L, log s) becomes theta d, d = (t, t of each row of L, 1). Clients
 compute in given units; sums are exact in both: gradient / d, information / (d d').

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.algorithms.method import CLIENTS, SOURCE
 from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, clients, federated, models, rules, servers
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_delta
 from tfp_bfl.algorithms.chains.step import langevin
 from tfp_bfl.contrib.kernel import KernelModes, kernel_modes

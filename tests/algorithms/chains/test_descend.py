@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.algorithms.chains.descend import descend
+from tfp_bfl.algorithms.chains.step import descend
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ModelWeights, Population

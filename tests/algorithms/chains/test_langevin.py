@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tests import gaussians
 from tfp_bfl import algorithms, models, rules, servers
-from tfp_bfl.algorithms.chains.descend import descend
 from tfp_bfl.algorithms.chains.driver import simulate_chains
+from tfp_bfl.algorithms.chains.step import descend
 from tfp_bfl.algorithms.chains.work import stochastic_gradient
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import Diverged, InvalidArgument

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.held import Held
-from tfp_bfl.algorithms.laplace.last_layer_step import held_sums
-from tfp_bfl.algorithms.laplace.linear_head import Head
+from tfp_bfl.algorithms.laplace.posterior import Head
+from tfp_bfl.algorithms.laplace.step import held_sums
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, covariance

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.algorithms.personal.meta_gradient import LEARNERS, meta_gradient
+from tfp_bfl.algorithms.personal.work import LEARNERS, meta_gradient
 
 CURVATURES = [np.diag([1.0, 2.0]), np.array([[2.0, 0.5], [0.5, 1.0]]), np.array([[1.0, 0.2], [0.2, 3.0]])]
 CENTRES = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([-3.0, 2.0])]

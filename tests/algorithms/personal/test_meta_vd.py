@@ -321,7 +321,6 @@ def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
         (lambda: personal(by_change(), LINEAR, 1.0), "threshold is 1, but must be above 0 and below 1"),
         (lambda: personal(by_change(), LINEAR, 0.0), "threshold"),
         (lambda: personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),
-        (lambda: rules.personal(2, "median"), "rule"),
         (lambda: personal_step(LINEAR, clip_norm=0.0), "clip_norm"),
         (lambda: SOURCES["constant_variances"](2, None, "clamped"), "ranged restricts learned logits"),
         (

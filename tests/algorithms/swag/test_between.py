@@ -6,8 +6,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfp_bfl import posterior
-from tfp_bfl.algorithms.swag.between import between_clients_variance, with_random_effects
-from tfp_bfl.algorithms.swag.product import gaussian_product
+from tfp_bfl.algorithms.swag.product import between_clients_variance, gaussian_product, with_random_effects
 from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(0)

@@ -167,7 +167,7 @@ def test_structures_are_flat_vectors(monkeypatch):
     unpack = lambda s, lead: tf.concat([tf.reshape(x, [*lead, -1]) for x in tf.nest.flatten(s)], -1)
     wanted = gaussian_product(posteriors, prior)
     for block in (2**22, 20):  # the whole, and three weights at once
-        monkeypatch.setattr("tfp_bfl.posterior.blocks.BLOCK", block)
+        monkeypatch.setattr("tfp_bfl.posterior.low_rank.BLOCK", block)
         pooled = gaussian_product([LowRank(*map(pack, q)) for q in posteriors], MeanField(*map(pack, prior)))
         tf.nest.assert_same_structure(pooled.mean, pack(prior.mean))
         assert pooled.deviations["kernel"].shape == (6, 2, 3) and pooled.mean["rest"][0].shape == ()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from tfp_bfl import clients, federated, rules, servers
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.chains.step import langevin
 from tfp_bfl.algorithms.compose import Model, compose, known_options, passing_on, split_options
@@ -108,7 +108,7 @@ def fed_be(
     Args:
       model_fn: as `fed_opt`, without variational layers.
       features: the server's unlabelled examples [U, ...].
-      ensemble: options of `averaging.distil.distil`: distribution, num_models, concentration, temperature, num_epochs,
+      ensemble: options of `averaging.step.distil`: distribution, num_models, concentration, temperature, num_epochs,
         batch_size, learning_rate.
       server_optimizer: as `fed_opt`, of the student's change.
       **options: as `fed_opt`; weighting has no effect, as all clients count alike, and clip is the one robust

@@ -99,10 +99,6 @@ def stochastic_gradient(
     Returns:
       Client work that sends a `GRADIENT` [D], or a `SCALED_GRADIENT`.
 
-    Raises:
-      InvalidArgument: no such estimator, compressor or likelihood; a model with a random potential; numbers outside
-        their ranges; a fixed point where none is needed, none where one is, another likelihood's, or one off the mode.
-
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """
     model_fn = as_model_fn(model_fn)

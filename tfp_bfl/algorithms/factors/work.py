@@ -106,10 +106,6 @@ def factors(
     Returns:
       Client work that keeps its `Factor`; with keep_momentum a `MovingFactor`.
 
-    Raises:
-      InvalidArgument: numbers outside their ranges, empty sites that are sent, a momentum that no natural gradients
-        have, or a model without variational weights, or with an initial posterior wider than its prior.
-
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
     IVON-ADMM; its v_k is -t_k.
     """
@@ -240,11 +236,7 @@ def _check_sites(damping: float | None, empty: bool, send_site: bool, keep_momen
 
 
 def _prior(model: keras.Model) -> Factor:
-    """Return the prior of a model's variational weights.
-
-    Raises:
-      InvalidArgument: there are none, or they begin wider than it, or it is hierarchical.
-    """
+    """Return the prior of a model's variational weights."""
     weights = layout(model).variational
     if not weights:
         raise InvalidArgument(

@@ -74,9 +74,6 @@ def personal_posterior(
     Returns:
       Client work that keeps a `PersonalPosterior`.
 
-    Raises:
-      InvalidArgument: numbers outside their ranges, or a model without variational weights or with BatchNorm.
-
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1 (pFedBayes).
     """
     model_fn = as_model_fn(model_fn)

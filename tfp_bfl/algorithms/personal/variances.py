@@ -246,9 +246,6 @@ def hypernetwork(
         sigma^2 = alpha mean theta^2 over the initial weights of each layer: p is the rate of a weight of
         root-mean-square size, and the median rate is higher.
 
-    Raises:
-      InvalidArgument: numbers outside their ranges.
-
     Source: Jeon et al. 2023 (arXiv:2510.20225), section 3; sizes and start by the authors' program.
     """
     size = _embedding_size(num_clients, embedding_size)

@@ -97,10 +97,6 @@ def swag(
       Client work as of `tfp_bfl.clients.variational`. Its result is a `ClientPosterior` with a `LowRank` over the last
       layer's weights or all of them.
 
-    Raises:
-      InvalidArgument: arguments outside their ranges, or with which fewer than two columns would be collected; when
-        it is built: a model with variational layers, or without a dense last layer for `last_layer`.
-
     Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG. Departure: a prior, a burn-in
     or curvature (MacKay 1992, Laplace's approximation) can be given.
     """
@@ -186,11 +182,7 @@ def _statistics(network: keras.Model, q: LowRank, features: tf.Tensor, seed: tf.
 
 
 def swag_weights(model: keras.Model, last_layer: bool = False) -> list[tf.Variable]:
-    """Return the model's variables that the posterior is over: the last of its point weights.
-
-    Raises:
-      InvalidArgument: the model has variational layers or, for `last_layer`, no dense layer at its end.
-    """
+    """Return the model's variables that the posterior is over: the last of its point weights."""
     if layout(model).variational:
         raise InvalidArgument(
             f"SWAG finds a posterior over point weights, and the layers of {model.name!r} have one of their own: build "

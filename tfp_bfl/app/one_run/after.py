@@ -139,8 +139,8 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
     )
 
     def held(state: Any, temperature: float) -> Any:
-        from tfp_bfl.algorithms.laplace.last_layer_step import held_sums
-        from tfp_bfl.algorithms.laplace.linear_head import Head
+        from tfp_bfl.algorithms.laplace.posterior import Head
+        from tfp_bfl.algorithms.laplace.step import held_sums
 
         head = Head(target is not None, options.prior_stddev, noise, temperature)
         return held_sums(state.step, state.weights, head)

@@ -211,7 +211,7 @@ def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: objec
 
 def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return all scores of the result's model; `metrics` are those on the test set."""
-    from tfp_bfl.algorithms.personal.dropout_rates import DropoutRates
+    from tfp_bfl.algorithms.personal.step import DropoutRates
 
     uncertainty = metrics["aleatoric"] + metrics["epistemic"]
     return {

@@ -1,4 +1,7 @@
-"""Jobs that fit a linear model over sites: options, and the form of questions and answers."""
+"""Jobs that fit a linear model over sites: options, and the form of questions and answers.
+
+What is not valid raises `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
@@ -90,15 +93,12 @@ class GlmJob(pydantic.BaseModel):
 
 
 def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -> GlmJob:
-    """Return the checked options of a job.
+    """Check the options of a job, as JSON, and return them.
 
     Args:
-      options: option -> value, of a job as JSON.
+      options: option -> value.
       secure_sums: whether sites mask their answers.
       without: names of sites that are not asked.
-
-    Raises:
-      InvalidArgument: an option is unknown, not valid, or contradicts another one.
     """
     try:
         job = GlmJob(**options)
@@ -156,15 +156,7 @@ def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
 
 
 def signs_of(sites: Iterable[str], revision: Revision | None) -> dict[str, int]:
-    """Return how the sums of each site count in the sum with masks: 1, or -1 where a revision subtracts them.
-
-    Args:
-      sites: names of the sites that mask their answers.
-      revision: of the job; None for a new fit.
-
-    Raises:
-      InvalidArgument: the sites are not those of the revision.
-    """
+    """Return how the sums of each site count in the sum with masks: 1, or -1 where a revision subtracts them."""
     if revision is None:
         return dict.fromkeys(sites, 1)
     signs = {**dict.fromkeys(revision.add, 1), **dict.fromkeys(revision.remove, -1)}
@@ -222,13 +214,7 @@ _RANKS: Mapping[str, tuple[type, int]] = {
 def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, Answered]:
     """Return the question that `to_arrays` wrote, its number and the last answers; the sender need not be trusted.
 
-    Args:
-      arrays: the message.
-      job: of the run.
-      size: the number of columns of the design; 0 before it is known.
-
-    Raises:
-      InvalidArgument: the message does not have the required form, or asks for what the job does not need.
+    A question that the job does not need is refused. `size`: number of columns of the design; 0 before it is known.
     """
     wrong = InvalidArgument("The question of the server does not have the required form, or is not of this job.")
     if set(arrays) != set(_RANKS):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests import gaussians
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.algorithms.chains.driver import simulate_chains
-from tfp_bfl.algorithms.drift.displacement import reach_of
+from tfp_bfl.algorithms.drift import reach_of
 from tfp_bfl.data import Clients, Column, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
@@ -224,14 +224,6 @@ def test_a_rule_by_precisions_is_warned_of(name):
     gaussian = lambda: models.mlp("flipout", (3,), 2, hidden=(4,))
     assert "'log_linear_pool' weights means by precision" in build(gaussian, rule="log_linear_pool").notices[0]
     assert not build(gaussian).notices and not build(line, rule="log_linear_pool").notices
-
-
-def test_a_sum_needs_weights_that_are_known_beforehand():
-    model_fn = lambda: models.mlp("flipout", (3,), 2, hidden=(4,))
-    work = algorithms.scaffold(model_fn).client_work._replace(extra_pool="sum")
-    step = algorithms.scaffold(model_fn).server_step
-    with pytest.raises(InvalidArgument, match="The weighting 'max_discrepancy' gives clients weights that follow"):
-        algorithms.compose(model_fn, work, "linear_pool", step, weighting="max_discrepancy")
 
 
 def test_fed_dyn_takes_no_second_proximal_term():

@@ -15,8 +15,7 @@ from tfp_bfl.errors import InvalidArgument, check_counts, check_number, lookup, 
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, mixtures
-from tfp_bfl.servers.checks import after, check_point_weights, check_step
-from tfp_bfl.servers.replace import replace
+from tfp_bfl.servers.steps import after, check_point_weights, check_step, replace
 from tfp_bfl.tensors import Array, TensorTree
 from tfp_bfl.weights import ModelWeights, functional_call
 from tfp_bfl.weights.change import Point
@@ -59,10 +58,6 @@ def distil(
 
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `ModelWeights`. Memory: the clients' weights.
-
-    Raises:
-      InvalidArgument: arguments outside their ranges, features that are none, not finite or not what the model takes;
-        another rule or a model with variational layers, when the process is built.
 
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """
