@@ -16,8 +16,8 @@ EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (47_850, 38_000),
-    "edge lines": (15_420, 11_500),
-    "test lines": (60_170, 48_000),
+    "edge lines": (14_800, 11_500),
+    "test lines": (59_850, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (10, 10),
