@@ -20,6 +20,6 @@ def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
     leading axes.
     """
     leaves = tf.nest.flatten(like)
-    parts = tf.split(vector, [math.prod(x.shape) for x in leaves], -1)
+    parts = tf.split(vector, [math.prod(x.shape) for x in leaves], -1) if leaves else []
     shaped = [tf.reshape(part, [*vector.shape[:-1], *x.shape]) for part, x in zip(parts, leaves)]
     return tf.nest.pack_sequence_as(like, shaped)

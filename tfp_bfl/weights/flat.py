@@ -15,9 +15,12 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.layers.gaussian import LOG_STDDEV, VariationalWeight
 from tfp_bfl.layers.noise import standard_normal
-from tfp_bfl.posterior import MeanField, flatten
+from tfp_bfl.posterior import MeanField, flatten, unflatten
 from tfp_bfl.weights.functional_call import variational_call
 from tfp_bfl.weights.model_weights import ModelWeights, layout
+
+# log s of weights that a client does without: they have no noise either.
+_NO_NOISE = -30.0
 
 
 class Draw(NamedTuple):
@@ -74,14 +77,14 @@ class FlatWeights:
         self._means = [w.mean for w in variational]
         self.point = self._layout.point
         self.leaves = [*self._means, *self.point]
-        self._sizes = [v.shape.num_elements() for v in self.leaves]
-        self._num_means = sum(self._sizes[: len(variational)])
+        sizes = [v.shape.num_elements() for v in self.leaves]
+        self._num_means, self._num_values = sum(sizes[: len(variational)]), sum(sizes)
         floors = [tf.fill(w.mean.shape, math.log(w.min_stddev)) for w in variational]
         # One operation, where no layer allows less than its floor does.
-        self._floor = _concat(floors) if all(w.parametrization is LOG_STDDEV for w in variational) else None
+        self._floor = flatten(floors) if all(w.parametrization is LOG_STDDEV for w in variational) else None
         constrained = any(v.constraint for v in self.leaves)
         self.values = tf.Variable(
-            lambda: tf.zeros([sum(self._sizes)]), constraint=self._constrained if constrained else None
+            lambda: tf.zeros([self._num_values]), constraint=self._constrained if constrained else None
         )
         self.log_stddev = tf.Variable(lambda: tf.zeros([self._num_means]), constraint=self._allowed)
         self.prior = self._prior(variational)
@@ -97,11 +100,11 @@ class FlatWeights:
         return [self.values, self.log_stddev] if self._means else [self.values]
 
     def _constrained(self, values: tf.Tensor) -> tf.Tensor:
-        parts = zip(self.leaves, self._shaped(values, self.leaves))
+        parts = zip(self.leaves, unflatten(values, self.leaves))
         return self.flatten([v.constraint(part) if v.constraint else part for v, part in parts])
 
     def _prior(self, variational: Sequence[VariationalWeight]) -> Prior:
-        fill = lambda numbers: _concat([tf.fill(w.mean.shape, float(x)) for w, x in zip(variational, numbers)])
+        fill = lambda numbers: flatten([tf.fill(w.mean.shape, float(x)) for w, x in zip(variational, numbers)])
         follows = [w.prior_stddev is None for w in variational]
         variance = fill((w.prior_stddev or 1.0) ** 2 for w in variational)
         given = self.gaussian(tf.zeros_like(variance), 1 / variance)
@@ -126,13 +129,13 @@ class FlatWeights:
     def _allowed(self, log_stddev: tf.Tensor) -> tf.Tensor:
         if self._floor is not None:
             return tf.maximum(log_stddev, self._floor)
-        parts = (self._shaped(x, self._means) for x in (log_stddev, self.values[: self._num_means]))
-        return _concat([w.projected(*of_it) for w, *of_it in zip(self._layout.variational, *parts)])
+        parts = (unflatten(x, self._means) for x in (log_stddev, self.values[: self._num_means]))
+        return flatten([w.projected(*of_it) for w, *of_it in zip(self._layout.variational, *parts)])
 
     def load(self, weights: ModelWeights) -> None:
         """Set the variables and BatchNorm's statistics; standard deviations below the floor come up to it."""
-        self.values.assign(_concat([*weights.posterior.mean, *weights.point]))
-        self.log_stddev.assign(self._allowed(0.5 * tf.math.log(_concat(weights.posterior.variance))))
+        self.values.assign(flatten([*weights.posterior.mean, *weights.point]))
+        self.log_stddev.assign(self._allowed(0.5 * tf.math.log(flatten(weights.posterior.variance))))
         self.update_model()
         statistics = [*self._layout.moving_mean, *self._layout.moving_variance]
         for variable, value in zip(statistics, [*weights.moments.mean, *weights.moments.variance]):
@@ -152,7 +155,7 @@ class FlatWeights:
         return factor._replace(pull=self._padded(pull))
 
     def _padded(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
-        return tf.pad(x, [[0, sum(self._sizes) - self._num_means]], constant_values=value)
+        return tf.pad(x, [[0, self._num_values - self._num_means]], constant_values=value)
 
     def set_posterior(self, mean: tf.Tensor, precision: tf.Tensor) -> None:
         """Set means and standard deviations by m and 1 / s^2 [D]."""
@@ -165,16 +168,16 @@ class FlatWeights:
 
     def update_model(self) -> None:
         """Set the model's means and point weights to `values`."""
-        for variable, value in zip(self.leaves, self._shaped(self.values, self.leaves)):
+        for variable, value in zip(self.leaves, unflatten(self.values, self.leaves)):
             variable.assign(value)
 
     def store(self) -> ModelWeights:
         """Return the variables and BatchNorm's statistics as `ModelWeights`; variances are exp(log s)^2."""
-        values = self._shaped(self.values, self.leaves)
+        values = unflatten(self.values, self.leaves)
         number = len(self._means)
         # XLA computes exp(log s) once for this and for the KL.
         variance = tf.square(tf.exp(self.log_stddev))
-        posterior = MeanField(tuple(values[:number]), tuple(self._shaped(variance, self._means)))
+        posterior = MeanField(tuple(values[:number]), tuple(unflatten(variance, self._means)))
         read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
         moments = MeanField(read(self._layout.moving_mean), read(self._layout.moving_variance))
         return ModelWeights(posterior, tuple(values[number:]), moments)
@@ -186,11 +189,11 @@ class FlatWeights:
 
     def by_weight(self, noise: tf.Tensor) -> dict[Any, tf.Tensor]:
         """Return the noise [D] as `tfp_bfl.layers.sampling` takes it."""
-        return {mean.ref(): part for mean, part in zip(self._means, self._shaped(noise, self._means))}
+        return {mean.ref(): part for mean, part in zip(self._means, unflatten(noise, self._means))}
 
     def as_prior(self, posterior: MeanField) -> Prior:
         """Return a posterior over the variational weights as the prior of the next."""
-        mean, variance = (_concat(part) for part in posterior)
+        mean, variance = (flatten(part) for part in posterior)
         return self.gaussian(mean, 1 / variance)
 
     def kl_divergence(self, stddev: tf.Tensor, prior: Prior) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -212,23 +215,11 @@ class FlatWeights:
 
     def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return tensors shaped like `leaves` as one vector."""
-        return tf.concat([tf.reshape(x, [-1]) for x in leaves], 0)
+        return flatten(leaves)
 
     def unflatten(self, flat: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Return vectors [..., D + P] as tensors shaped like `leaves`, after the same leading axes."""
-        return tuple(self._shaped(flat, self.leaves))
-
-    def _shaped(self, flat: tf.Tensor, like: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        parts = tf.split(flat, self._sizes[: len(like)], -1) if like else []
-        return [tf.reshape(part, [*flat.shape[:-1], *v.shape]) for part, v in zip(parts, like)]
-
-
-def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([tf.zeros([0]), *(tf.reshape(tf.convert_to_tensor(t), [-1]) for t in tensors)], 0)
-
-
-# log s of weights that a client does without: they have no noise either.
-_NO_NOISE = -30.0
+        return tuple(unflatten(flat, self.leaves))
 
 
 class Vectors(NamedTuple):
@@ -254,14 +245,12 @@ class WeightVectors:
         self._model = model
         self._variational = layout(model).variational
         self._point = layout(model).point
-        leaves = [*(w.mean for w in self._variational), *self._point]
-        self._shapes = [v.shape for v in leaves]
-        self._sizes = [v.shape.num_elements() for v in leaves]
+        self._means = [w.mean for w in self._variational]
 
     @property
     def num_variational(self) -> int:
         """D."""
-        return sum(self._sizes[: len(self._variational)])
+        return sum(v.shape.num_elements() for v in self._means)
 
     def load(self, weights: ModelWeights) -> Vectors:
         """Return the vectors of weights, with standard deviations that the layers allow."""
@@ -305,10 +294,6 @@ class WeightVectors:
 
     def _parts(self, vectors: Vectors) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         """Return means, scales and point weights in their shapes."""
-        number = len(self._variational)
-        shape = lambda flat, sizes: [
-            tf.reshape(x, shape) for x, shape in zip(tf.split(flat, sizes), self._shapes[: len(sizes)])
-        ]
-        values = shape(vectors.values, self._sizes)
-        scales = shape(vectors.scales, self._sizes[:number]) if number else []
-        return values[:number], scales, values[number:]
+        values = unflatten(vectors.values, [*self._means, *self._point])
+        number = len(self._means)
+        return values[:number], unflatten(vectors.scales, self._means), values[number:]
