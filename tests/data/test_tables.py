@@ -230,6 +230,8 @@ def test_text_is_one_name_of_a_column(tmp_path, option):
     path = write(tmp_path / "d.csv", ["ab", "a", "label"], *columns)
     names = {"drop": ["a"], "only": ["ab"], "categorical": ["ab[1]", "ab[2]", "ab[3]", "a"]}[option]
     assert [c.name for c in read_own(path, **{option: "ab"}).train.columns] == names
+    twice = read_own(path, **{option: ["ab", "ab"]}).train.columns
+    assert [c.name for c in twice] == names
     found = read_design(path, Outcome("label", "bernoulli"), **{option: "ab"}).names
     assert found == {**dict.fromkeys(["drop", "only"], names), "categorical": ["ab[2]", "ab[3]", "a"]}[option]
 
