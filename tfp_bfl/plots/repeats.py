@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
 from tfp_bfl.labels import label_of, with_unit
 from tfp_bfl.plots import tables
-from tfp_bfl.plots.page import Cell, Table
+from tfp_bfl.plots.page import Cell, Table, table
 from tfp_bfl.plots.tables import DASH
 
 
