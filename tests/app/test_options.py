@@ -21,7 +21,7 @@ from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.options import choices
 from tfp_bfl.options.group import Group, extra, option
-from tfp_bfl.options.methods import ALGORITHMS, OWN, argument_names, arguments, default_in_words, method_of, serves
+from tfp_bfl.options.methods import ALGORITHMS, OWN, argument_names, arguments, method_of, serves
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.training.schedules import SCHEDULES
@@ -176,10 +176,6 @@ def test_an_option_that_is_added_is_in_the_call_and_in_the_help(monkeypatch):
     made = class_of.__wrapped__("fed_prox")
     given = arguments(made(algorithm="fed_prox", kind="deterministic", extra_share=0.25), list)
     assert given["ensemble"] == {"share": 0.25} and given["proximal"] == 0.01
-    assert (
-        default_in_words("rounds", 60)
-        == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd, dg_sgld and fsgld"
-    )
 
 
 def test_an_algorithm_that_is_none():

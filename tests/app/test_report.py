@@ -11,9 +11,8 @@ import yaml
 from PIL import Image
 
 import tfp_bfl as bfl
-from tests.kit import summary_of
+from tests.kit import call, summary_of
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
-from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.many_runs import report as pages
 from tfp_bfl.app.one_run import records
 from tfp_bfl.errors import InvalidArgument
@@ -28,7 +27,7 @@ SMALL = (
 
 
 def new_run(folder, *options):
-    assert run_command_line(["run", *SMALL, *options, "--output", str(folder)]) == 0
+    assert call("run", *SMALL, *options, "--output", folder) == 0
     return folder
 
 
@@ -50,7 +49,7 @@ def copy(digits, tmp_path):
 
 
 def make(*arguments):
-    return run_command_line(["report", *map(str, arguments)])
+    return call("report", *map(str, arguments))
 
 
 def elsewhere(monkeypatch, features):

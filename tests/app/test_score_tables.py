@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from tfp_bfl.app.cli import run_command_line
+from tests.kit import refusal
 from tfp_bfl.app.many_runs.groups import grouped
 from tfp_bfl.app.many_runs.score_tables import Style, parse_rows, table_text
 from tfp_bfl.app.options.config import make_config
@@ -174,5 +174,4 @@ def test_a_page_takes_no_options_of_tables(tmp_path, capsys, monkeypatch, option
     (config, summary), *_ = records({})
     for module in (report, of_one_run):
         monkeypatch.setattr(module, "read_record", lambda folder: (config, summary))
-    assert run_command_line(["report", str(tmp_path), "--output", str(tmp_path / "page.html"), *option]) == 2
-    assert "are of tables, and" in capsys.readouterr().err
+    assert "are of tables, and" in refusal(capsys, "report", tmp_path, "--output", tmp_path / "page.html", *option)
