@@ -50,7 +50,7 @@ test: $(INSTALLED)
 test-deep: $(INSTALLED)
 	@mkdir -p build
 # The longest file first, so that no process waits for it at the end.
-	$(PYTEST) -m "deep and not long" --timeout=1800 --cpu-times=build/cpu-deep.txt $(if $(PART),--part=$(PART)) tests/test_notebooks.py tests
+	$(PYTEST) -m "deep and not long" --timeout=1800 --cpu-times=build/cpu-deep.txt $(if $(PART),--part=$(PART)) tests/test_notebooks.py tests experiments
 
 test-fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) tests/fuzz

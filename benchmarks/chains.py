@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.contracts import ClientWork
-from tfp_bfl.models import ClientResult, TrainingMetrics
+from tfp_bfl.weights import ClientResult, TrainingMetrics
 
 CLIENTS, EXAMPLES, FEATURES, RATE = 10, 20, 24, 0.1
 
@@ -96,7 +96,7 @@ def main():
     for xla in (False, True):
         compiled = " by XLA" if xla else ""
         sides[f"chains{compiled}"] = (
-            lambda xla=xla: bfl.federated.simulate_chains(process, clients, args.rounds, xla=xla),
+            lambda xla=xla: bfl.algorithms.chains.simulate_chains(process, clients, args.rounds, xla=xla),
             args.rounds,
         )
         sides[f"arithmetic alone{compiled}"] = (arithmetic_alone(process, clients, args.rounds, xla), args.rounds)

@@ -25,9 +25,9 @@ CASES = {"lenet": ("digits", None, 15, None, 20), "resnet20": ("cifar10", 3200, 
 
 def train(model_fn, examples, epochs: int) -> tf.keras.Model:
     model = model_fn()
-    message = bfl.models.ServerMessage(bfl.models.get_weights(model), tf.constant(0))
+    message = bfl.weights.ServerMessage(bfl.weights.get_weights(model), tf.constant(0))
     work = bfl.clients.variational(model_fn, local_epochs=epochs, **FLIPOUT.training())()
-    bfl.models.assign_weights(model, work(message, examples, tf.constant([0, 1])).weights)
+    bfl.weights.assign_weights(model, work(message, examples, tf.constant([0, 1])).weights)
     return model
 
 

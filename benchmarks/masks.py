@@ -46,7 +46,7 @@ def timed(function: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     return min(seconds), found
 
 
-def trained() -> tuple[bfl.models.ModelWeights, list[bfl.models.ModelWeights]]:
+def trained() -> tuple[bfl.weights.ModelWeights, list[bfl.weights.ModelWeights]]:
     """Return the server's weights, and the weights of three sites after a round of training."""
     source = bfl.data.load("digits")
     parts = [source.subset(EXAMPLES, seed=k) for k in range(PARTIES)]

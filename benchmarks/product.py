@@ -32,7 +32,7 @@ def main(num_clients, num_weights, columns, repeats):
         seconds = []
         for _ in range(repeats):
             started = time.perf_counter()
-            pooled = bfl.posterior.gaussian_product(posteriors, diagonal_only=diagonal_only)
+            pooled = bfl.algorithms.swag.product.gaussian_product(posteriors, diagonal_only=diagonal_only)
             seconds.append(time.perf_counter() - started)
             rank = pooled.deviations.shape[0]
             del pooled

@@ -38,7 +38,7 @@ class Side(NamedTuple):
             "inference": self.inference,
             "noise": self.noise,
             "optimizer_fn": self.optimizer,
-            "learning_rate": bfl.clients.inverse_decay(rate) if self.schedule == "inverse" else rate,
+            "learning_rate": bfl.training.inverse_decay(rate) if self.schedule == "inverse" else rate,
             "kl": self.kl,
             "temperature": self.temperature,
         }

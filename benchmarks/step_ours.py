@@ -32,7 +32,7 @@ def main(data, model, name, threads, keras):
         return network if keras == 2 else bfl.models.from_keras_3(network)
 
     examples = bfl.data.ClientExamples(tf.zeros_like(labels), features, labels)
-    message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
+    message = bfl.weights.ServerMessage(bfl.weights.get_weights(model_fn()), tf.constant(0))
     work = bfl.clients.variational(model_fn, local_epochs=1, batch_size=blocks.BATCH, **side.training())()
     calls = itertools.count()
 

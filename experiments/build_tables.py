@@ -88,7 +88,7 @@ def build(study: str, arguments: Sequence[str], results: pathlib.Path) -> None:
       results: the folder of its results, which has the records.
     """
     if study == BENCH:
-        from tfp_bfl.bench.results import write_tables
+        from tfp_bfl.bench.page import write_tables
 
         write_tables(results)
         return

@@ -8,7 +8,8 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import clients, data, models
+from tfp_bfl import data, models
+from tfp_bfl.training import Mode
 
 OPTIONS = {"likelihood": "density", "prior_stddev": None}
 
@@ -25,7 +26,7 @@ def model_fn(size, start=0.0):
 def mode_at(point, num_examples, error=0.0):
     """A point that is the mode of so many rows [D] without a prior, or is said to be."""
     scale = np.full(np.size(point), np.sqrt(num_examples), np.float32)
-    return clients.Mode((point,), error, None, "density", num_examples, scale)
+    return Mode((point,), error, None, "density", num_examples, scale)
 
 
 def clients_of(tables):

@@ -15,10 +15,10 @@ def call(*arguments):
 
 
 def refusal(capsys, *arguments):
-    """Run a command that must be refused, and return its sentence."""
+    """Run a command that must be refused, and return its sentence; on a slow machine progress comes before it."""
     capsys.readouterr()
     assert call(*arguments) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    (line,) = [x for x in capsys.readouterr().err.strip().splitlines() if not x.startswith("reading ")]
     return line
 
 
@@ -48,6 +48,11 @@ def assert_same(actual, wanted, rtol=0.0, atol=0.0):
         tf.nest.assert_same_structure(actual, wanted, check_types=False)
     for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def without_times(rows):
+    """Leave out of the rows of rounds what differs from run to run."""
+    return [{name: x for name, x in row.items() if "seconds" not in name and name != "restarts"} for row in rows]
 
 
 class FakeStudy:

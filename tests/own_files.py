@@ -5,6 +5,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def is_test(path):
+    """Return whether a file belongs to tests, those of a study included."""
+    return "tests" in path.relative_to(ROOT).parts
+
+
 def python_files(folder):
     """Return the Python files below a folder of the repository, sorted."""
     paths = sorted((ROOT / folder).rglob("*.py"))

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import clients
+from tfp_bfl.algorithms import averaging
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.engines import tff
 
@@ -39,8 +40,8 @@ def shared_client_work():
     most of what a process costs. For processes that run one after another, and a client at a time.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name, recipe in SHARED.items():
-            patch.setattr(clients, name, recipe)
+        for (module, name), recipe in SHARED.items():
+            patch.setattr(module, name, recipe)
         yield
 
 
@@ -59,4 +60,5 @@ def _once(recipe):
     return shared
 
 
-SHARED = {name: _once(getattr(clients, name)) for name in ("variational", "posterior_averaging")}
+PARTS = ((clients, "variational"), (averaging.recipe, "posterior_averaging"))
+SHARED = {(module, name): _once(getattr(module, name)) for module, name in PARTS}

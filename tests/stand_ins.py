@@ -6,7 +6,7 @@ import sqlite3
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.data.hierarchical import GROUPS
+from tfp_bfl.data.equal_partitions import GROUPS
 
 
 def write_cifar100(folder: pathlib.Path, number: int) -> None:

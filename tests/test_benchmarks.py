@@ -44,9 +44,9 @@ def described(modules, side):
 def test_every_side_states_every_option(sides):
     choices = {
         "kind": bfl.models.KINDS,
-        "inference": bfl.clients.INFERENCES,
+        "inference": bfl.training.INFERENCES,
         "noise": inference.NOISES,
-        "optimizer": bfl.clients.OPTIMIZERS,
+        "optimizer": bfl.training.OPTIMIZERS,
         "schedule": ("constant", "inverse"),
         "kl": ("total", "client", "product"),
         "rule": bfl.rules.RULES,

@@ -21,7 +21,7 @@ TESTS = ("test_edges.py", "test_errors.py", "rules/test_equations.py", "app/test
 def test_the_commands_of_an_edge_that_is_not_there_say_what_to_install(monkeypatch):
     monkeypatch.setattr(edges, "EDGES", ABSENT)
     commands = {command.name: command for command in edges.commands()}
-    assert commands.keys() == {"bench", "deploy", "glm", "sweep", "tune"}
+    assert commands.keys() == {"bench", "deploy", "glm", "report", "runs", "sweep", "tune"}
     for arguments in ([], ["run", "--help"], ["--output", "new"]):
         with pytest.raises(MissingDependency, match=r"^tfp-bfl deploy needs .*no_sites, .*pip install '\.\[sites\]'"):
             commands["deploy"].main(arguments, standalone_mode=False)
@@ -65,12 +65,16 @@ def test_the_core_runs_in_a_tree_without_the_edges(tmp_path):
     """Every module of the core can be imported, some of its tests pass, and a run of one round has its report."""
     for name in ("tfp_bfl", "tests", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "images", "maths"))
-    for name in ("setup.cfg", "pyproject.toml"):
+    for name in ("setup.cfg", "pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / name, tmp_path)
     for edge in edges.EDGES.values():
         shutil.rmtree(tmp_path.joinpath(*edge.package.split(".")))
     for name in edges.PACKAGES:
         shutil.rmtree(tmp_path / "tfp_bfl" / name, ignore_errors=True)
+    # An editable installation would find the edges where it was made from.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.meta_path = [x for x in sys.meta_path if '__editable__' not in getattr(x, '__module__', '')]\n"
+    )
 
     def run(*arguments):
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}

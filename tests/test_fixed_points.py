@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 
 from tests.test_truth import SIZES, exact, model_fn, problem, rms
-from tfp_bfl import clients, models, rules
+from tfp_bfl import clients, rules
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, default_rule, fixed_point_warning
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.models import Population, ServerMessage
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import Population, ServerMessage, get_weights
 
 # One batch an epoch: equally many steps of all clients. At these rates a client moves along its gradient.
 LOCAL = {"local_epochs": 16, "batch_size": 64, "temperature": 1.0, "likelihood": "gaussian:1.0", "decay": 0.3}
@@ -48,7 +48,7 @@ class Moved(NamedTuple):
 @functools.cache
 def moved(step, seed):
     options = {**LOCAL, **STEPS[step]}
-    work, weights = clients.variational(model_fn, **options)(), models.get_weights(model_fn())
+    work, weights = clients.variational(model_fn, **options)(), get_weights(model_fn())
     repeats = EPOCHS // options["local_epochs"] * (1 + 2 * (step == "natural"))
     mean, variance = exact(seed)
     like = weights.posterior.mean[0].shape

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.audit import bound_of_one_run, bound_of_runs
-from tfp_bfl.clients import ExamplePrivacy
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import ClientExamples, each_drawn
 from tfp_bfl.federated import simulation
-from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy, composed_epsilon, epsilon, example_steps
+from tfp_bfl.training import ExamplePrivacy
 from tfp_bfl.training.example_privacy import over_drawn, private_mean
+from tfp_bfl.weights import ClientResult, ModelWeights, TrainingMetrics
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.statistical

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONG, SLOW, is_in_part
+from tests.plugin import LONG, SLOW, is_in_part
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = (ROOT / "tests", ROOT / "experiments")
 
 
 def marks(source):
@@ -40,7 +41,7 @@ def unheralded(source, folder=ROOT):
 
 
 def test_each_deep_test_names_a_fast_one():
-    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    tests = sorted(path for folder in FOLDERS for path in folder.rglob("test_*.py"))
     assert (
         tests
         and {str(p.relative_to(ROOT)): found for p in tests if (found := unheralded(p.read_text(), p.parent))} == {}
@@ -63,7 +64,7 @@ def test_what_is_listed_as_slow_is_there(path):
         ('@pytest.mark.deep(after="test_tiers.py")\ndef f(): ...', [1]),
         ("@pytest.mark.deep\ndef f(): ...", [1]),
         ("x = 1\npytestmark = pytest.mark.deep()", [2]),
-        ('pytestmark = [pytest.mark.deep(after="tests/conftest.py")]', [1]),
+        ('pytestmark = [pytest.mark.deep(after="tests/plugin.py")]', [1]),
     ],
 )
 def test_what_names_none_is_found(source, lines):
@@ -72,7 +73,7 @@ def test_what_names_none_is_found(source, lines):
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_each_test_file_is_in_one_part(parts):
-    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    files = [str(path.relative_to(ROOT)) for folder in FOLDERS for path in folder.rglob("test_*.py")]
     of_each = [sum(is_in_part(file, (number, parts)) for file in files) for number in range(1, parts + 1)]
     assert sum(of_each) == len(files)
     assert min(of_each) > len(files) / parts / 2

@@ -15,10 +15,11 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tests import processes
-from tfp_bfl import algorithms, clients, models
+from tfp_bfl import algorithms, models
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data import ClientExamples, Source, dirichlet, load
 from tfp_bfl.layers import DenseFlipout
+from tfp_bfl.training import exponential_decay
 
 SIZES = (5, 8, 10, 12, 15, 20, 25, 30, 45, 60)
 EQUAL = (23,) * 10
@@ -30,7 +31,7 @@ SPEC = ClientExamples(
 LOCAL = {"local_epochs": 50, "batch_size": 64, "temperature": 1.0, "likelihood": "gaussian:1.0", "element_spec": SPEC}
 NATURAL = {**LOCAL, "inference": "natural", "learning_rate": 0.1, "decay": 0.97}
 # The default inference, optimizer and rule, at rates that fall until the clients no longer drift apart in a round.
-falling = clients.exponential_decay
+falling = exponential_decay
 VARIATIONAL = {**LOCAL, "decay": 0.97}
 # What the data are: no options of the method.
 OF_DATA = {"likelihood": "gaussian:1.0", "element_spec": SPEC}
@@ -156,7 +157,7 @@ def assert_in_table(name, seed):
 
 @pytest.mark.cpu_seconds(20)
 @pytest.mark.statistical
-@pytest.mark.deep(after="tests/clients/test_sites.py")
+@pytest.mark.deep(after="tests/algorithms/factors/test_factor_work.py")
 def test_partitioned_inference_is_the_posterior():
     """With half of the clients in a round. After a single round means are .05 to .14 off, by the noise of training."""
     assert_in_table("partitioned_vi", 0)

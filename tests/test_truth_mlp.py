@@ -16,9 +16,11 @@ import tensorflow_probability as tfp
 
 from experiments.fl_swag import hmc
 from tests import processes
-from tfp_bfl import algorithms, clients, evaluation, models
+from tfp_bfl import algorithms, evaluation, models
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data import Source, dirichlet, iid
+from tfp_bfl.training import Potential, exponential_decay
+from tfp_bfl.weights import assign_weights
 
 SEED = 2
 ROUNDS = 60
@@ -27,7 +29,7 @@ POINT = functools.partial(models.mlp, "deterministic", (2,), 3, hidden=(10,))
 GAUSSIAN = functools.partial(
     models.mlp, "flipout", (2,), 3, hidden=(10,), prior_stddev=1.0, variational_bias=True, initial_stddev=0.5
 )
-falling = functools.partial(clients.exponential_decay, decay=0.1, silent_rounds=30)
+falling = functools.partial(exponential_decay, decay=0.1, silent_rounds=30)
 LOCAL = {"local_epochs": 30, "batch_size": 64, "temperature": 1.0}
 ADAM = {"optimizer": "adam", "learning_rate": falling(0.01)}
 BACKPROP = {**LOCAL, "inference": "backprop", **ADAM}
@@ -93,7 +95,7 @@ def examples(seed):
 @functools.cache
 def by_hmc(seed):
     """Predictions of draws from the posterior of all examples, [R, 441, 3], and their largest R-hat."""
-    source, weights = examples(seed), clients.Potential(POINT())
+    source, weights = examples(seed), Potential(POINT())
     draws = hmc.sample(
         POINT,
         source.features,
@@ -117,7 +119,7 @@ def found(name, seed):
     row, (truth, _) = TABLE[name], by_hmc(seed)
     model = row.model_fn()
     parts = examples(seed).partition(row.partition, seed)
-    models.assign_weights(model, processes.weights_after(ROUNDS, row.build(row.model_fn), parts))
+    assign_weights(model, processes.weights_after(ROUNDS, row.build(row.model_fn), parts))
     own = evaluation.summarise(evaluation.predict(model, GRID, num_samples=1000))
     true = evaluation.summarise(truth)
     return Found(

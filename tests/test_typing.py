@@ -32,6 +32,10 @@ CONTRACTS = """
 from typing import Any, NamedTuple
 import tensorflow as tf
 import tfp_bfl as bfl
+from tfp_bfl.algorithms.averaging.step import distil
+from tfp_bfl.algorithms.chains.step import langevin
+from tfp_bfl.algorithms.swag.step import online_product
+from tfp_bfl.algorithms.swag.work import swag as swag_work
 from tfp_bfl.contracts import ClientWork, ServerStep, Stack, Work
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
@@ -78,14 +82,14 @@ ServerStep(lambda weights: (), five, extra=True)
 ServerStep(lambda weights: (), no_state)  # no: "Callable[[Any, ModelWeights, Sketch, Any], ModelWeights]"
 
 def model_fn() -> tf.keras.Model: raise NotImplementedError
-local, swag = bfl.clients.variational(model_fn), bfl.clients.swag(model_fn)
-replace, online = bfl.servers.replace(), bfl.servers.online_product(1, 2)
+local, swag = bfl.clients.variational(model_fn), swag_work(model_fn)
+replace, online = bfl.servers.replace(), online_product(1, 2)
 compose, stacked = bfl.algorithms.compose, bfl.rules.stacked()
 compose(model_fn, local, "conflation", replace, weighting="equal", seed=3)
 compose(model_fn, local, mine, bfl.servers.optimize(bfl.servers.server_optimizer("adam")))
 compose(model_fn, local, stacking, replace)
 compose(model_fn, local, bfl.rules.median(mine), replace)
-compose(model_fn, local, stacked, bfl.servers.distil(model_fn, tf.zeros([3])))
+compose(model_fn, local, stacked, distil(model_fn, tf.zeros([3])))
 compose(model_fn, swag, stacked, online)
 compose(model_fn, sketching, sketches, from_sketch)
 compose(model_fn, sketching, summary, replace)
@@ -101,7 +105,7 @@ bfl.algorithms.variational(model_fn, rule=mine)
 bfl.algorithms.variational(model_fn, rule=stacked)  # no: ModelRule[Any, Stack[Any]
 bfl.rules.aggregate(mine, MeanField(1.0, 1.0))
 bfl.rules.whole_model(sketches).pool(Sums(1.0), MeanField(1.0, 1.0))  # no: "MeanField"; expected "ModelWeights"
-bfl.servers.langevin(from_sketch, 0.1).next((), MeanField(1.0, 1.0), Sketch(1.0), 0)  # no: expected "ModelWeights"
+langevin(from_sketch, 0.1).next((), MeanField(1.0, 1.0), Sketch(1.0), 0)  # no: "ModelWeights"
 """
 # Parameters annotated with `Any`, anywhere in the annotation, as a share of those with an annotation.
 MOST_ANY = dict.fromkeys(("rules", "servers", "clients", "training", "contracts"), 0.0)

@@ -37,7 +37,8 @@ _take_keras_2()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 if TYPE_CHECKING:
-    import tfp_bfl.edges  # noqa: F401
+    import tfp_bfl.bench.reports
+    import tfp_bfl.edges
     from tfp_bfl import (
         algorithms,
         clients,
@@ -57,14 +58,16 @@ if TYPE_CHECKING:
         privacy,
         rules,
         servers,
+        training,
         weighting,
+        weights,
     )
-    from tfp_bfl.app.many_runs.program import report
     from tfp_bfl.app.one_run.program import run
     from tfp_bfl.federated import simulate
 
     __version__: str
     interop: ModuleType
+    report = tfp_bfl.bench.reports.report
 
 __all__ = [
     "__version__",
@@ -92,7 +95,9 @@ __all__ = [
     "servers",
     "simulate",
     "sites",
+    "training",
     "weighting",
+    "weights",
 ]
 
 
@@ -101,15 +106,14 @@ if not TYPE_CHECKING:  # Type checkers refuse names that are not there.
     def __getattr__(name: str) -> Any:
         if name == "simulate":
             return importlib.import_module("tfp_bfl.federated").simulate
-        if name == "report":
-            return importlib.import_module("tfp_bfl.app.many_runs.program").report
         if name == "run":
             return importlib.import_module("tfp_bfl.app.one_run.program").run
         if name == "__version__":
             return metadata.version("tfp_bfl")
         edges = importlib.import_module("tfp_bfl.edges")
         if name in edges.PACKAGES:
-            return edges.package(name)
+            found = edges.package(name)
+            return found.report if name == "report" else found
         if name in __all__:
             return importlib.import_module(f"tfp_bfl.{name}")
         raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")

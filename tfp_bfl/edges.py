@@ -30,13 +30,14 @@ class Edge(NamedTuple):
 
 # By the name of the extra in setup.cfg that installs what the edge needs.
 EDGES = {
-    "bench": Edge("tfp_bfl.bench", ("sweep", "bench", "tune")),
+    "bench": Edge("tfp_bfl.bench", ("sweep", "bench", "tune", "runs", "report")),
     "glm": Edge("tfp_bfl.glm", ("glm",)),
     "sites": Edge("tfp_bfl.sites", ("deploy",)),
 }
-# Attributes of `tfp_bfl` that are packages of an edge: name -> the edge, the package.
+# Attributes of `tfp_bfl` that are packages of an edge, or a function in one: name -> the edge, the package.
 PACKAGES = {
     "glm": ("glm", "tfp_bfl.glm"),
+    "report": ("bench", "tfp_bfl.bench.reports"),
     "interop": ("sites", "tfp_bfl.sites.interop"),
     "sites": ("sites", "tfp_bfl.sites"),
 }

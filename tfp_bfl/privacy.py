@@ -108,7 +108,7 @@ class Steps(NamedTuple):
 
 
 def example_steps(noise_multiplier: float, num_examples: int, batch_size: int, epochs: int) -> Steps:
-    """Return the sums of a client that trains with `clients.ExamplePrivacy`: ceil(N / B) in each pass over N examples.
+    """Return the sums of a client that trains with `training.ExamplePrivacy`: ceil(N / B) in each pass over N examples.
 
     Args:
       noise_multiplier: s.

@@ -21,7 +21,7 @@ def test_local_training(benchmark, model, steps, kind):
     """Time the work of one client, a number of steps, without TFF."""
     shape = (28, 28, 1) if model == "lenet" else (32, 32, 3)
     model_fn = lambda: bfl.models.MODELS[model](kind=kind, input_shape=shape, precision=FLIPOUT.precision)
-    message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
+    message = bfl.weights.ServerMessage(bfl.weights.get_weights(model_fn()), tf.constant(0))
     examples = tf.nest.map_structure(tf.constant, make_clients(model, 1, steps * BATCH).examples(0))
     work = bfl.clients.variational(model_fn, local_epochs=1, batch_size=BATCH, **FLIPOUT.training())()
     benchmark.extra_info.update(steps=steps, **FLIPOUT._replace(kind=kind)._asdict())
@@ -53,7 +53,7 @@ def test_product_of_ten_low_rank_posteriors(benchmark):
     rng = np.random.default_rng(0)
     draw = lambda *shape: tf.constant(rng.uniform(0.5, 1, shape).astype(np.float32))
     clients = [bfl.posterior.LowRank(draw(100_000), draw(100_000), draw(20, 100_000)) for _ in range(10)]
-    benchmark(lambda: bfl.posterior.gaussian_product(clients).mean.numpy())
+    benchmark(lambda: bfl.algorithms.swag.product.gaussian_product(clients).mean.numpy())
 
 
 @pytest.mark.parametrize("num_samples", [1, 20])

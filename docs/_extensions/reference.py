@@ -20,7 +20,7 @@ PACKAGE = re.compile(r"^   (tfp_bfl\.[\w.]+)$", re.MULTILINE)
 NAME = re.compile(r"\b(?:tfp_)?bfl((?:\.\w+)+)")
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 ALIASES = {
-    "tfp_bfl.report": "tfp_bfl.app.many_runs.program.report",
+    "tfp_bfl.report": "tfp_bfl.bench.reports.report",
     "tfp_bfl.run": "tfp_bfl.app.one_run.program.run",
     "tfp_bfl.simulate": "tfp_bfl.federated.simulate",
 }

@@ -12,7 +12,7 @@ def one_step(model_fn, learning_rate):
         @tf.function(autograph=False)
         def work(message, examples, seed):
             del seed  # of this client in this round; nothing here is random
-            bfl.models.assign_weights(model, message.weights)
+            bfl.weights.assign_weights(model, message.weights)
             features = tf.image.convert_image_dtype(examples.features, tf.float32)
             with tf.GradientTape() as tape:
                 logits = model(features, training=True)
@@ -20,8 +20,8 @@ def one_step(model_fn, learning_rate):
             variables = model.trainable_variables
             for variable, gradient in zip(variables, tape.gradient(nll, variables)):
                 variable.assign_sub(learning_rate * gradient)
-            metrics = bfl.models.TrainingMetrics(nll=nll, kl=tf.constant(0.0), tempered_elbo=-nll)
-            return bfl.models.ClientResult(bfl.models.get_weights(model), tf.shape(examples.labels)[0], metrics)
+            metrics = bfl.weights.TrainingMetrics(nll=nll, kl=tf.constant(0.0), tempered_elbo=-nll)
+            return bfl.weights.ClientResult(bfl.weights.get_weights(model), tf.shape(examples.labels)[0], metrics)
 
         return work
 

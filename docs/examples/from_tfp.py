@@ -18,6 +18,6 @@ loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(tf.keras.optimizers.legacy.Adam(1e-2), loss, metrics=["accuracy"])
 model.fit(train.features, train.labels, epochs=20, verbose=0)
 
-posterior = bfl.posterior.to_tfp(bfl.models.get_weights(model).posterior)
+posterior = bfl.posterior.to_tfp(bfl.weights.get_weights(model).posterior)
 kernel, *_ = posterior.sample(seed=0)
 print(f"accuracy {model.evaluate(test.features, test.labels, verbose=0)[1]:.2f}, a draw of {kernel.shape} weights")

@@ -21,7 +21,7 @@ def last_layers_bayesian(input_shape, num_classes):
 if __name__ == "__main__":
     train = bfl.data.load("digits")
     model_fn = lambda: last_layers_bayesian(train.element_shape, train.num_classes)
-    weights = bfl.models.get_weights(model_fn())
+    weights = bfl.weights.get_weights(model_fn())
     print(f"{len(weights.posterior.mean)} Gaussian tensors, {len(weights.point)} point tensors")  # 2 and 4 (biases)
     process = bfl.algorithms.variational(model_fn)
     result = bfl.simulate(process, train.partition(bfl.data.iid(num_clients=4), seed=0), rounds=2)

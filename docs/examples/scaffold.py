@@ -26,7 +26,7 @@ def client_work(model_fn, *, learning_rate=0.05, local_epochs=1, batch_size=32, 
         @tf.function(autograph=False)
         def work(message, examples, seed):
             c_k, c = message.memory, message.told
-            term = bfl.models.LinearTerm(c - c_k)  # added to every gradient of the local training
+            term = bfl.weights.LinearTerm(c - c_k)  # added to every gradient of the local training
             result = train(message._replace(memory=(), told=term), examples, seed)
             steps = local_epochs * tf.cast(tf.math.ceil(result.num_examples / batch_size), tf.float32)
             moved = flat(message.weights) - flat(result.weights)

@@ -40,11 +40,11 @@ def as_shipped(options: Options) -> dict[str, Any]:
     config = shipped().model_copy(update={"seed": seed})
     process = build.process(config, data.clients.source, lambda: None)
     result = bfl.simulate(process, data.clients, rounds=config.rounds, seed=seed, engine="local")
-    model = bfl.models.predictive_model(process.model_fn(), result.state.weights)
+    model = bfl.weights.predictive_model(process.model_fn(), result.state.weights)
     parts = [data.held_out.features, data.test.features, *([] if data.elsewhere is None else [data.elsewhere])]
     predicted = [bfl.evaluation.predict(model, x, config.num_samples, seed) for x in parts]
     training = {"seconds": time.perf_counter() - wall, "shipped": method_of(config)}
-    training |= spread_scores(result.state.weights, bfl.models.prior(model))
+    training |= spread_scores(result.state.weights, bfl.weights.prior(model))
     return {"training": training, "rows": {"last": on_test(predicted, data)}}
 
 
@@ -54,7 +54,7 @@ def method_of(config: RunConfig) -> Options:
     return {**{name: getattr(config, name) for name in names}, **method(stated(config, GAUSSIAN, {}))}
 
 
-def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess:
+def process_of(options: Options, clients: Any, seed: int) -> bfl.federated.BayesianProcess:
     """Return the process of a cell's method, with the initial weights of a seed."""
     settings, source = options["settings"], clients.source
     of_model = {name: settings[name] for name in ("dropout_rate",) if name in settings}
@@ -81,8 +81,8 @@ def rate_of(settings: Options, rounds: int) -> Any:
     """Return the learning rate of a method by its schedule."""
     schedule, rate = settings["schedule"], settings["rate"]
     if schedule == "inverse":
-        return bfl.clients.inverse_decay(rate, settings.get("half_rounds", HALF_ROUNDS))
-    return bfl.clients.cosine_decay(rate, rounds) if schedule == "cosine" else rate
+        return bfl.training.inverse_decay(rate, settings.get("half_rounds", HALF_ROUNDS))
+    return bfl.training.cosine_decay(rate, rounds) if schedule == "cosine" else rate
 
 
 def trained(options: Options) -> dict[str, Any]:
@@ -111,11 +111,11 @@ def trained(options: Options) -> dict[str, Any]:
             weights["permuted"] = permuted(weights["averaged"], (seed, 0))
             weights["constant"] = constant_spread(weights["averaged"])
         for name, own in weights.items():
-            model = bfl.models.predictive_model(process.model_fn(), own)
+            model = bfl.weights.predictive_model(process.model_fn(), own)
             predicted.setdefault(name, []).append(
                 [bfl.evaluation.predict(model, x, options["num_samples"], seed) for x in parts]
             )
-        row = spread_scores(weights["averaged"], bfl.models.prior(model)) if own.posterior.variance else {}
+        row = spread_scores(weights["averaged"], bfl.weights.prior(model)) if own.posterior.variance else {}
     seconds = time.perf_counter() - wall
     together = {name: [np.concatenate(samples) for samples in zip(*members)] for name, members in predicted.items()}
     score = on_held_out if options.get("trial") else on_test

@@ -57,14 +57,14 @@ def small_clothes(number: int) -> np.ndarray:
     return np.round(images.reshape(len(images), 8, 3, 8, 3, 1).mean((2, 4))).astype(images.dtype)
 
 
-def control_scores(model_fn: Any, weights: bfl.models.ModelWeights, data: Data, options: Options) -> Options:
+def control_scores(model_fn: Any, weights: bfl.weights.ModelWeights, data: Data, options: Options) -> Options:
     """Return scores of test images and the parts of the uncertainty of all images, by row of standard deviations.
 
     `error_auroc_PART` detects wrong predictions by a part, `KIND_auroc_PART` images of a kind.
     """
     rows: Options = {}
     for name, own in zip(ROWS, (weights, constant_spread(weights))):
-        model = bfl.models.predictive_model(model_fn(), own)
+        model = bfl.weights.predictive_model(model_fn(), own)
         predict = lambda images: bfl.evaluation.predict(model, images, options["num_samples"], options["seed"])  # noqa: B023
         test = predict(data.test.features)
         mean, parts = test.mean(0), parts_of(test)

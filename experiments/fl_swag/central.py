@@ -58,7 +58,7 @@ def nuts(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any]]:
     w = mode + L^-T z with L L^T the Hessian at the mode: were the posterior normal, z would be N(0, I). The chains
     start at 2 N(0, I).
     """
-    potential = bfl.clients.Potential(train.model)
+    potential = bfl.training.Potential(train.model)
     features, labels = tf.constant(train.features), tf.constant(train.labels)
     found, matrix = controls.mode(train.model, features, labels, cell["prior_stddev"])
     mode = tf.constant(found, tf.float32)

@@ -14,10 +14,10 @@ from experiments.fl_swag.config import COMMON
 from experiments.fl_swag.federation import Federation
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.evaluation import Evaluation, at_temperature, fit_temperature
-from tfp_bfl.models import FlatWeights, assign_weights, functional_call, split_head
 from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.training.curvature import curvature as sampled_curvature
 from tfp_bfl.training.likelihoods import parse_likelihood
+from tfp_bfl.weights import FlatWeights, assign_weights, functional_call, split_head
 
 AT_ONCE = 500
 PRIOR_STDDEV = 1.0  # As the chains'.
@@ -122,7 +122,7 @@ def mode(
     U(w) = sum_n u_n(w) + ||w||^2 / (2 t^2)
     """
 
-    potential = bfl.clients.Potential(head)
+    potential = bfl.training.Potential(head)
 
     def at(w: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         point = tf.constant(w, tf.float32)

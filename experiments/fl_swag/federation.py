@@ -16,7 +16,7 @@ from experiments.fl_swag.config import HOLDOUT, PRETRAINING
 from experiments.fl_swag.pretraining import load_pretrained, pretrain
 from tfp_bfl.bench.cells import run_once
 from tfp_bfl.data import Clients, Source
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.weights import ModelWeights
 
 Cell = dict[str, Any]
 
@@ -89,7 +89,7 @@ def federation(cell: Cell, folder: pathlib.Path, runtime: bfl.engines.tff.Runtim
     elif cell["holdout"]:
         validation, clients = clients.set_aside(HOLDOUT, seed)
     if not cell["server"] or cell["start"] == "initial":
-        start = bfl.models.get_weights(model(cell, seed))
+        start = bfl.weights.get_weights(model(cell, seed))
     if cell["holdout"]:
         _, features, labels = validation.examples(0)
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.figures import accuracy_confidence
 from experiments.fl_swag.federation import clients_of, source
 from experiments.fl_swag.tables import Run, by_dataset, has_predictions, row_name
 from tfp_bfl import plots
@@ -34,7 +35,7 @@ def confidence_figure(runs: list[Run], title: str) -> Figure:
             else:
                 names = {run["options"]["sampler"]: run["options"]["sampler"]}
             probabilities.update({label: arrays[name] for name, label in names.items()})
-    return plots.accuracy_confidence(probabilities, source(runs[0]["options"]["dataset"], "test").labels, title=title)
+    return accuracy_confidence(probabilities, source(runs[0]["options"]["dataset"], "test").labels, title=title)
 
 
 def floor_figure(runs: list[Run]) -> Figure:

@@ -22,8 +22,8 @@ import tensorflow_probability as tfp
 
 import tfp_bfl as bfl
 from experiments.samplers import ExactChains, exact_chains
-from tfp_bfl.clients import Potential
 from tfp_bfl.errors import check_count
+from tfp_bfl.training import Potential
 
 DATASET = "breast_cancer"
 HIDDEN = (200, 50, 50, 50)

@@ -14,9 +14,10 @@ import tfp_bfl as bfl
 from experiments.fl_swag import controls
 from experiments.fl_swag.config import CORRECTED, DEFAULT_FLOOR
 from experiments.fl_swag.federation import Federation
+from tfp_bfl.algorithms.swag.product import gaussian_product, with_random_effects
 from tfp_bfl.evaluation import Evaluation
-from tfp_bfl.models import ClientPosterior, ModelWeights, assign_weights, predictive_model, split_head
-from tfp_bfl.posterior import LowRank, MeanField, gaussian_product, marginals, with_random_effects
+from tfp_bfl.posterior import LowRank, MeanField, marginals
+from tfp_bfl.weights import ClientPosterior, ModelWeights, assign_weights, predictive_model, split_head
 
 AT_ONCE = 500
 SCORED_AT_ONCE = 2500  # Each batch draws the weights anew.

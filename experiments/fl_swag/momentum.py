@@ -47,7 +47,7 @@ def last_weights(cell: Cell, held: controls.Held) -> list[tuple[tf.Tensor, ...]]
         local_epochs=cell["local_epochs"],
         batch_size=cell["batch_size"],
     )
-    start = bfl.models.get_weights(held.model)
+    start = bfl.weights.get_weights(held.model)
     features, labels = np.concatenate(held.inputs), np.concatenate(held.labels).astype(np.int32)
     names = tuple(str(c) for c in range(held.model.output_shape[-1]))
     source = bfl.data.Source("clients", "train", features, labels, names)

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tfp_bfl.bench.cells import SUMMARY
 from tfp_bfl.data import Clients
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.weights import ModelWeights
 
 
 def pretrain(
@@ -61,7 +61,7 @@ def pretrain(
 
 def load_pretrained(folder: pathlib.Path, model: tf.keras.Model) -> tuple[ModelWeights, dict[str, Any]]:
     """Return the weights that `pretrain` wrote, and its summary."""
-    like = bfl.models.get_weights(model)
+    like = bfl.weights.get_weights(model)
     with np.load(folder / "weights.npz") as arrays:
         leaves = [tf.constant(arrays[str(i)]) for i in range(len(arrays))]
     return tf.nest.pack_sequence_as(like, leaves), json.loads((folder / SUMMARY).read_text())

@@ -113,7 +113,7 @@ def train(cell: Cell, data: Federation, runtime: bfl.engines.tff.Runtime) -> tup
         return result.state.step, result.rounds[0]["train_seconds"]
     results = []
     for k, indices in enumerate(data.clients.indices):
-        start = bfl.models.get_weights(model(cell, 1000 * (cell["seed"] + 1) + k))
+        start = bfl.weights.get_weights(model(cell, 1000 * (cell["seed"] + 1) + k))
         one = bfl.data.Clients(data.clients.source, [indices])
         results.append(bfl.simulate(process, one, start=start, **options))
     stacked = tf.nest.map_structure(lambda *x: np.concatenate(x), *(result.state.step for result in results))

@@ -70,7 +70,7 @@ def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
     if weights.posterior.variance:
         predict = {name: options[name] for name in ("num_samples", "seed", "permutations")}
         lost = without_spread(result.model, weights, data.test.features, data.test.labels, **predict)
-        rows[options["method"]] |= {**spread_scores(weights, bfl.models.prior(result.model)), **lost}
+        rows[options["method"]] |= {**spread_scores(weights, bfl.weights.prior(result.model)), **lost}
     elif options["method"] == "fed_avg":
         temperature = rows["fed_avg"]["fitted_temperature"]
         rows[FITTED] = scored([bfl.evaluation.at_temperature(part, temperature) for part in predicted], data)
@@ -87,7 +87,7 @@ def scored(predicted: list[np.ndarray], data: Data) -> dict[str, Any]:
     return {**scores(test, data.test.labels, elsewhere), **fitted}
 
 
-def local_models(process: bfl.BayesianProcess, weights: Any, clients: Any, seed: int) -> list[Any]:
+def local_models(process: bfl.federated.BayesianProcess, weights: Any, clients: Any, seed: int) -> list[Any]:
     """Return each client's weights after the next round's training."""
     alone = [bfl.data.Clients(clients.source, [indices]) for indices in clients.indices]
     simulate = lambda own: bfl.simulate(process, own, rounds=1, seed=seed, start=weights, engine="local")
@@ -107,7 +107,7 @@ def together(model: tf.keras.Model, members: list[Any], parts: Any) -> list[np.n
     """Return the predictions of models of point weights as samples, [M, N, C] for each part of the data."""
     predictions: list[list[np.ndarray]] = [[] for _ in parts]
     for weights in members:
-        bfl.models.assign_weights(model, weights)
+        bfl.weights.assign_weights(model, weights)
         for own, features in zip(predictions, parts):
             own.append(bfl.evaluation.predict(model, features, 1)[0])
     return [np.stack(own) for own in predictions]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.global_posterior.config import COMMON, METHODS, PUBLISHED_METHODS, VARIANTS
-from tfp_bfl.data.partitions import draw_labels
+from tfp_bfl.data.equal_partitions import draw_labels
 
 OF_MODEL = ("kind", "prior_stddev", "initial_stddev")
 
@@ -97,7 +97,7 @@ def cosine(rate: float, rounds: int) -> Any:
     return lambda done: rate * 0.5 * (1 + tf.cos(np.pi * tf.cast(done, tf.float32) / rounds))
 
 
-def process_of(options: dict[str, Any], clients: Any, held_out: Any) -> bfl.BayesianProcess:
+def process_of(options: dict[str, Any], clients: Any, held_out: Any) -> bfl.federated.BayesianProcess:
     """Return the process of a cell's method for its clients; FedBE's server teaches on what is held out, without
     labels.
     """

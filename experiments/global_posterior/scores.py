@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import evaluation, layers, models
+from tfp_bfl import evaluation, layers
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights, assign_weights
 
 
 def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -> dict[str, float | None]:
@@ -53,7 +54,7 @@ def fitted_scores(mean: np.ndarray, labels: np.ndarray, held_out: np.ndarray, he
     }
 
 
-def spread_scores(weights: models.ModelWeights, prior: MeanField) -> dict[str, float]:
+def spread_scores(weights: ModelWeights, prior: MeanField) -> dict[str, float]:
     """Return quantiles of all standard deviations, the log of their ratio, how much of it is within layers, and the
     share of weights of whom the data say next to nothing: as wide as the prior, to a tenth.
     """
@@ -75,7 +76,7 @@ def spread_scores(weights: models.ModelWeights, prior: MeanField) -> dict[str, f
     }
 
 
-def permuted(weights: models.ModelWeights, seed: Sequence[int]) -> models.ModelWeights:
+def permuted(weights: ModelWeights, seed: Sequence[int]) -> ModelWeights:
     """Return the weights with the standard deviations of each layer in another order."""
     rng = np.random.default_rng(seed)
     shuffle = lambda v: rng.permutation(np.asarray(v).ravel()).reshape(v.shape)
@@ -83,7 +84,7 @@ def permuted(weights: models.ModelWeights, seed: Sequence[int]) -> models.ModelW
     return weights._replace(posterior=posterior)
 
 
-def constant_spread(weights: models.ModelWeights) -> models.ModelWeights:
+def constant_spread(weights: ModelWeights) -> ModelWeights:
     """Return the weights with the geometric mean of all standard deviations in place of each."""
     variance = [np.asarray(v) for v in weights.posterior.variance]
     mean = np.exp(np.mean(np.concatenate([np.log(v).ravel() for v in variance])))
@@ -93,7 +94,7 @@ def constant_spread(weights: models.ModelWeights) -> models.ModelWeights:
 
 def without_spread(
     model: tf.keras.Model,
-    weights: models.ModelWeights,
+    weights: ModelWeights,
     features: Any,
     labels: Any,
     num_samples: int,
@@ -107,10 +108,10 @@ def without_spread(
     """
     nlls = []
     for i in range(permutations):
-        models.assign_weights(model, permuted(weights, (seed, i)))
+        assign_weights(model, permuted(weights, (seed, i)))
         samples = evaluation.predict(model, features, num_samples, seed)
         nlls.append(float(evaluation.negative_log_likelihood(samples.mean(0), labels)))
-    models.assign_weights(model, weights)
+    assign_weights(model, weights)
     return {
         "nll_permuted": float(np.mean(nlls)),
         "nll_permuted_sd": float(np.std(nlls)),

@@ -25,8 +25,8 @@ from experiments.kernel_posterior.config import DATASETS, NORMALITY
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.run import Cell, build, clients_and_test
 from tfp_bfl.bench.cells import SUMMARY, check_cells, is_done, run_once
-from tfp_bfl.models import ModelWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights, ServerMessage, get_weights
 
 STACK, GLOBAL = "stack.npy", "weights.npz"
 

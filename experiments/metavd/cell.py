@@ -18,7 +18,7 @@ from experiments.metavd.federation import Data, adaptation_of, data_of, noises_o
 
 Options = dict[str, Any]
 WHEN = ("before", "after")
-RATES = (*bfl.models.DropoutRates._fields, "logit_change")
+RATES = (*bfl.algorithms.personal.step.DropoutRates._fields, "logit_change")
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
@@ -104,7 +104,7 @@ def of_clients(
 ) -> dict[str, Any]:
     """Return scores of clients before and after adaptation: over clients, and over all their examples together."""
     evaluated = Evaluated(options["seed"])
-    scores = bfl.federated.evaluate_clients(
+    scores = bfl.algorithms.personal.evaluate_clients(
         process,
         result,
         train,
@@ -118,7 +118,7 @@ def of_clients(
     )
     found: dict[str, Any] = {}
     for number, when in enumerate(WHEN):
-        of_metric = lambda name, adapted=bool(number): bfl.federated.summarise_clients(scores, name, adapted)
+        of_metric = lambda name, adapted=bool(number): bfl.algorithms.personal.summarise_clients(scores, name, adapted)
         found[when] = {
             **{f"accuracy_{how}": x for how, x in of_metric("accuracy").items()},
             **{name: of_metric(name)["uniform"] for name in ("nll", "ece", "ece_classes", "accuracy_logits")},

@@ -63,7 +63,7 @@ def model_of(options: Options) -> Callable[[], tf.keras.Model]:
     return lambda: bfl.models.conv_net(kind, source.element_shape, source.num_classes, **given)
 
 
-def process_of(options: Options, data: Data) -> bfl.BayesianProcess:
+def process_of(options: Options, data: Data) -> bfl.federated.BayesianProcess:
     """Return the process of a cell."""
     how, model_fn = METHODS[options["method"]], model_of(options)
     shared = {"seed": options["seed"], "augmentation": options.get("augmentation")}
@@ -73,7 +73,9 @@ def process_of(options: Options, data: Data) -> bfl.BayesianProcess:
     if how["recipe"] == "meta_learning":
         return bfl.algorithms.meta_learning(model_fn, server_optimizer=server, **learner, **shared)
     if how["recipe"] == "alone":
-        work = alone(bfl.clients.meta_learning(model_fn, learning_rate=CLIENT_RATE, clip_norm=CLIP, **LOCAL))
+        work = alone(
+            bfl.algorithms.personal.work.meta_learning(model_fn, learning_rate=CLIENT_RATE, clip_norm=CLIP, **LOCAL)
+        )
         return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", bfl.servers.replace(), **shared)
     if how["recipe"] == "fed_prox":
         return bfl.algorithms.fed_prox(model_fn, proximal=PROXIMAL, **sgd, **shared)
@@ -108,11 +110,13 @@ def alone(client_work: ClientWork) -> ClientWork:
     return ClientWork(build, memory=lambda weights, share: Kept(weights, tf.constant(0)), personal=own)
 
 
-def _meta_vd(how: Options, model_fn: Any, options: Options, server: Any, given: Options) -> bfl.BayesianProcess:
+def _meta_vd(
+    how: Options, model_fn: Any, options: Options, server: Any, given: Options
+) -> bfl.federated.BayesianProcess:
     if how.get("kl_reduction") == "mean":
         warm_up = max(1, options["rounds"] // 50)
-        given |= {"kl_reduction": "mean", "kl_weight": bfl.clients.sigmoid_warm_up(10.0, warm_up)}
-    stay = {"shared": bfl.servers.Learning(0.0, 0.0, 0.0)} if how.get("learns") is False else {}
+        given |= {"kl_reduction": "mean", "kl_weight": bfl.training.sigmoid_warm_up(10.0, warm_up)}
+    stay = {"shared": bfl.algorithms.personal.step.Learning(0.0, 0.0, 0.0)} if how.get("learns") is False else {}
     names = ("ranged", "parametrization", "middle", "logit_range", "initial_rate")
     of_variances = {name: how[name] for name in names if name in how}
     return bfl.algorithms.meta_vd(
@@ -142,7 +146,7 @@ def clipped_sgd() -> tf.keras.optimizers.Optimizer:
 
 def adaptation_of(options: Options) -> ClientWork:
     """Return client work of one step of SGD on a batch, with the model's own noise and KL: the same for all methods."""
-    work = bfl.clients.meta_learning(
+    work = bfl.algorithms.personal.work.meta_learning(
         model_of(options), local_epochs=1, batch_size=64, learning_rate=CLIENT_RATE, clip_norm=CLIP
     )
     return bfl.clients.augmented(work, options["augmentation"]) if options.get("augmentation") else work

@@ -63,7 +63,7 @@ def privacy_of(options: Options) -> Options:
     if options["federation"] == PARTIES:
         hidden = {"inference": "backprop", **TRAINING}
         if options["noise"] is not None:
-            hidden["example_privacy"] = bfl.clients.ExamplePrivacy(options["clip_norm"], options["noise"])
+            hidden["example_privacy"] = bfl.training.ExamplePrivacy(options["clip_norm"], options["noise"])
         return hidden
     if options["noise"] is None:
         return dict(TRAINING)

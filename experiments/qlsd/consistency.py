@@ -48,7 +48,7 @@ def run(options: Options) -> dict[str, Any]:
         **WITHOUT_PRIOR,
     )
     thinning = bfl.federated.Thinning(options["burn_in"])
-    chains = bfl.federated.simulate_chains(
+    chains = bfl.algorithms.chains.simulate_chains(
         process, clients, options["rounds"], num_chains=options["runs"], seed=0, thinning=thinning, xla=True
     )
     apart = chains.draws.point[0].astype(np.float64) - mode

@@ -53,7 +53,7 @@ def task(examples: int) -> tuple[Any, logistic.Task]:
     number = int(labels.max()) + 1
     build = functools.partial(model_of, columns.shape[1], number)
     source = bfl.data.Source("covertype", "train", columns, labels, tuple(map(str, range(number))))
-    found = bfl.clients.find_mode(build, columns, labels, prior_stddev=settings["prior_stddev"])
+    found = bfl.training.find_mode(build, columns, labels, prior_stddev=settings["prior_stddev"])
     features = columns.astype(np.float64)
     return build, logistic.Task(
         source.partition(bfl.data.iid(settings["clients"]), seed=settings["data_seed"]),
@@ -83,7 +83,7 @@ def mala(build: Any, held: logistic.Task, options: Options) -> dict[str, Any]:
     """Return chains of MALA from the mode, gamma = D^(-1/3) / M."""
     started, size = time.perf_counter(), len(held.mode)
     chains = exact_chains(
-        bfl.clients.Potential(build()),
+        bfl.training.Potential(build()),
         held.features.astype(np.float32),
         held.labels,
         np.tile(held.mode, (options["runs"], 1)),

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from experiments.figures import accuracy_confidence
 from experiments.qlsd.config import BUDGET_METHODS, TOY_STEPS
 from experiments.qlsd.predictions import distributions
 from tfp_bfl import plots
@@ -97,7 +98,7 @@ def prediction_figures(summaries: Sequence[dict[str, Any]]) -> dict[str, Figure]
     several = [s for s in summaries if len(s["sizes"]) > 1]
     shown = {s["options"]["method"]: distributions(s["confidences"]) for s in summaries}
     labels = next(iter(shown.values()))[1]
-    figures = {"confidence": plots.accuracy_confidence({name: p for name, (p, _) in shown.items()}, labels)}
+    figures = {"confidence": accuracy_confidence({name: p for name, (p, _) in shown.items()}, labels)}
     if several:
         figures["client_sizes"] = plots.client_sizes(several[0]["sizes"])
     for s in several:

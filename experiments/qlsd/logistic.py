@@ -61,7 +61,7 @@ def task(study: str = "logistic") -> Task:
     rows = order[: ends[-1]]
     features = source.features[rows].reshape(len(rows), -1).astype(np.float64) / 255
     build = functools.partial(model, study)
-    found = bfl.clients.find_mode(
+    found = bfl.training.find_mode(
         build, source.features[rows], source.labels[rows], prior_stddev=settings["prior_stddev"]
     )
     largest = np.linalg.eigvalsh(features.T @ features)[-1]
@@ -109,7 +109,9 @@ def process_of(build: Any, held: Task, options: Options) -> bfl.federated.Bayesi
     given["step_size"] = 1 / (5 * held.curvature)
     if algorithm == "fsgld":
         parts = map(held.clients.examples, range(held.clients.num_clients))
-        fit = functools.partial(bfl.clients.fit_surrogate, build, prior_stddev=options["prior_stddev"])
+        fit = functools.partial(
+            bfl.algorithms.chains.local_langevin.fit_surrogate, build, prior_stddev=options["prior_stddev"]
+        )
         surrogates = [fit(part.features, part.labels) for part in parts]
         return bfl.algorithms.fsgld(build, surrogates, local_steps=options["local_steps"], **given)
     how = {name: options[name] for name in ("compressor", "refresh_every")}
@@ -174,7 +176,7 @@ def run_on(build: Any, held: Task, options: Options) -> dict[str, Any]:
     """Run the chains of a cell on a task: quantiles of U and U - min U of each, and bits of a client's message."""
     started = time.perf_counter()
     process = process_of(build, held, options)
-    chains = bfl.federated.simulate_chains(
+    chains = bfl.algorithms.chains.simulate_chains(
         process,
         held.clients,
         options["rounds"],

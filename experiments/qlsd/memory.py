@@ -70,7 +70,7 @@ def task() -> Task:
     labels, ends = np.zeros(len(rows), np.int32), np.cumsum([0, *sizes])
     source = bfl.data.Source("synthetic", "train", rows, labels, ("none",))
     stddev = settings["prior_precision"] ** -0.5
-    found = bfl.clients.find_mode(model, rows, labels, prior_stddev=stddev, likelihood="density")
+    found = bfl.training.find_mode(model, rows, labels, prior_stddev=stddev, likelihood="density")
     largest = np.linalg.eigvalsh(rows.T.astype(np.float64) @ rows)[-1]
     return Task(
         bfl.data.Clients(source, [np.arange(a, b) for a, b in itertools.pairwise(ends)]),
@@ -99,7 +99,7 @@ def exact(options: Options) -> dict[str, Any]:
     """Return draws [M, R, D] of the posterior itself."""
     held = task()
     found = exact_chains(
-        bfl.clients.Potential(model(), "density"),
+        bfl.training.Potential(model(), "density"),
         held.rows,
         np.zeros(len(held.rows), np.int32),
         np.tile(held.mode, (options["runs"], 1)),
@@ -132,7 +132,7 @@ def langevin(options: Options) -> dict[str, Any]:
         likelihood="density",
         count_bits=False,
     )
-    chains = bfl.federated.simulate_chains(
+    chains = bfl.algorithms.chains.simulate_chains(
         process, held.clients, options["rounds"], num_chains=options["runs"], seed=0, xla=True
     )
     return {"chains": chains.draws.point[0]}

@@ -61,18 +61,18 @@ def model_of(options: Options, seed: int) -> tf.keras.Model:
     return bfl.models.resnet20("deterministic", normalization="group", seed=seed)
 
 
-def starts(options: Options, data: Data) -> list[bfl.models.ModelWeights]:
+def starts(options: Options, data: Data) -> list[bfl.weights.ModelWeights]:
     """Return the initial weights of the chains: by seed, or one network trained for `warm_epochs` for all."""
     seeds, epochs = range(options["runs"]), options.get("warm_epochs")
     if not epochs:
-        return [bfl.models.get_weights(model_of(options, seed)) for seed in seeds]
+        return [bfl.weights.get_weights(model_of(options, seed)) for seed in seeds]
     build = functools.partial(model_of, options, 0)
     process = bfl.algorithms.fed_opt(build, local_epochs=epochs, batch_size=20, learning_rate=1e-2)
     one = data.train.partition(bfl.data.iid(1), seed=options["data_seed"])
     return [bfl.simulate(process, one, rounds=1, seed=0, engine="local").state.weights] * len(seeds)
 
 
-def flat(weights: bfl.models.ModelWeights) -> np.ndarray:
+def flat(weights: bfl.weights.ModelWeights) -> np.ndarray:
     """Return the point weights one after another [D]."""
     return np.concatenate([np.ravel(x) for x in weights.point])
 
@@ -89,7 +89,7 @@ def federation(options: Options, train: bfl.data.Source) -> bfl.data.Clients:
 def hmc(options: Options, data: Data) -> np.ndarray:
     """Return draws [M, R, D] of the posterior."""
     found = exact_chains(
-        bfl.clients.Potential(model_of(options, 0)),
+        bfl.training.Potential(model_of(options, 0)),
         data.train.features,
         data.train.labels,
         tf.stack([flat(weights) for weights in starts(options, data)]),
@@ -109,7 +109,7 @@ def langevin(options: Options, data: Data) -> np.ndarray:
         options[name] * options.get("times_as_long", 1) for name in ("rounds", "burn_in", "every")
     )
     process = bfl.algorithms.qlsd(build, step_size=step_size, count_bits=False, **given)
-    chains = bfl.federated.simulate_chains(
+    chains = bfl.algorithms.chains.simulate_chains(
         process,
         federation(options, data.train),
         rounds,
@@ -162,7 +162,7 @@ def run(options: Options, folder: pathlib.Path) -> dict[str, Any]:
     started = time.perf_counter()
     chains = WORK[options["algorithm"]](options, data)
     seconds = time.perf_counter() - started
-    potential = bfl.clients.Potential(model_of(options, 0))
+    potential = bfl.training.Potential(model_of(options, 0))
     test, elsewhere = (
         [None if x is None else predict(potential, draws, x) for draws in chains]
         for x in (data.test.features, data.elsewhere)
@@ -195,7 +195,7 @@ def near(probabilities: np.ndarray, reference: np.ndarray) -> dict[str, float]:
     }
 
 
-def predict(potential: bfl.clients.Potential, draws: np.ndarray, features: np.ndarray) -> np.ndarray:
+def predict(potential: bfl.training.Potential, draws: np.ndarray, features: np.ndarray) -> np.ndarray:
     """Return mean_r softmax(f(x; w_r)) over draws [R, D]: [N, C]."""
 
     @tf.function(autograph=False)
@@ -228,7 +228,7 @@ def unlit(features: np.ndarray, model: tf.keras.Model) -> np.ndarray:
 
     The first layer of the model must be dense.
     """
-    leaves = bfl.clients.Potential(model).leaves
+    leaves = bfl.training.Potential(model).leaves
     here = np.zeros(sum(x.shape.num_elements() for x in leaves), bool)
     rows = np.flatnonzero(~features.reshape(len(features), -1).any(0))
     for number, leaf in enumerate(leaves):

@@ -31,7 +31,7 @@ def run(options: Options, folder: pathlib.Path) -> dict[str, Any]:
     data, started = network.data_of(options), time.perf_counter()
     draws = network.WORK[options["algorithm"]](options, data)[0]
     seconds = time.perf_counter() - started
-    potential = bfl.clients.Potential(network.model_of(options, 0))
+    potential = bfl.training.Potential(network.model_of(options, 0))
     test, elsewhere = (network.predict(potential, draws, x) for x in (data.test.features, data.elsewhere))
     at_mean = network.predict(potential, draws.mean(0, keepdims=True), data.test.features)
     labels = data.test.labels

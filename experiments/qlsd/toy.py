@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.qlsd import config, gaussian
-from tfp_bfl.clients.gradient import draw_batch
-from tfp_bfl.federated.chains import ROUNDS_AT_ONCE
+from tfp_bfl.algorithms.chains.driver import ROUNDS_AT_ONCE
+from tfp_bfl.algorithms.chains.work import draw_batch
 from tfp_bfl.training.potential import Potential
 
 Options = dict[str, Any]
@@ -59,7 +59,7 @@ def process_of(estimator: str, compressor: str, batch_size: float | None, step: 
     fixed = None
     if estimator == "fixed_point":
         labels = np.zeros(len(rows), np.int32)
-        fixed = bfl.clients.mode_at(model, (mode(),), rows, labels, **WITHOUT_PRIOR)
+        fixed = bfl.training.mode_at(model, (mode(),), rows, labels, **WITHOUT_PRIOR)
     return bfl.algorithms.qlsd(
         model,
         step_size=step / len(rows),
@@ -77,7 +77,7 @@ def run(options: Options) -> dict[str, Any]:
     estimator, compressor, share = options["estimator"], options["compressor"], options["batch_size"]
     process, clients = process_of(estimator, compressor, share, options["step"]), federation()
     thinning = bfl.federated.Thinning(options["burn_in"])
-    chains_of = functools.partial(bfl.federated.simulate_chains, process, clients, thinning=thinning, xla=True)
+    chains_of = functools.partial(bfl.algorithms.chains.simulate_chains, process, clients, thinning=thinning, xla=True)
     number = min(options["runs"], config.RUNS_AT_ONCE)
     started = time.perf_counter()
     # Of as many rounds as a call of the graph has: the next one finds it traced and compiled.
@@ -164,7 +164,7 @@ def run_budget(options: Options) -> dict[str, Any]:
     started, norms, squares = time.perf_counter(), [], []
     number, clients = min(options["runs"], config.RUNS_AT_ONCE), federation()
     for seed in range(0, options["runs"], number):
-        chains = bfl.federated.simulate_chains(process, clients, rounds, num_chains=number, seed=seed, xla=True)
+        chains = bfl.algorithms.chains.simulate_chains(process, clients, rounds, num_chains=number, seed=seed, xla=True)
         draws = chains.draws.point[0][: options["runs"] - seed].astype(np.float64)
         norms += [float(x) for x in np.linalg.norm(draws, axis=-1).mean(-1)]
         squares += [float(x) for x in ((draws - mode()) ** 2).mean((1, 2))]

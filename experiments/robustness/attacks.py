@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
+from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage
 
 
 def spoil(local: ModelWeights, anchor: ModelWeights, change: float, variance: float) -> ModelWeights:

@@ -62,8 +62,8 @@ def fault(poison: str) -> str:
     change, stddev, weight = POISONS[poison]
     leaf = lambda value: (tf.fill([SIZE], tf.constant(value, tf.float32)),)
     none = bfl.posterior.MeanField((), ())
-    weights = bfl.models.ModelWeights(bfl.posterior.MeanField(leaf(change * CHANGE), leaf(stddev**2)), (), none)
-    result = bfl.models.ClientResult(weights, tf.constant(int(100 * weight), tf.int64), None)  # type: ignore[arg-type]
+    weights = bfl.weights.ModelWeights(bfl.posterior.MeanField(leaf(change * CHANGE), leaf(stddev**2)), (), none)
+    result = bfl.weights.ClientResult(weights, tf.constant(int(100 * weight), tf.int64), None)  # type: ignore[arg-type]
     code = find_fault(result, weights, tf.constant(weight), Limits(min_stddev=1e-5), tf.constant(100, tf.int64))
     return FAULTS[int(code)]
 

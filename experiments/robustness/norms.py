@@ -39,17 +39,17 @@ def honest(rule: str, seed: int = 0, partition: str = "iid", rounds: int = ROUND
     whole = bfl.rules.whole_model(bfl.rules.RULES[rule]())
     work = bfl.clients.variational(functools.partial(model, source.element_shape, seed), **TRAINING)()
     start = model(source.element_shape, seed)
-    weights, found, floor = bfl.models.get_weights(start), [], bfl.models.min_stddev(start)
+    weights, found, floor = bfl.weights.get_weights(start), [], bfl.weights.min_stddev(start)
     for number in range(rounds):
-        message = bfl.models.ServerMessage(weights, tf.constant(number))
+        message = bfl.weights.ServerMessage(weights, tf.constant(number))
         examples = [tf.nest.map_structure(tf.constant, clients.examples(k)) for k in range(CLIENTS)]
         local = [work(message, e, tf.constant([number, k])).weights for k, e in enumerate(examples)]
         largest = lambda structure: max(float(tf.reduce_max(tf.abs(x))) for x in tf.nest.flatten(structure))
         variances = [q.posterior.variance for q in local]
         found.append(
             Honest(
-                np.array([bfl.models.change_norm(q, weights) for q in local]),
-                np.array([bfl.models.root_mean_square_change(q, weights) for q in local]),
+                np.array([bfl.weights.change_norm(q, weights) for q in local]),
+                np.array([bfl.weights.root_mean_square_change(q, weights) for q in local]),
                 max(max(largest((q.posterior.mean, q.point)) for q in local), largest(variances) ** 0.5),
                 min(float(tf.reduce_min(x)) for x in tf.nest.flatten(variances)) ** 0.5 / floor,
             )

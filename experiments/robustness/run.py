@@ -96,7 +96,7 @@ def run_cell(options: Options) -> dict[str, list[Any]]:
                 clients_of(train, options, seed),
                 rounds=options["rounds"],
                 seed=seed,
-                start=bfl.models.get_weights(model(train.element_shape, seed, options["model"])),
+                start=bfl.weights.get_weights(model(train.element_shape, seed, options["model"])),
                 evaluate=evaluate,
                 evaluate_every=options["rounds"],
                 engine="local",

@@ -22,7 +22,7 @@ class ExactChains(NamedTuple):
     """M chains of R draws after burn-in.
 
     Fields:
-      draws: [R, M, D], the point weights one after another in the order of `models.layout`.
+      draws: [R, M, D], the point weights one after another in the order of `weights.layout`.
       acceptance_rate: [M], the mean over the draws of min(1, the ratio of densities).
       step_size: of the last draw, one for all chains.
     """

@@ -185,12 +185,12 @@ def langevin_chain(
     it. The chain starts from the model's weights as `model_fn` leaves them. A longer chain of the same seed begins with
     the shorter one's draws.
 
-    BatchNorm normalises by the batch; the draws have no statistics of their own (`models.predictive_model` computes
+    BatchNorm normalises by the batch; the draws have no statistics of their own (`weights.predictive_model` computes
     them for each from `batch_norm_examples`). Monte Carlo dropout draws its masks anew for each step.
 
-        draws = bfl.clients.langevin_chain(model_fn, features, labels, step_size=1e-4, num_steps=10_000, burn_in=5_000)
-        weights = bfl.models.get_weights(model_fn())._replace(posterior=draws, point=())
-        model = bfl.models.predictive_model(model_fn(), weights)
+        draws = langevin_chain(model_fn, features, labels, step_size=1e-4, num_steps=10_000, burn_in=5_000)
+        weights = bfl.weights.get_weights(model_fn())._replace(posterior=draws, point=())
+        model = bfl.weights.predictive_model(model_fn(), weights)
 
     Args:
       model_fn: builds a Keras model without variational layers that returns logits [B, C].
@@ -209,7 +209,7 @@ def langevin_chain(
       seed: of orders, noise and masks: the same seed, the same draws.
 
     Returns:
-      `Samples` of all point weights, a tuple of leaves [L, ...] in the order of `models.layout(model).point`.
+      `Samples` of all point weights, a tuple of leaves [L, ...] in the order of `weights.layout(model).point`.
 
     Raises:
       InvalidArgument: arguments outside their ranges, features and labels that do not fit, a model with variational

@@ -26,7 +26,7 @@ def named(message, examples, seed):
     kernel, bias = message.weights.point
     bias += 2.0 ** tf.cast(tf.reduce_max(examples.client), tf.float32)
     moved = message.weights._replace(point=(kernel, bias))
-    return bfl.models.ClientResult(moved, tf.shape(examples.labels)[0], toys.no_metrics())
+    return bfl.weights.ClientResult(moved, tf.shape(examples.labels)[0], toys.no_metrics())
 
 
 @pytest.mark.statistical
@@ -96,7 +96,7 @@ def test_all_that_a_client_sends_counts_in_its_clip(name, hostile):
     if hostile != "weights":
         extra = far(extra)
     memory = process.client_work.memory(weights, 0.5) if process.client_work.memory else ()
-    result = bfl.models.ClientResult(sent, tf.constant(2), toys.no_metrics(), memory=memory, extra=extra)
+    result = bfl.weights.ClientResult(sent, tf.constant(2), toys.no_metrics(), memory=memory, extra=extra)
     contribution = process.round.take(message, result, tf.constant(0), tf.constant(2))
     assert contribution.report.fault.numpy().tolist() == [0]
     summed = [np.ravel(x) for x in tf.nest.flatten(contribution.statistics.sums)]

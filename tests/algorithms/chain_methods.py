@@ -5,10 +5,12 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, federated, models
-from tfp_bfl.clients import Surrogate
-from tfp_bfl.servers.change import Coupled
-from tfp_bfl.servers.descend import Descent
+from tfp_bfl import algorithms, federated
+from tfp_bfl.algorithms.chains.client_settings import memory_rate
+from tfp_bfl.algorithms.chains.local_langevin import Surrogate, conducive_langevin, coupled_langevin
+from tfp_bfl.algorithms.chains.step import Coupled, Descent
+from tfp_bfl.algorithms.chains.work import stochastic_gradient
+from tfp_bfl.weights import Anchor
 
 from .method import ALIKE, SEED, SIZES, Method, fold, mlp, of_points, unflat
 
@@ -36,9 +38,9 @@ def qlsd(**settings):
 
     With settings by client the results are scaled gradients."""
     given = {"estimator": "anchored", "compressor": "quantiser:4", "batch_size": 8, **settings}
-    model_fn, rate = mlp(POINT), clients.memory_rate(mlp(POINT), **given)
+    model_fn, rate = mlp(POINT), memory_rate(mlp(POINT), **given)
     seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
-    work = clients.stochastic_gradient(model_fn, memory_rate=rate, **given)
+    work = stochastic_gradient(model_fn, memory_rate=rate, **given)
 
     def pool(results, anchor):
         sent = [r.weights for r in results]
@@ -59,7 +61,7 @@ def qlsd(**settings):
     return Method(
         model_fn,
         lambda: algorithms.qlsd(model_fn, step_size=STEP, prior_stddev=2.0, thinning=THINNING, seed=SEED, **given),
-        told(work, lambda weights: models.Anchor(weights.point, tf.constant(0))),
+        told(work, lambda weights: Anchor(weights.point, tf.constant(0))),
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],
@@ -72,7 +74,7 @@ def qlsd(**settings):
 def dg_sgld():
     """A draw about the mean of the clients' weights, which all began at the server's."""
     given, rho = {"step_size": 1e-3, "coupling": 1e-3, "local_steps": 3, "batch_size": 8}, 1e-3
-    model_fn, work = mlp(POINT), clients.coupled_langevin(mlp(POINT), **given)
+    model_fn, work = mlp(POINT), coupled_langevin(mlp(POINT), **given)
 
     def pool(results, anchor):
         moved = np.sum([r.weights for r in results], 0)
@@ -111,7 +113,7 @@ def fsgld():
     return Method(
         model_fn,
         lambda: algorithms.fsgld(model_fn, surrogates, thinning=THINNING, seed=SEED, **given),
-        clients.conducive_langevin(model_fn, surrogates, **given),
+        conducive_langevin(model_fn, surrogates, **given),
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],

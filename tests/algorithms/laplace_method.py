@@ -3,11 +3,14 @@
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, posterior
-from tfp_bfl.posterior.linear_head import Expansion, linear_head
-from tfp_bfl.servers.dual import Dual
-from tfp_bfl.servers.laplace_dual import PointDual
-from tfp_bfl.servers.last_layer import LastLayer
+from tfp_bfl import algorithms, posterior
+from tfp_bfl.algorithms.factors.laplace_work import laplace_factors
+from tfp_bfl.algorithms.factors.step import Dual, PointDual
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, linear_head
+from tfp_bfl.algorithms.laplace.posterior import laplace as laplace_posterior
+from tfp_bfl.algorithms.laplace.step import LastLayer
+from tfp_bfl.algorithms.laplace.work import laplace as laplace_work
+from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums
 
 from .method import ALIKE, CLIENTS, SEED, SIZES, Method, mlp, of_points, unflat
 
@@ -15,19 +18,19 @@ from .method import ALIKE, CLIENTS, SEED, SIZES, Method, mlp, of_points, unflat
 def laplace(structure):
     """The mean is the server's own weights; the precision is the prior's plus the sum over clients."""
     model_fn, options = mlp("deterministic"), {"structure": structure, "batch_size": 8}
-    number = len(clients.laplace_weights(model_fn(), structure))
+    number = len(laplace_weights(model_fn(), structure))
 
     def alone(result, anchor):
         sent = tf.nest.map_structure(np.asarray, result.weights)
         mean = anchor.point[len(anchor.point) - number :]
-        found = posterior.laplace(mean, sent.curvature, sent.gradient, float(sent.nll), temperature=0.01)
+        found = laplace_posterior(mean, sent.curvature, sent.gradient, float(sent.nll), temperature=0.01)
         return anchor._replace(posterior=found.posterior, point=anchor.point[: len(anchor.point) - number])
 
     def pool(results, anchor):
         return tf.nest.map_structure(lambda *x: tf.stack(x), *(r.weights for r in results)), anchor
 
     build = lambda: algorithms.laplace(model_fn, seed=SEED, **options)
-    work = clients.laplace(model_fn, **options)
+    work = laplace_work(model_fn, **options)
     return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=1, metrics={}, moves=False)
 
 
@@ -53,11 +56,11 @@ def last_layer():
     def alone(result, anchor):
         curvature, gradient, nll, number = summed([result])
         sums = Expansion(curvature, gradient, nll, flat(anchor.point[-2:]), number)
-        found = linear_head(sums, anchor.point[-2:], posterior.Head(prior_stddev=stddev, temperature=heat))
+        found = linear_head(sums, anchor.point[-2:], Head(prior_stddev=stddev, temperature=heat))
         return anchor._replace(posterior=found.posterior, point=anchor.point[:-2])
 
     build = lambda: algorithms.last_layer(model_fn, seed=SEED, batch_size=8, **options)
-    work = clients.last_layer_sums(model_fn, batch_size=8)
+    work = last_layer_sums(model_fn, batch_size=8)
     return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=6, metrics={})
 
 
@@ -86,7 +89,7 @@ def fed_lap(covariance):
         variance = tuple(np.float32(x) for x in unflat(1 / state.precision, anchor.point))
         return weights._replace(posterior=posterior.MeanField(weights.point, variance), point=())
 
-    own = clients.laplace_sites(model_fn, **options)
+    own = laplace_factors(model_fn, **options)
 
     def started():
         """The work, sent the first precision, which the server has from the prior."""

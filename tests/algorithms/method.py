@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_bfl import models
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients, iid, load
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.weights import ModelWeights, Population, ServerMessage, get_weights
 
 FLOOR = 1e-3
 SEED = 3
@@ -71,9 +71,9 @@ def begin(process):
 @functools.cache
 def result_of(work, model_fn, client):
     """Client work outside TFF, with the seed that a round folds from the run's seed, the round and the client."""
-    weights, federation = models.get_weights(model_fn()), models.Population(len(SIZES), sum(SIZES))
+    weights, federation = get_weights(model_fn()), Population(len(SIZES), sum(SIZES))
     row = work.memory(weights, SIZES[client] / sum(SIZES)) if isinstance(work, ClientWork) and work.memory else ()
-    message = models.ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
+    message = ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
     secret = SECRET if isinstance(work, ClientWork) and work.is_private else ()
     return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), fold(0, client, *secret))
 

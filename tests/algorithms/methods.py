@@ -9,12 +9,18 @@ import tensorflow as tf
 from tests import kit
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
+from tfp_bfl.algorithms.averaging.step import distil
+from tfp_bfl.algorithms.averaging.work import posterior_averaging
+from tfp_bfl.algorithms.factors.step import Dual
+from tfp_bfl.algorithms.factors.work import factors
+from tfp_bfl.algorithms.swag.work import swag, swag_weights
 from tfp_bfl.contrib.kernel import KernelModes, kernel_mode
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
-from tfp_bfl.servers.dual import Dual
-from tfp_bfl.servers.gaussian import SpreadState
+from tfp_bfl.servers.steps import SpreadState
+from tfp_bfl.training import ExamplePrivacy
+from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights import prior as prior_weights
 
 from .chain_methods import BY_CLIENT, dg_sgld, fsgld, qlsd
 from .drift_methods import DRIFT
@@ -103,7 +109,7 @@ def secure_sums():
 
 
 def private_examples():
-    return variational("log_linear_pool", "flipout", **ADAM, example_privacy=clients.ExamplePrivacy(1.0, 0.5))
+    return variational("log_linear_pool", "flipout", **ADAM, example_privacy=ExamplePrivacy(1.0, 0.5))
 
 
 def private():
@@ -134,7 +140,7 @@ def partitioned_vi():
     model_fn, given = mlp("flipout"), variational("distributed_weight_consolidation", "flipout")
     return given._replace(
         build=lambda: algorithms.partitioned_vi(model_fn, damping=0.3, seed=SEED, **CURVATURE),
-        work=clients.sites(model_fn, damping=0.3, **CURVATURE),
+        work=factors(model_fn, damping=0.3, **CURVATURE),
         rounds=40,
         metrics={**given.metrics, "weights_at_floor": 0},
     )
@@ -142,7 +148,7 @@ def partitioned_vi():
 
 def bayesian_admm():
     model_fn, numbers = mlp("flipout"), {"step_size": 0.5, "damping": 0.3}
-    prior = models.prior(model_fn())
+    prior = prior_weights(model_fn())
 
     def naturals(q):
         """(precision, shift) of each weight tensor, in float64."""
@@ -171,7 +177,7 @@ def bayesian_admm():
     return Method(
         model_fn,
         lambda: algorithms.bayesian_admm(model_fn, seed=SEED, **numbers, **CURVATURE),
-        clients.sites(model_fn, send_site=False, **numbers, **CURVATURE),
+        factors(model_fn, send_site=False, **numbers, **CURVATURE),
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],
@@ -182,7 +188,7 @@ def bayesian_admm():
 
 
 def fl_swag(model_fn, last_layer=False):
-    num_weights = len(clients.swag_weights(model_fn(), last_layer))
+    num_weights = len(swag_weights(model_fn(), last_layer))
 
     def alone(result, anchor):
         below = anchor.point[: len(anchor.point) - num_weights]
@@ -192,7 +198,7 @@ def fl_swag(model_fn, last_layer=False):
     return Method(
         model_fn,
         lambda: algorithms.fl_swag(model_fn, last_layer=last_layer, seed=SEED, min_examples=9, **SGD),
-        clients.swag(model_fn, last_layer=last_layer, curvature=True, **SGD),
+        swag(model_fn, last_layer=last_layer, curvature=True, **SGD),
         np.ones_like,
         lambda results, anchor: (tf.nest.map_structure(lambda *x: tf.stack(x), *(r.weights for r in results)), anchor),
         alone,
@@ -224,7 +230,7 @@ def mean_of(results, over=lambda weights: weights.point):
 
 @functools.cache
 def pulled_work():
-    return clients.posterior_averaging(mlp(POINT), **PULLED)
+    return posterior_averaging(mlp(POINT), **PULLED)
 
 
 def third_family(build, pool, alone=lambda result, anchor: result.weights, work=None, rounds=20, **metrics):
@@ -300,7 +306,7 @@ def fed_sgld():
 def fed_be():
     """Distilled outside TFF from the stack of the clients."""
     features = SOURCE.features[45:85]
-    step = servers.distil(mlp(POINT), features, **ENSEMBLE)
+    step = distil(mlp(POINT), features, **ENSEMBLE)
     pool = lambda results, anchor: step.next((), anchor, stacked(results), fold(0, -2))
     build = functools.partial(algorithms.fed_be, mlp(POINT), features, ensemble=ENSEMBLE)
     return third_family(build, pool, lambda result, anchor: pool([result], anchor)[1])

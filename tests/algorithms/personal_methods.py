@@ -3,10 +3,13 @@
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, models, servers
-from tfp_bfl.models import Parameters
+from tfp_bfl import algorithms
+from tfp_bfl.algorithms.personal.posterior_work import personal_posterior
+from tfp_bfl.algorithms.personal.step import DropoutRates, Learning, PersonalState
+from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES, Parameters
+from tfp_bfl.algorithms.personal.variances_work import personal
+from tfp_bfl.algorithms.personal.work import meta_learning as meta_learning_work
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.servers.personal import PersonalState
 
 from .chain_methods import told
 from .method import CLIENTS, SEED, SIZES, Method, mlp, unflat
@@ -15,7 +18,7 @@ LEARN = {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.1, "inner_rate":
 # So few examples would leave the prior's noise.
 NOISY = {**LEARN, "kl_weight": 0.05}
 NUM_VARIATIONAL = 30 * 3 + 3 * 2
-SHARED, ROWS = servers.Learning(0.4, 0.6, 1e-3), servers.Learning(0.3, 0.3, 1e-3)
+SHARED, ROWS = Learning(0.4, 0.6, 1e-3), Learning(0.3, 0.3, 1e-3)
 
 
 def meta_learning(learner, kind):
@@ -29,7 +32,7 @@ def meta_learning(learner, kind):
     return Method(
         mlp(kind),
         lambda: algorithms.meta_learning(mlp(kind), learner=learner, seed=SEED, **LEARN),
-        clients.meta_learning(mlp(kind), learner=learner, **LEARN),
+        meta_learning_work(mlp(kind), learner=learner, **LEARN),
         lambda num_examples: num_examples,
         pool,
         lambda result, anchor: result.weights,
@@ -41,7 +44,7 @@ def meta_learning(learner, kind):
 
 def meta_vd(source, threshold=None):
     """Each client's own variances; means by the precisions that the clients found."""
-    model_fn, make = mlp("flipout"), models.PERSONAL_VARIANCES[source]
+    model_fn, make = mlp("flipout"), PERSONAL_VARIANCES[source]
     options = {"hidden": (4,), "middle": -6.0} if source == "hypernetwork" else {"middle": -6.0}
     variances = make(len(SIZES), **options)
     given = variances.initialize(NUM_VARIATIONAL, SEED)
@@ -74,7 +77,7 @@ def meta_vd(source, threshold=None):
     most = len(SIZES) * (65 * NUM_VARIATIONAL + 32 * 5)
     bits = {"upload_bits": most, "download_bits": most, "pruned_weights": len(SIZES) * NUM_VARIATIONAL}
     bits["logit_change"] = 17 * NUM_VARIATIONAL**0.5
-    bits |= {name: 17 if name == "logit_stddev" else 1 for name in models.DropoutRates._fields}
+    bits |= {name: 17 if name == "logit_stddev" else 1 for name in DropoutRates._fields}
     return Method(
         model_fn,
         lambda: algorithms.meta_vd(
@@ -87,7 +90,7 @@ def meta_vd(source, threshold=None):
             seed=SEED,
             **NOISY,
         ),
-        told(clients.personal(clients.meta_learning(model_fn, **NOISY), variances, threshold), lambda weights: given),
+        told(personal(meta_learning_work(model_fn, **NOISY), variances, threshold), lambda weights: given),
         lambda num_examples: num_examples,
         pool,
         lambda result, anchor: pool([result], anchor)[1],
@@ -110,7 +113,7 @@ def p_fed_bayes():
     return Method(
         model_fn,
         lambda: algorithms.p_fed_bayes(model_fn, seed=SEED, **options),
-        clients.personal_posterior(model_fn, **options),
+        personal_posterior(model_fn, **options),
         lambda num_examples: num_examples,
         pool,
         lambda result, anchor: result.weights,

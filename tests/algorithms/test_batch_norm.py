@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, evaluation, export, federated, models, rules
 from tfp_bfl.data import Clients, load
+from tfp_bfl.weights import ServerMessage, get_weights, predictive_model
 
 from .methods import normalized
 
@@ -24,7 +25,7 @@ def local(kind, client):
     seed = tf.constant([0, 0])
     for number in (0, client):
         seed = tf.random.experimental.stateless_fold_in(seed, number)
-    message = models.ServerMessage(models.get_weights(model_fn(kind)), tf.constant(0))
+    message = ServerMessage(get_weights(model_fn(kind)), tf.constant(0))
     examples = tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
     return clients.variational(functools.partial(model_fn, kind), **OPTIONS)()(message, examples, seed)
 
@@ -72,7 +73,7 @@ def test_posteriors_over_point_weights_take_the_servers_examples_for_statistics(
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
     scores = evaluation.evaluate(given.model, shown, table.labels[130:160], num_samples=4).metrics
     assert all(np.isfinite(x) for x in scores.values())
-    pooled = models.predictive_model(normalized(), process.predictive_weights(given.state))
+    pooled = predictive_model(normalized(), process.predictive_weights(given.state))
     assert np.abs(predict(given.model) - predict(pooled)).max() > 1e-3
     export.save(given.model, tmp_path / "model")
     loaded = export.load(tmp_path / "model")

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, federated, models, rules, servers
+from tfp_bfl import algorithms, federated, models, rules, servers
+from tfp_bfl.algorithms.averaging.step import distil
+from tfp_bfl.algorithms.averaging.work import posterior_averaging
+from tfp_bfl.weights import get_weights
 
 from .method import CLIENTS, SOURCE
 
@@ -14,7 +17,7 @@ MODEL = functools.partial(models.mlp, "deterministic", hidden=())
 OPTIONS = {"local_epochs": 2, "batch_size": 8, "learning_rate": 0.05}
 OWN_RULES = {
     "gaussian": (rules.client_gaussian, servers.keep_gaussian),
-    "ensemble": (rules.stacked, lambda: servers.distil(MODEL, SOURCE.features[:20], num_models=2)),
+    "ensemble": (rules.stacked, lambda: distil(MODEL, SOURCE.features[:20], num_models=2)),
 }
 
 
@@ -22,7 +25,7 @@ OWN_RULES = {
 @pytest.mark.parametrize("name", OWN_RULES)
 def test_fedpas_clients_with_the_servers_that_have_a_rule_of_their_own(name):
     rule, step = OWN_RULES[name]
-    process = algorithms.compose(MODEL, clients.posterior_averaging(MODEL, **OPTIONS), rule(), step())
+    process = algorithms.compose(MODEL, posterior_averaging(MODEL, **OPTIONS), rule(), step())
     state = process.initialize()
     output = process.next(state, [CLIENTS.dataset(k) for k in range(3)])
     assert output.metrics["num_faulty"] == 0
@@ -47,7 +50,7 @@ def test_a_wide_kernel_is_federated_averaging_round_by_round(runtime, start, wei
     shifted = run(
         algorithms.fed_kp(MODEL, start=start, kernel_options=kernel_options, server_optimizer=optimizer(), **shared)
     )
-    start_weights = models.get_weights(MODEL()).point
+    start_weights = get_weights(MODEL()).point
     for a, b, first in zip(averaged.weights.point, shifted.weights.point, start_weights, strict=True):
         np.testing.assert_allclose(b, a, rtol=0, atol=1e-5)
         assert np.abs(a - first).max() > 0.01

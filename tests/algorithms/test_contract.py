@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import evaluation, federated, models, posterior
+from tfp_bfl import evaluation, federated, posterior
 from tfp_bfl.data import load
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import get_weights, min_stddev
 
 from .method import CLIENTS, FLOOR, SEED, begin, result_of
 from .methods import METHODS, METRICS, TELLING, assert_same, method_of
@@ -23,32 +24,32 @@ ALIKE = {
     "conflation, flipout": pytest.mark.deep(after="tests/rules/test_equations.py"),
     "naive_weighted_average, mc_dropout": pytest.mark.deep(after="tests/clients/test_variational.py"),
     "distributed_weight_consolidation, deterministic": pytest.mark.deep(after="tests/rules/test_whole_model.py"),
-    "fl_swag, mc_dropout": pytest.mark.deep(after="tests/clients/test_swag.py"),
-    "fl_swag, with BatchNorm": pytest.mark.deep(after="tests/clients/test_swag.py"),
-    "bayesian_admm, flipout": pytest.mark.deep(after="tests/clients/test_sites.py"),
+    "fl_swag, mc_dropout": pytest.mark.deep(after="tests/algorithms/swag/test_swag.py"),
+    "fl_swag, with BatchNorm": pytest.mark.deep(after="tests/algorithms/swag/test_swag.py"),
+    "bayesian_admm, flipout": pytest.mark.deep(after="tests/algorithms/factors/test_factor_work.py"),
     "curvature, flipout": pytest.mark.deep(after="tests/training/test_natural.py"),
-    "fed_ag": pytest.mark.deep(after="tests/clients/test_posterior_averaging.py"),
-    "fed_pa": pytest.mark.deep(after="tests/clients/test_posterior_averaging.py"),
-    "fed_be": pytest.mark.deep(after="tests/clients/test_posterior_averaging.py"),
+    "fed_ag": pytest.mark.deep(after="tests/algorithms/averaging/test_averaging_work.py"),
+    "fed_pa": pytest.mark.deep(after="tests/algorithms/averaging/test_averaging_work.py"),
+    "fed_be": pytest.mark.deep(after="tests/algorithms/averaging/test_averaging_work.py"),
     "fed_kp, mean": pytest.mark.deep(after="tests/contrib/test_kernel.py"),
-    "fl_swag, last layer": pytest.mark.deep(after="tests/clients/test_swag.py"),
-    "fed_lap": pytest.mark.deep(after="tests/clients/test_laplace_sites.py"),
-    "laplace, diagonal": pytest.mark.deep(after="tests/clients/test_laplace.py"),
+    "fl_swag, last layer": pytest.mark.deep(after="tests/algorithms/swag/test_swag.py"),
+    "fed_lap": pytest.mark.deep(after="tests/algorithms/factors/test_laplace_factors.py"),
+    "laplace, diagonal": pytest.mark.deep(after="tests/algorithms/laplace/test_laplace_work.py"),
     "fed_opt, sgd with momentum": pytest.mark.deep(after="tests/servers/test_optimizers.py"),
-    "qlsd": pytest.mark.deep(after="tests/algorithms/test_langevin.py"),
-    "qlsd, by client": pytest.mark.deep(after="tests/clients/test_client_settings.py"),
-    "dg_sgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
-    "fsgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
+    "qlsd": pytest.mark.deep(after="tests/algorithms/chains/test_langevin.py"),
+    "qlsd, by client": pytest.mark.deep(after="tests/algorithms/chains/test_client_settings.py"),
+    "dg_sgld": pytest.mark.deep(after="tests/algorithms/chains/test_local_langevin.py"),
+    "fsgld": pytest.mark.deep(after="tests/algorithms/chains/test_local_langevin.py"),
     "compressed, flipout": pytest.mark.deep(after="tests/clients/test_compressed.py"),
     "compressed with error memory, flipout": pytest.mark.deep(after="tests/clients/test_compressed.py"),
     "secure sums, flipout": pytest.mark.deep(after="tests/rules/test_sums.py"),
     "private, flipout": pytest.mark.deep(after="tests/rules/test_sums.py"),
     "private examples, flipout": pytest.mark.deep(after="tests/training/test_example_privacy.py"),
-    "maml, deterministic": pytest.mark.deep(after="tests/clients/test_meta_learning.py"),
-    "per_fed_avg, deterministic": pytest.mark.deep(after="tests/clients/test_meta_learning.py"),
-    "meta_vd, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),
-    "meta_vd, pruned, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),
-    "p_fed_bayes, flipout": pytest.mark.deep(after="tests/clients/test_personal_posterior.py"),
+    "maml, deterministic": pytest.mark.deep(after="tests/algorithms/personal/test_meta_learning.py"),
+    "per_fed_avg, deterministic": pytest.mark.deep(after="tests/algorithms/personal/test_meta_learning.py"),
+    "meta_vd, flipout": pytest.mark.deep(after="tests/algorithms/personal/test_meta_vd.py"),
+    "meta_vd, pruned, flipout": pytest.mark.deep(after="tests/algorithms/personal/test_meta_vd.py"),
+    "p_fed_bayes, flipout": pytest.mark.deep(after="tests/algorithms/personal/test_personal_posterior.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/contrib/test_kernel.py"),
     "scaffold, deterministic": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
     "fed_dyn, flipout": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
@@ -82,7 +83,7 @@ def local(name, client):
 
 
 def anchor_of(name):
-    return models.get_weights(method_of(name).model_fn())
+    return get_weights(method_of(name).model_fn())
 
 
 def learnt(state):
@@ -173,7 +174,7 @@ def test_state_stays_sound_over_rounds(name):
         assert new.shape == old.shape and new.dtype == old.dtype
     predictive = process.predictive_weights(output.state)
     assert np.all(np.isfinite(all_means(predictive)))
-    floor = models.min_stddev(method_of(name).model_fn())
+    floor = min_stddev(method_of(name).model_fn())
     for variance in posterior.positive_leaves(predictive.posterior):
         assert np.min(variance) >= floor**2 * (1 - 1e-6) and np.min(variance) > 0
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from tests.processes import weights_after
 from tfp_bfl import algorithms, clients, federated, models, rules
 from tfp_bfl.data import Clients
-from tfp_bfl.models import ClientResult, TrainingMetrics
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.training.inference import settings_for
+from tfp_bfl.weights import ClientResult, TrainingMetrics
 
 from .method import CLIENTS
 from .methods import BATCHES

@@ -7,12 +7,13 @@ import pytest
 import tensorflow as tf
 
 from tests import gaussians
-from tfp_bfl import algorithms, clients, federated, models
-from tfp_bfl.clients.displacement import reach_of
+from tfp_bfl import algorithms, clients, models
+from tfp_bfl.algorithms.chains.driver import simulate_chains
+from tfp_bfl.algorithms.drift import reach_of
 from tfp_bfl.data import Clients, Column, Source
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ModelWeights, Population, ServerMessage
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights, Population, ServerMessage, get_weights
 
 SIZES = (8, 24, 40)
 
@@ -97,7 +98,7 @@ def test_cohorts_rest_at_the_minimum_of_all_clients(build, options, how):
     data = gaussians.clients_of([np.full((n, 1), m) for n, m in zip(sizes, minima)])
     given = {"likelihood": "density", "optimizer": "sgd", "learning_rate": 0.2, "local_epochs": 5, "batch_size": 32}
     process = build(gaussians.model_fn(1), **{**given, **options, **how})
-    chains = federated.simulate_chains(process, data, 400, num_chains=2, cohorts=2)
+    chains = simulate_chains(process, data, 400, num_chains=2, cohorts=2)
     wanted = np.average(minima, weights=None if how else sizes)
     np.testing.assert_allclose(chains.draws.point[0][:, -1], wanted, atol=0.02)
 
@@ -122,7 +123,7 @@ def test_fed_nova_rests_at_the_minimum_where_clients_take_unequal_numbers_of_ste
 
 
 def message(told, memory):
-    weights = models.get_weights(line())
+    weights = get_weights(line())
     federation = Population(tf.constant(3), tf.constant(sum(SIZES)))
     return ServerMessage(weights, tf.constant(0), told, memory, federation)
 
@@ -225,14 +226,6 @@ def test_a_rule_by_precisions_is_warned_of(name):
     assert not build(gaussian).notices and not build(line, rule="log_linear_pool").notices
 
 
-def test_a_sum_needs_weights_that_are_known_beforehand():
-    model_fn = lambda: models.mlp("flipout", (3,), 2, hidden=(4,))
-    work = algorithms.scaffold(model_fn).client_work._replace(extra_pool="sum")
-    step = algorithms.scaffold(model_fn).server_step
-    with pytest.raises(InvalidArgument, match="The weighting 'max_discrepancy' gives clients weights that follow"):
-        algorithms.compose(model_fn, work, "linear_pool", step, weighting="max_discrepancy")
-
-
 def test_fed_dyn_takes_no_second_proximal_term():
     with pytest.raises(InvalidArgument, match="leave proximal out"):
         algorithms.fed_dyn(line, proximal=0.1)
@@ -242,7 +235,7 @@ def test_gaussian_weights_are_corrected_in_their_means():
     """The memory has a number for each mean and point weight, whatever the standard deviations."""
     model_fn = lambda: models.mlp("flipout", (3,), 2, hidden=(4,))
     process = algorithms.scaffold(model_fn)
-    weights = models.get_weights(model_fn())
+    weights = get_weights(model_fn())
     assert isinstance(weights, ModelWeights) and isinstance(weights.posterior, MeanField)
     number = sum(np.size(x) for x in (*weights.posterior.mean, *weights.point))
     assert process.client_work.memory(weights, 0.0).shape == (number,)

@@ -14,7 +14,7 @@ def model_fn():
 @pytest.mark.deep(after="tests/weights/test_head.py")
 def test_the_last_layer_above_frozen_batch_norm():
     clients = bfl.data.load("digits").subset(60, 0).partition(bfl.data.iid(2), 0)
-    start = bfl.models.get_weights(model_fn())
+    start = bfl.weights.get_weights(model_fn())
     # Statistics that no training of this model would leave.
     moments = tf.nest.map_structure(lambda x: tf.fill(x.shape, 0.7), start.moments)
     process = bfl.algorithms.fl_swag(model_fn, last_layer=True, local_epochs=4)

@@ -13,9 +13,14 @@ import tensorflow as tf
 
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, errors, federated, models, posterior, rules, servers, weighting
+from tfp_bfl.algorithms.averaging.step import distil
+from tfp_bfl.algorithms.averaging.work import posterior_averaging
+from tfp_bfl.algorithms.chains.step import langevin
+from tfp_bfl.algorithms.swag.step import online_product
+from tfp_bfl.algorithms.swag.work import swag as swag_work
 from tfp_bfl.contrib.kernel import kernel_posterior
-from tfp_bfl.models import ClientResult, TrainingMetrics, get_weights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics, get_weights, min_stddev, prior
 
 from .method import CLIENTS, SOURCE
 
@@ -52,8 +57,8 @@ def middle(stacked, importance, anchor):
 SMALL = {"local_epochs": 1, "batch_size": 16}
 WORKS = {
     "training": lambda kind: clients.variational(MODELS[kind], learning_rate=0.01, **SMALL),
-    "averaging": lambda kind: clients.posterior_averaging(MODELS[kind], learning_rate=0.01, **SMALL),
-    "swag": lambda kind: clients.swag(MODELS[kind], max_columns=3, local_epochs=4, batch_size=16),
+    "averaging": lambda kind: posterior_averaging(MODELS[kind], learning_rate=0.01, **SMALL),
+    "swag": lambda kind: swag_work(MODELS[kind], max_columns=3, local_epochs=4, batch_size=16),
     "plain function": lambda kind: touched(MODELS[kind]),
 }
 RULES = {
@@ -68,10 +73,10 @@ DEFENCES = (None, "clip:0.5", "trimmed:0.34", "median")
 STEPS = {
     "replace": servers.replace,
     "optimize": lambda: servers.optimize(servers.server_optimizer("yogi")),
-    "langevin": lambda: servers.langevin(servers.replace(), 1e-6),
+    "langevin": lambda: langevin(servers.replace(), 1e-6),
     "keep_gaussian": servers.keep_gaussian,
-    "distil": lambda: servers.distil(functools.partial(model, "deterministic"), SOURCE.features[:9], num_models=1),
-    "online_product": lambda: servers.online_product(4, 3),
+    "distil": lambda: distil(functools.partial(model, "deterministic"), SOURCE.features[:9], num_models=1),
+    "online_product": lambda: online_product(4, 3),
 }
 CELLS = list(itertools.product(WORKS, KINDS, RULES, weighting.ALL_WEIGHTINGS, DEFENCES, STEPS))
 OF_POINTS = ("langevin", "keep_gaussian", "distil", "online_product")
@@ -164,7 +169,7 @@ RUN = covering([cell for cell in CELLS if fits(*cell) and cell[2] in TOLD])
 @functools.cache
 def results(work, kind):
     run = built("work", work, kind)()
-    message = models.ServerMessage(get_weights(model(kind)), tf.constant(0))
+    message = ServerMessage(get_weights(model(kind)), tf.constant(0))
     examples = [tf.nest.map_structure(tf.constant, CLIENTS.examples(k)) for k in range(3)]
     return [run(message, e, tf.constant([3, k])) for k, e in enumerate(examples)]
 
@@ -255,10 +260,10 @@ def test_a_model_in_the_place_of_its_function(name, parts):
 def test_a_flipout_model_is_cloned_with_all_that_its_layers_have():
     original = models.mlp("flipout", hidden=(3,), prior_stddev=2.0, initial_stddev=0.3, min_stddev=0.2, seed=4)
     clone = models.as_model_fn(original)()
-    for f in (get_weights, models.prior):
+    for f in (get_weights, prior):
         for a, b in zip(*(tf.nest.flatten(f(x)) for x in (clone, original)), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert models.min_stddev(clone) == models.min_stddev(original)
+    assert min_stddev(clone) == min_stddev(original)
 
 
 class Own(tf.keras.Model):
@@ -309,10 +314,10 @@ def test_a_bound_on_the_change_of_what_are_no_weights(parts):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: servers.langevin(servers.replace, 0.1), "step must be a ServerStep, such as servers.replace"),
+        (lambda: langevin(servers.replace, 0.1), "step must be a ServerStep, such as servers.replace"),
         (lambda: servers.keep_gaussian("sgd"), "step must be a ServerStep"),
         (lambda: servers.keep_gaussian(servers.keep_gaussian()), "must go on from a model's weights"),
-        (lambda: servers.distil(MODELS["deterministic"], SOURCE.features[:2], server_step=servers.keep_gaussian()),
+        (lambda: distil(MODELS["deterministic"], SOURCE.features[:2], server_step=servers.keep_gaussian()),
          "server_step must go on from a model's weights"),
     ],
 )  # fmt: skip
@@ -326,8 +331,8 @@ def test_steps_say_their_rates():
     names = {
         "replace": servers.replace(),
         "optimize (sgd, learning rate 0.5)": half,
-        "langevin (step size 1e-06)": servers.langevin(servers.replace(), 1e-6),
-        "langevin (step size 0.1) after optimize (sgd, learning rate 0.5)": servers.langevin(half, 0.1),
+        "langevin (step size 1e-06)": langevin(servers.replace(), 1e-6),
+        "langevin (step size 0.1) after optimize (sgd, learning rate 0.5)": langevin(half, 0.1),
         "keep_gaussian": servers.keep_gaussian(),
     }
     assert [step.name for step in names.values()] == list(names)

@@ -7,10 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tests.federated.toys import spoilt
-from tfp_bfl import algorithms, models, rules, weighting
+from tfp_bfl import algorithms, rules, weighting
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulate
+from tfp_bfl.weights import get_weights
 
 from .method import CLIENTS, SEED, SOURCE, mlp
 from .methods import ADAM, METRICS, assert_same, variational_result
@@ -29,7 +30,7 @@ def build(rule, defence, kind="flipout", weights="train_size"):
 def pool_by_hand(rule, defence, kind="flipout", cohort=(0, 1, 2)):
     whole = rules.parse_robust(defence)(rules.whole_model(rules.parse_rule(rule)))
     whole = rules.gathered(whole) if isinstance(whole, rules.GatherRule) else whole
-    anchor = models.get_weights(mlp(kind)())
+    anchor = get_weights(mlp(kind)())
     results = [variational_result(kind, k) for k in cohort]
     parts = [whole.summarise(r.weights, anchor, tf.cast(r.num_examples, tf.float32)) for r in results]
     total = functools.reduce(whole.merge, parts)

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from tests.federated.toys import spoilt
 from tests.rules.forms import CONTRACT
-from tfp_bfl import algorithms, models, rules, weighting
+from tfp_bfl import algorithms, rules, weighting
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import stack
+from tfp_bfl.weights import get_weights
 
 from .method import CLIENTS, SEED, SOURCE, mlp
 from .methods import ADAM, assert_same, variational_result
@@ -33,7 +34,7 @@ def weights_by_hand(name, results, anchor):
 
 
 def pool_by_hand(rule, name, results):
-    whole, anchor = rules.whole_model(rules.parse_rule(rule)), models.get_weights(make())
+    whole, anchor = rules.whole_model(rules.parse_rule(rule)), get_weights(make())
     weights = weights_by_hand(name, results, anchor)
     parts = [whole.summarise(r.weights, anchor, tf.cast(w, tf.float32)) for r, w in zip(results, weights)]
     return whole.pool(functools.reduce(whole.merge, parts), anchor).weights

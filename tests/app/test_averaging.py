@@ -69,7 +69,7 @@ def test_the_average_is_scored_exported_and_resumed(tmp_path, monkeypatch):
     config = make_config(whole / "config.yaml", {})
     process = build.process(config, datasets.load(config).train, lambda: None)
     weights, model = client_model.final_weights(process, config, whole), process.model_fn()
-    bfl.models.assign_weights(model, weights)
+    bfl.weights.assign_weights(model, weights)
     test = datasets.load(config).test
     by_hand = bfl.evaluation.evaluate(model, test.features, test.labels, config.num_samples, config.seed)
     assert by_hand.metrics["test_nll"] == pytest.approx(summary["test_nll"], rel=1e-4)

@@ -13,7 +13,7 @@ from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import ALGORITHMS
-from tfp_bfl.posterior.samples import num_draws
+from tfp_bfl.posterior.families import num_draws
 from tfp_bfl.training.inference import DEFAULT_INFERENCE, default_optimizer, default_rate
 from tfp_bfl.training.updates import rate_of
 
@@ -162,7 +162,7 @@ def test_surrogates_are_fitted_to_the_clients_of_the_training(options_of):
     surrogates = options_of(config)["surrogates"]
     model_fn = build.model_fn(config, SOURCE)
     for k, found in enumerate(surrogates):
-        wanted = bfl.clients.fit_surrogate(model_fn, *held.examples(k)[1:], max_steps=5)
+        wanted = bfl.algorithms.chains.local_langevin.fit_surrogate(model_fn, *held.examples(k)[1:], max_steps=5)
         np.testing.assert_allclose(found.precision, wanted.precision, rtol=1e-3, atol=1e-5)
     assert len(surrogates) == 3 and np.abs(surrogates[0].mean - surrogates[1].mean).max() > 1e-3
     with pytest.raises(InvalidArgument, match="fsgld fits a Gaussian to the data of each client before the first roun"):

@@ -243,15 +243,15 @@ def table(tmp_path_factory):
 def replaced(monkeypatch):
     """Replace the work of the commands by an exception with what it gets."""
     from tfp_bfl.app.one_run import run
-    from tfp_bfl.bench import cells, one_method, program, sweep
+    from tfp_bfl.bench import cells, program, sweep, tuning
     from tfp_bfl.sites.deployment import demo, kits, submit
 
     for module, name in [
-        (run, "execute"), (run, "resume"), (sweep, "sweep"), (cells, "list_cells"), (one_method, "_check_folder"),
+        (run, "execute"), (run, "resume"), (sweep, "sweep"), (cells, "list_cells"), (tuning, "_check_folder"),
         (program, "run_bench"), (kits, "make_kits"), (demo, "run_demo"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, raising)
-    monkeypatch.setattr(one_method.tuning, "check_optuna", lambda: None)
+    monkeypatch.setattr(tuning, "check_optuna", lambda: None)
     monkeypatch.setattr(submit, "check_installed", lambda: None)
 
     class Server:

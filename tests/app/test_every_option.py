@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.app.test_config import NEEDS, OWN
+from tfp_bfl.algorithms.chains import local_langevin
 from tfp_bfl.app.one_run import build, client_scores, datasets, pipeline
 from tfp_bfl.app.one_run.job import prepare
 from tfp_bfl.app.options.config import RunConfig, class_of, make_config
@@ -87,7 +88,7 @@ def called(options, monkeypatch):
         shares = datasets.shares(config, train)
         with monkeypatch.context() as patched:
             patched.setattr(bfl.algorithms, config.algorithm, raising)
-            patched.setattr(bfl.clients, "fit_surrogates", lambda model_fn, clients, **given: given)
+            patched.setattr(local_langevin, "fit_surrogates", lambda model_fn, clients, **given: given)
             patched.setattr(bfl.models, "MODELS", dict.fromkeys(bfl.models.MODELS, raising))
             patched.setattr(bfl.models, "as_model_fn", lambda function: function)
             unlabelled = lambda: shares.unlabelled

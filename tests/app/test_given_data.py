@@ -177,8 +177,8 @@ def test_one_sentence_before_anything_is_written(tmp_path, options, message):
 
 
 def test_names_and_digests_tell_given_data_apart():
-    from tfp_bfl.app.many_runs.groups import grouped
     from tfp_bfl.app.options.config import make_config
+    from tfp_bfl.bench.runs import grouped
 
     records = []
     for letter in "ab":

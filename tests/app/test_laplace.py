@@ -9,10 +9,10 @@ import tfp_bfl as bfl
 from tests.app.test_revise import run
 from tests.kit import call, refusal, summary_of
 from tests.units import in_units
+from tfp_bfl.algorithms.held import Held
 from tfp_bfl.app.one_run import after
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.servers import Held
 
 pytestmark = pytest.mark.cpu_seconds(30)  # three runs serve the tests of the file
 

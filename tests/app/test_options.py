@@ -6,17 +6,19 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl import named
+from tfp_bfl.algorithms.chains.work import ESTIMATORS
+from tfp_bfl.algorithms.factors.work import FACTORS_INFERENCE
+from tfp_bfl.algorithms.laplace.work import STRUCTURES
+from tfp_bfl.algorithms.personal.evaluation import EVALUATION_NOISES
+from tfp_bfl.algorithms.personal.variances import RANGES
+from tfp_bfl.algorithms.personal.work import KL_REDUCTIONS
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.afterwards import AFTER
 from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
-from tfp_bfl.clients.gradient import ESTIMATORS
-from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
-from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
-from tfp_bfl.federated.personal import EVALUATION_NOISES
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.options import choices
@@ -26,16 +28,15 @@ from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.training.schedules import SCHEDULES
 from tfp_bfl.training.target import KLS
-from tfp_bfl.weights.personal_variances import RANGES
 
 GROUPS = {
     "kernel_options": bfl.contrib.kernel.kernel_posterior,
-    "variance_options": bfl.models.PERSONAL_VARIANCES["hypernetwork"],
-    "server_options": bfl.servers.personal,
+    "variance_options": bfl.algorithms.personal.variances.PERSONAL_VARIANCES["hypernetwork"],
+    "server_options": bfl.algorithms.personal.step.personal,
 }
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
-    **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
+    **{(name, "inference"): (FACTORS_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
     **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("partitioned_vi", "bayesian_admm")},
     **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld", "fsgld")},
     ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
@@ -130,19 +131,19 @@ def test_names_are_those_of_the_tables():
         choices.DATE_UNITS: DATE_UNITS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
-        choices.STRUCTURES: bfl.clients.STRUCTURES,
+        choices.STRUCTURES: STRUCTURES,
         choices.KERNELS: kernel.KERNELS,
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
-        choices.INFERENCES: bfl.clients.INFERENCES,
+        choices.INFERENCES: bfl.training.INFERENCES,
         choices.OPTIMIZERS: OPTIMIZERS,
         choices.SCHEDULES: SCHEDULES,
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,
-        choices.LEARNERS: bfl.clients.LEARNERS,
+        choices.LEARNERS: bfl.algorithms.personal.work.LEARNERS,
         choices.KL_REDUCTIONS: KL_REDUCTIONS,
-        choices.PERSONAL_VARIANCES: bfl.models.PERSONAL_VARIANCES,
+        choices.PERSONAL_VARIANCES: bfl.algorithms.personal.variances.PERSONAL_VARIANCES,
         choices.EVALUATION_NOISES: EVALUATION_NOISES,
         choices.VARIANCE_RANGES: RANGES,
         choices.PARAMETRIZATIONS: PARAMETRIZATIONS,

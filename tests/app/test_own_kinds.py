@@ -60,7 +60,7 @@ def test_the_kind_that_was_trained_is_recorded(kinds, name, options, kind, tenso
     job = job_of(kinds, name, **options)
     model = job.process.model_fn()
     assert job.config.kind == kind == bfl.models.kind_of(model)
-    assert len(bfl.models.get_weights(model).posterior.mean) == tensors
+    assert len(bfl.weights.get_weights(model).posterior.mean) == tensors
     rates = [layer.rate for layer in model.layers if isinstance(layer, bfl.layers.MCDropout)]
     assert rates == ([0.7] if kind == "mc_dropout" else [])
     # The record gives the same model.

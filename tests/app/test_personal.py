@@ -102,16 +102,16 @@ def test_options_reach_the_model():
     source = bfl.data.load("digits")
     build_model = lambda **options: build.model_fn(make_config(None, options), source)()
     conv_net = build_model(model="conv_net", width=4, algorithm="meta_vd", variational_initializer="uniform")
-    weights = bfl.models.get_weights(conv_net)
+    weights = bfl.weights.get_weights(conv_net)
     assert np.abs(weights.posterior.mean[0]).max() <= 0.25
     assert [x.shape for x in weights.posterior.mean] == [(16, 8)] and weights.point[0].shape == (3, 3, 1, 4)
     np.testing.assert_allclose(weights.posterior.variance[0], np.exp(-8.5), rtol=1e-5)
     mlp = build_model(model="mlp", kind="variational_dropout", variational_layers="dense_1,dense_2")
-    assert [x.shape for x in bfl.models.get_weights(mlp).posterior.mean] == [(64, 32), (32, 10)]
-    np.testing.assert_allclose(bfl.models.get_weights(mlp).posterior.variance[0], np.exp(-8.5), rtol=1e-5)
-    (wider,) = bfl.models.get_weights(build_model(model="conv_net", initial_stddev=0.1)).posterior.variance
+    assert [x.shape for x in bfl.weights.get_weights(mlp).posterior.mean] == [(64, 32), (32, 10)]
+    np.testing.assert_allclose(bfl.weights.get_weights(mlp).posterior.variance[0], np.exp(-8.5), rtol=1e-5)
+    (wider,) = bfl.weights.get_weights(build_model(model="conv_net", initial_stddev=0.1)).posterior.variance
     np.testing.assert_allclose(wider, 0.01, rtol=1e-5)
-    (flipout,) = bfl.models.get_weights(build_model(model="conv_net")).posterior.variance
+    (flipout,) = bfl.weights.get_weights(build_model(model="conv_net")).posterior.variance
     np.testing.assert_allclose(flipout, 9e-6, rtol=1e-5)
 
 
@@ -135,9 +135,9 @@ def test_a_run_learns_and_tells_what_it_exchanged(run, program):
 def test_the_exported_model_of_a_client_is_the_clients(run, program, answer, tmp_path, client):
     process, _, result = program
     assert call("export", run, tmp_path / "own", "--client", client) == 0
-    own = bfl.models.predictive_model(model_fn(), process.personal_weights(result.state, client))
+    own = bfl.weights.predictive_model(model_fn(), process.personal_weights(result.state, client))
     np.testing.assert_allclose(answer(tmp_path / "own"), answer(own), rtol=1e-3, atol=1e-5)
-    another = bfl.models.predictive_model(model_fn(), process.personal_weights(result.state, 2))
+    another = bfl.weights.predictive_model(model_fn(), process.personal_weights(result.state, 2))
     assert np.abs(answer(tmp_path / "own") - answer(another)).max() > 1e-3
     info = bfl.export.read_info(tmp_path / "own")
     assert (info.data["client"], info.data["client_in_training"]) == (client, client < 3)
@@ -153,7 +153,7 @@ def test_the_metrics_on_a_clients_card_are_of_its_own_model(run, program, tmp_pa
     process, _, result = program
     assert call("export", run, tmp_path / "own", "--client", "0") == 0
     test = bfl.data.load("breast_cancer", split="test")
-    own = bfl.models.predictive_model(model_fn(), process.personal_weights(result.state, 0))
+    own = bfl.weights.predictive_model(model_fn(), process.personal_weights(result.state, 0))
     scores = bfl.evaluation.evaluate(own, test.features, test.labels, num_samples=3, seed=0).metrics
     assert bfl.export.read_info(tmp_path / "own").metrics == pytest.approx(scores, rel=1e-3, abs=1e-6)
 
@@ -161,13 +161,13 @@ def test_the_metrics_on_a_clients_card_are_of_its_own_model(run, program, tmp_pa
 def test_scores_of_the_clients_are_those_of_a_program(run, program):
     process, clients, result = program
     shards = bfl.data.load("breast_cancer", split="test").partition(bfl.data.like(clients), seed=0)
-    scores = bfl.federated.evaluate_clients(
+    scores = bfl.algorithms.personal.evaluate_clients(
         process,
         result,
         clients,
         shards,
         lambda model, *examples: bfl.evaluation.evaluate(model, *examples, num_samples=3).metrics,
-        adaptation=bfl.clients.meta_learning(model_fn, local_epochs=1, batch_size=64),
+        adaptation=bfl.algorithms.personal.work.meta_learning(model_fn, local_epochs=1, batch_size=64),
         most_examples=64,
     )
     written = lines_of(run / "clients.jsonl")
@@ -325,7 +325,9 @@ def test_clients_who_are_never_in_training_are_scored_apart(tmp_path, capsys):
 )
 def test_the_step_of_adaptation_is_by_the_loss_of_training(options, wanted, monkeypatch):
     given = {}
-    monkeypatch.setattr(bfl.clients, "meta_learning", lambda model_fn, **options: given.update(options))
+    monkeypatch.setattr(
+        bfl.algorithms.personal.work, "meta_learning", lambda model_fn, **options: given.update(options)
+    )
     config = make_config(None, {"dataset": "breast_cancer", "model": "mlp", **options})
     clients = bfl.data.load("breast_cancer").partition(bfl.data.iid(3), seed=0)
     client_scores.one_step(config, types.SimpleNamespace(model_fn=None), clients)

@@ -79,7 +79,7 @@ def test_bad_arguments_are_refused_before_tensorflow_is_imported(tmp_path):
 
 
 def test_strange_folders_do_not_keep_runs_from_being_listed(tmp_path):
-    from tfp_bfl.app.many_runs.listing import described
+    from tfp_bfl.bench.runs import described
 
     for name in ("deep", "pipe", "text", "empty"):
         (tmp_path / name).mkdir()

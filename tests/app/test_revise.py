@@ -9,13 +9,13 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
+from tests.algorithms.cases import state_of
 from tests.kit import call, summary_of
-from tests.servers.cases import state_of
 from tests.units import in_units
+from tfp_bfl.algorithms.held import Held
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.plots import sections
 from tfp_bfl.plots.page import Picture
-from tfp_bfl.servers import Held
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -26,7 +26,7 @@ TEST = bfl.data.load("breast_cancer", split="test")
 
 
 def run(arguments, folder):
-    """A run's folder; its page without the figures, which tests/app/test_report.py draws."""
+    """A run's folder; its page without the figures, which tests/bench/test_reports.py draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sections, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
         assert call(*arguments, "--output", folder) == 0
@@ -83,7 +83,7 @@ def test_run_folder_is_complete(whole):
 
 def test_the_state_in_the_folder_predicts_as_the_run_does(whole):
     config = make_config(whole / "config.yaml", {})
-    model = bfl.models.predictive_model(bfl.models.mlp(kind=config.kind), state(whole).pool())
+    model = bfl.weights.predictive_model(bfl.models.mlp(kind=config.kind), state(whole).pool())
     samples = bfl.evaluation.predict(model, TEST.features, num_samples=3, seed=0)
     np.testing.assert_allclose(samples.mean(0), exported(whole), rtol=1e-4, atol=1e-6)
     assert np.ptp(samples, 0).max() > 1e-4
@@ -102,7 +102,7 @@ def test_the_product_as_published_is_asked_for_with_three_options_and_kept_when_
     assert differ == {n for n in sent[0] if "/diagonal/" in n} | settings
     assert np.abs(exported(exact) - exported(whole)).max() > 1e-3
     assert call("clients", "remove", exact, "1", "--output", tmp_path / "two") == 0
-    model = bfl.models.predictive_model(bfl.models.mlp(kind="deterministic"), state(tmp_path / "two").pool())
+    model = bfl.weights.predictive_model(bfl.models.mlp(kind="deterministic"), state(tmp_path / "two").pool())
     samples = bfl.evaluation.predict(model, TEST.features, num_samples=3, seed=0)
     np.testing.assert_allclose(samples.mean(0), exported(tmp_path / "two"), rtol=1e-4, atol=1e-6)
 
@@ -127,7 +127,7 @@ def test_last_layer_over_what_the_server_has_pretrained(tmp_path):
     assert_export_is_what_was_evaluated(folder)
     last = state(folder)
     assert [x.shape for x in last.rows["0"].posterior.mean] == [(32, 2), (2,)] and len(last.weights.point) == 6
-    start = bfl.models.get_weights(bfl.models.mlp(kind="deterministic"))
+    start = bfl.weights.get_weights(bfl.models.mlp(kind="deterministic"))
     assert np.abs(last.weights.point[0] - start.point[0]).max() > 1e-3
     assert summary_of(folder)["pretrained_accuracy"] > 0.9 and summary_of(folder)["accuracy"] > 0.85
     shutil.copytree(folder, again)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from tests.algorithms.cases import state_of
 from tests.app.test_revise import contents, run
 from tests.kit import call, refusal, summary_of
-from tests.servers.cases import state_of
-from tfp_bfl.servers import Held
+from tfp_bfl.algorithms.held import Held
 
-pytestmark = [pytest.mark.deep(after="tests/servers/test_factors.py"), pytest.mark.cpu_seconds(60)]
+pytestmark = [pytest.mark.deep(after="tests/algorithms/factors/test_factor_pool.py"), pytest.mark.cpu_seconds(60)]
 
 RUN = "run --algorithm partitioned_vi --dataset breast_cancer --model mlp --partition iid --num-samples 3 --clients 3"
 SMALL = [*RUN.split(), "--rounds", "2", "--local-epochs", "1", "--examples-per-client", "40", "--engine", "local"]

@@ -14,13 +14,13 @@ import yaml
 import tfp_bfl as bfl
 from tests.kit import call, info_of, summary_of
 from tests.units import in_units
+from tfp_bfl.algorithms.factors.work import FACTORS_INFERENCE
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.one_run.predict import predict
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import fields as all_fields
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.bench.sweep import options_of_run, settled_options
-from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.export.statement import in_words, statement, temperature_of
 from tfp_bfl.options.methods import ALGORITHMS
 from tfp_bfl.training.inference import (
@@ -181,8 +181,8 @@ def test_resolved_leaves_nothing_open_that_the_algorithm_fills_in(algorithm, reg
         ({"inference": "natural"}, {"rule": "log_linear_pool", "learning_rate": default_rate("natural")}),
         ({"optimizer": "adam"}, {"optimizer": "adam", "learning_rate": OPTIMIZERS["adam"].learning_rate}),
         ({"temperature": 0.5, "kl": "client", "noise": "flipout"}, {"temperature": 0.5, "kl": "client"}),
-        ({"algorithm": "partitioned_vi"}, {"inference": SITES_INFERENCE, "temperature": TEMPERATURE, "kl": None}),
-        ({"algorithm": "bayesian_admm"}, {"inference": SITES_INFERENCE, "rule": None}),
+        ({"algorithm": "partitioned_vi"}, {"inference": FACTORS_INFERENCE, "temperature": TEMPERATURE, "kl": None}),
+        ({"algorithm": "bayesian_admm"}, {"inference": FACTORS_INFERENCE, "rule": None}),
         ({"algorithm": "fed_opt"}, {"optimizer": "momentum", "momentum": 0.9, "inference": None}),
         ({"algorithm": "fed_opt", "momentum": 0.5}, {"optimizer": "momentum", "momentum": 0.5}),
     ],
@@ -276,6 +276,6 @@ def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypat
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     assert {name: DEFAULTS[name] for name in settings._fields} == settings._asdict() and given["rule"] == config.rule
     helps = {name: field.description for name, field in all_fields().items()}
-    assert DEFAULT_INFERENCE in helps["inference"] and SITES_INFERENCE in helps["inference"]
+    assert DEFAULT_INFERENCE in helps["inference"] and FACTORS_INFERENCE in helps["inference"]
     assert f"{DEFAULT_OPTIMIZER} " in helps["optimizer"]
     assert f"by default {TEMPERATURE:g}, for regression 1" in helps["temperature"]

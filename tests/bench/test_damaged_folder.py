@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.plans import plan_of, records
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.bench import program, tuning
+from tfp_bfl.bench import cells, program, tuning
 from tfp_bfl.errors import Error, InvalidArgument
 
 TUNED, PLAIN = "a/tuned", "a/plain/seed-0"
@@ -23,15 +23,15 @@ def changed(line, **values):
     ("damage", "message"),
     [
         (lambda line: line[:50], "Line 8 of .*records.jsonl is not JSON: remove the line"),
-        (lambda line: changed(line, seed="../../../../x"), 'Line 8 .* as "seed", but must have an integer'),
-        (lambda line: changed(line, seed=True), 'Line 8 .* has True as "seed"'),
+        (lambda line: changed(line, seed="../../../../x"), "Line 8 .*: seed is .*, but must be a whole number"),
+        (lambda line: changed(line, seed=True), "Line 8 .*: seed is True"),
         (lambda line: changed(line, seed=-1), "Line 8 .* is no record that a benchmark can resume from"),
         (lambda line: changed(line, setting=".."), "Line 8 .* is no record that a benchmark can resume from"),
         (lambda line: changed(line, options=None), "Line 8 .* is no record that a benchmark can resume from"),
         (lambda line: changed(line, options=5), "Line 8 .* is no record that a benchmark can resume from"),
         (lambda line: changed(line, tuning={"trials": 3}), "Line 8 .* is no record that a benchmark can resume from"),
         (lambda line: changed(line, tuning=7), "Line 8 .* is no record that a benchmark can resume from"),
-        (lambda line: changed(line, scores={}, failed=None), "Line 8 .* has neither"),
+        (lambda line: changed(line, scores={}, failed=None), "Line 8 .*: neither"),
     ],
 )
 def test_a_damaged_copy_of_records_is_refused_and_kept(tmp_path, stand_in, damage, message):
@@ -59,7 +59,7 @@ def test_an_interrupted_restoration_loses_no_record(tmp_path, stand_in, monkeypa
     whole = program.run_bench(plan_of(tmp_path), tmp_path / "out").read_text()
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / program.RECORDS).write_text(whole)
-    write, number = program.write_whole, []
+    write, number = cells.write_whole, []
 
     def interrupted(path, text):
         number.append(path)
@@ -67,10 +67,10 @@ def test_an_interrupted_restoration_loses_no_record(tmp_path, stand_in, monkeypa
             raise KeyboardInterrupt
         write(path, text)
 
-    monkeypatch.setattr(program, "write_whole", interrupted)
+    monkeypatch.setattr(cells, "write_whole", interrupted)
     with pytest.raises(KeyboardInterrupt):
         program.run_bench(plan_of(tmp_path), tmp_path / "copy")
-    monkeypatch.setattr(program, "write_whole", write)
+    monkeypatch.setattr(cells, "write_whole", write)
     stand_in.clear()
     program.run_bench(plan_of(tmp_path), tmp_path / "copy")
     assert not stand_in and (tmp_path / "copy" / program.RECORDS).read_text() == whole

@@ -8,9 +8,8 @@ import yaml
 
 from tests.kit import summary_of
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.many_runs import score_tables
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.bench import sweep
+from tfp_bfl.bench import runs, sweep
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
@@ -132,9 +131,11 @@ def test_every_combination_by_every_seed():
         (("--vary", "rule=linear_pool,nonsense"), "nonsense"),
         (("--vary", "rounds=2", "--rounds", "3"), "rounds is given and varied"),
         (("--seed", "1"), "There is no option '--seed': did you mean '--seeds'?"),
-        (("--jobs", "0"), "jobs is 0"),
-        (("--jobs", "two"), "jobs is two"),
+        (("--jobs", "0"), "'--jobs': 0 is not in the range"),
+        (("--jobs", "two"), "'--jobs': 'two' is not a valid integer"),
         (("--progress", "bar"), "many runs report in lines"),
+        (("--list", "--progress", "json"), "--list runs nothing: leave --progress out"),
+        (("--list", "--jobs", "2"), "--list runs nothing: leave --jobs out"),
         (("--seeds", "5..1"), "must go up"),
         (("--vary", "seed=0..4"), "give --seeds"),
         (("--vary", "rule=linear_pool or rule=linear_pool"), "would be the folder of two runs"),
@@ -174,18 +175,12 @@ def test_list_runs_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_folder_of_a_run_is_no_folder_of_many(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text("rounds: 2\n")
-    assert run_command_line(["sweep", "--output", str(tmp_path)]) == 2
-    assert "is the folder of one run" in capsys.readouterr().err
-
-
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, capsys):
-    (tmp_path / "report.html").write_text("mine")
+@pytest.mark.parametrize("name", ["config.yaml", "report.html"])
+def test_a_folder_of_a_run_or_of_something_else_is_left_as_it_is(tmp_path, capsys, name):
+    (tmp_path / name).write_text("rounds: 2\n")
     assert run_command_line(["sweep", *SMALL, "--output", str(tmp_path)]) == 2
-    assert "holds something else than a sweep" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").read_text() == "mine"
+    assert "is no folder of a sweep" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "rounds: 2\n"
 
 
 @pytest.mark.parametrize("dataset", ["fasion_mnist", "nowhere.csv"])
@@ -197,8 +192,8 @@ def test_missing_data_are_reported_before_any_run(tmp_path, capsys, dataset):
 def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
-    monkeypatch.setattr(score_tables, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
-    score_tables.write_tables([tmp_path / name for name in summaries], tmp_path)
+    monkeypatch.setattr(runs, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    runs.write_tables([tmp_path / name for name in summaries], tmp_path)
     assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.kit import lines_of
 from tfp_bfl.app.one_run.pipeline import Finished
-from tfp_bfl.bench import tuning
+from tfp_bfl.bench import cells, tuning
 from tfp_bfl.bench.spaces import Space
 from tfp_bfl.errors import Error, InvalidArgument
 
@@ -16,7 +16,7 @@ SPACE = {"rate": Space(1e-3, 1.0, True), "kind": Space(values=("a", "b"))}
 @pytest.fixture(autouse=True)
 def kept_garbage(monkeypatch):
     """To collect that of all tests before would take most of the time."""
-    monkeypatch.setattr(tuning, "forget_models", lambda: None)
+    monkeypatch.setattr(cells, "forget_models", lambda: None)
 
 
 def trial(**scores):

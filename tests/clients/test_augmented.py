@@ -11,8 +11,10 @@ SOURCE = bfl.data.load("digits")
 CLIENTS = SOURCE.partition(bfl.data.iid(40), seed=0).split(3)[0]
 WORKS = {
     "variational": bfl.clients.variational,
-    "meta_learning": bfl.clients.meta_learning,
-    "posterior_averaging": lambda model_fn, **options: bfl.clients.posterior_averaging(model_fn, **options),
+    "meta_learning": bfl.algorithms.personal.work.meta_learning,
+    "posterior_averaging": lambda model_fn, **options: bfl.algorithms.averaging.work.posterior_averaging(
+        model_fn, **options
+    ),
 }
 
 
@@ -39,7 +41,7 @@ def test_work_sees_what_the_augmentation_gives(kind):
     np.testing.assert_array_equal(plain, same)
     assert np.abs(after_a_round(make(), "crop_and_flip:1") - plain).max() > 1e-4
     # Features of zeros have no gradient in the first kernel: it stays.
-    start = bfl.models.get_weights(model_fn()).point[0].numpy().ravel()
+    start = bfl.weights.get_weights(model_fn()).point[0].numpy().ravel()
     np.testing.assert_array_equal(after_a_round(make(), constant(0.0))[: start.size], start)
 
 
@@ -60,8 +62,8 @@ def test_each_step_has_a_seed_of_its_own():
 
 
 def test_work_without_batches_is_refused():
-    work = bfl.clients.stochastic_gradient(model_fn, compressor="none")
-    step = bfl.servers.descend(1e-3)
+    work = bfl.algorithms.chains.work.stochastic_gradient(model_fn, compressor="none")
+    step = bfl.algorithms.chains.step.descend(1e-3)
     process = bfl.algorithms.compose(model_fn, work, bfl.rules.total(), step, augmentation="crop_and_flip:1")
     with pytest.raises(InvalidArgument, match="An augmentation is of work that steps through batches"):
         bfl.simulate(process, CLIENTS, rounds=1, engine="local")
@@ -69,6 +71,6 @@ def test_work_without_batches_is_refused():
 
 def test_examples_with_privacy_are_not_augmented():
     model_fn = lambda: bfl.models.lenet("deterministic", (8, 8, 1), 2)
-    hidden = {"example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    hidden = {"example_privacy": bfl.training.ExamplePrivacy(1.0, 1.0)}
     with pytest.raises(InvalidArgument, match="leave augmentation or example_privacy"):
         bfl.algorithms.fed_opt(model_fn, augmentation="crop_and_flip:2", **hidden)

@@ -5,11 +5,13 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.method import CLIENTS, fold, mlp, result_of
-from tfp_bfl import algorithms, clients, compression, models, simulate
+from tfp_bfl import algorithms, clients, compression, simulate
+from tfp_bfl.algorithms.chains.work import stochastic_gradient
+from tfp_bfl.algorithms.factors.work import factors
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ClientResult
 from tfp_bfl.posterior import flatten
+from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics, get_weights
 
 TRAINING = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.02}
 
@@ -22,7 +24,7 @@ def change_of(weights, before):
 @pytest.mark.parametrize("kind", ["flipout", "deterministic"])
 def test_what_is_sent_is_what_the_bytes_say(kind):
     work, quantiser = clients.variational(mlp(kind), **TRAINING), compression.quantiser(8)
-    before, plain = models.get_weights(mlp(kind)()), result_of(work, mlp(kind), 0)
+    before, plain = get_weights(mlp(kind)()), result_of(work, mlp(kind), 0)
     sent = result_of(clients.compressed(work, quantiser), mlp(kind), 0)
     change, size = change_of(plain.weights, before), len(change_of(plain.weights, before))
     message = quantiser.compress(tf.constant(change), tf.random.experimental.stateless_fold_in(fold(0, 0), 2**30))
@@ -42,19 +44,19 @@ def test_the_mean_of_many_seeds_is_the_change():
     of 600,000 runs of other seeds would fail."""
     change = np.float32([1.0, -2.0, 0.5])
     model_fn = lambda: tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=True, input_shape=(2,))])
-    before = models.get_weights(model_fn())
+    before = get_weights(model_fn())
 
     def build():
         def run(message, examples, seed):
             del examples, seed
             point = tuple(w + tf.reshape(d, w.shape) for w, d in zip(message.weights.point, (change[:2], change[2:])))
-            nothing = models.TrainingMetrics(*[tf.constant(0.0)] * 3)
+            nothing = TrainingMetrics(*[tf.constant(0.0)] * 3)
             return ClientResult(message.weights._replace(point=point), tf.constant(1), nothing)
 
         return run
 
     work = clients.compressed(ClientWork(build), "sparsifier:0.5")()
-    message = models.ServerMessage(before, tf.constant(0))
+    message = ServerMessage(before, tf.constant(0))
     draw = lambda i: flatten(work(message, (), tf.stack([i, 0])).weights.point) - flatten(before.point)
     found = tf.map_fn(draw, tf.range(1000), fn_output_signature=tf.float32).numpy()
     np.testing.assert_array_less(np.abs(found.mean(0) - change), 0.16 * np.abs(change))
@@ -93,12 +95,12 @@ def changing(changes):
             del examples, seed
             change = tf.gather(tf.constant(changes), message.round)
             point = tuple(w + tf.reshape(d, w.shape) for w, d in zip(message.weights.point, (change[:2], change[2:])))
-            nothing = models.TrainingMetrics(*[tf.constant(0.0)] * 3)
+            nothing = TrainingMetrics(*[tf.constant(0.0)] * 3)
             return ClientResult(message.weights._replace(point=point), tf.constant(1), nothing)
 
         return run
 
-    return ClientWork(build), models.get_weights(model_fn())
+    return ClientWork(build), get_weights(model_fn())
 
 
 @pytest.mark.parametrize("compressor", ["quantiser:1", "quantiser:4", "sparsifier:0.3", "largest:0.3", "none"])
@@ -109,7 +111,7 @@ def test_what_was_sent_in_all_is_the_changes_less_the_last_error(compressor):
     work = clients.compressed(work, compressor, error_memory=True)
     run, kept, sent, sizes = work(), work.memory(before, 0.0), np.zeros(3), []
     for t in range(len(changes)):
-        message = models.ServerMessage(before, tf.constant(t), memory=kept)
+        message = ServerMessage(before, tf.constant(t), memory=kept)
         result = run(message, (), tf.constant([t, 0]))
         sent += flatten(result.weights.point).numpy() - flatten(before.point).numpy()
         kept = result.memory
@@ -138,7 +140,7 @@ def test_masks_leave_nothing_to_compress():
 
 
 def test_work_that_sends_something_else_or_keeps_it():
-    sites, gradient = clients.sites(mlp("flipout")), clients.stochastic_gradient(mlp("deterministic"))
+    sites, gradient = factors(mlp("flipout")), stochastic_gradient(mlp("deterministic"))
     with pytest.raises(InvalidArgument, match="keep a memory that must be what they sent: leave it out"):
         clients.compressed(sites, "none")
     with pytest.raises(InvalidArgument, match=r"send a gradient: leave it out, or use algorithms\.qlsd"):

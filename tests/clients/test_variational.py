@@ -12,8 +12,9 @@ from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout
-from tfp_bfl.models import ServerMessage, get_weights
 from tfp_bfl.posterior import kl_divergence
+from tfp_bfl.weights import ServerMessage, get_weights
+from tfp_bfl.weights import prior as prior_weights
 
 SGD = tf.keras.optimizers.SGD
 RNG = np.random.default_rng(0)
@@ -139,7 +140,7 @@ def test_elbo_is_of_nll_and_the_kl_of_the_last_step_to_the_prior_over_the_client
     for rate in (0.0, 0.05):
         result = run(model_fn, table(10), learning_rate=rate, batch_size=4, local_epochs=2)
         metrics = result.metrics
-        expected = kl_divergence(result.weights.posterior, models.prior(model_fn()))
+        expected = kl_divergence(result.weights.posterior, prior_weights(model_fn()))
         np.testing.assert_allclose(metrics.kl, expected, rtol=1e-5)
         np.testing.assert_allclose(metrics.tempered_elbo, -(metrics.nll + metrics.kl / 10), rtol=1e-6)
 

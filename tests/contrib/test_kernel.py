@@ -10,8 +10,8 @@ from tfp_bfl import rules
 from tfp_bfl.contrib.kernel import bandwidths, kernel_mode, kernel_modes, kernel_posterior, mean_shift, plug_in
 from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 from . import kernel_reference as reference
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from experiments import claims
-from tests.own_files import ROOT, python_files
+from tests.own_files import ROOT, is_test, python_files
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.options.methods import fields
 
@@ -40,7 +40,8 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text().splitlines()
 
 
 # The library, and the programs of its studies and benchmarks.
-SOURCES = [path for root in ("tfp_bfl", "experiments", "benchmarks") for path in python_files(root)]
+FILES = [path for root in ("tfp_bfl", "experiments", "benchmarks", "tests") for path in python_files(root)]
+SOURCES, TESTS = ([path for path in FILES if is_test(path) == tests] for tests in (False, True))
 # Openings of a noun phrase: documents a class, a module or a property, but not a function.
 ARTICLES = {"The", "A", "An", "Each", "Every", "All", "One", "Both", "Another"}
 
@@ -56,7 +57,7 @@ def docstrings(paths=SOURCES):
 
 
 def test_docstrings_of_tests_use_the_fields_terms():
-    tests = docstrings(python_files("tests"))
+    tests = docstrings(TESTS)
     found = {(place, word): text for place, _, text in tests for word in BANNED if re.search(word, text)}
     assert found == {}
 
@@ -106,7 +107,7 @@ def returns_something(function):
 def test_docstrings_of_classes_and_of_functions_without_a_result_do_not_say_return():
     found = {
         f"{name_of(path)}: {node.name}": ast.get_docstring(node).split("\n")[0]
-        for path in [*SOURCES, *python_files("docs"), *python_files("tests")]
+        for path in [*SOURCES, *python_files("docs"), *TESTS]
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and (ast.get_docstring(node) or "").startswith("Return ")
         if isinstance(node, ast.ClassDef) or not returns_something(node)

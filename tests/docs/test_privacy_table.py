@@ -20,7 +20,7 @@ HEAD, *ROWS = table_under(f"\n# Algorithms\n| algorithm | secure aggregation |{S
 TABLE = {name: row[1:] for row in ROWS for name in re.findall(r"`(\w+)`", row[0])}
 MECHANISMS = {
     "client-level": {"privacy": bfl.privacy.Privacy(10.0, 1.0, 5), "weighting": "equal"},
-    "example-level": {"example_privacy": bfl.clients.ExamplePrivacy(1.0, 2.0)},
+    "example-level": {"example_privacy": bfl.training.ExamplePrivacy(1.0, 2.0)},
 }
 OPTIONS = {
     "client-level": {"privacy_clip_norm": 10, "cohort_size": 5, "weighting": "equal"},

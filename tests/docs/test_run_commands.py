@@ -18,7 +18,7 @@ EXCEPTIONS = {
     "completion": "writes into the reader's home",
     "--help": "tests/docs/test_commands.py",
     "deploy": "sites and their server: tests/sites",
-    "--ood": "two datasets of one shape from the network: tests/app/test_report.py",
+    "--ood": "two datasets of one shape from the network: tests/bench/test_reports.py",
     "bench": "minutes of many runs: tests/bench/test_bench.py",
     "doctor": "describes the machine: tests/app/test_doctor.py",
 }

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import pytest_sessionfinish
+from tests.plugin import pytest_sessionfinish
 
 PROGRAM = """
 import os, sys

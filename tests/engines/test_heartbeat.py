@@ -19,7 +19,8 @@ pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
 
 pytest.importorskip("tensorflow_federated")
 
-from tests.federated.test_restarts import CLIENTS, assert_identical, build, without_times  # noqa: E402
+from tests.federated.test_restarts import CLIENTS, build  # noqa: E402
+from tests.kit import assert_same, without_times  # noqa: E402
 from tfp_bfl.engines.tff.workers import Worker  # noqa: E402
 
 
@@ -46,7 +47,7 @@ def test_a_frozen_worker_is_replaced_and_nothing_is_lost(after, caplog):
         assert not victim.is_alive
     first, *later = (row["restarts"] for row in result.rounds)
     assert first == 0 and sum(later) == 1  # In which of them is the machine's.
-    assert_identical(result.state, wanted.state)
+    assert_same(result.state, wanted.state)
     assert without_times(result.rounds) == without_times(wanted.rounds)
     assert f"The worker {victim.address} has not answered for 2 s and is given up" in caplog.text
     assert "did not answer for 2 s (stopped, swapped out or hung) and was ended" in caplog.text

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
 
 pytest.importorskip("tensorflow_federated")
 
-from tests.federated.test_restarts import CLIENTS, assert_identical, build  # noqa: E402
+from tests.federated.test_restarts import CLIENTS, build  # noqa: E402
+from tests.kit import assert_same  # noqa: E402
 from tfp_bfl.engines.tff.workers import Worker  # noqa: E402
 
 
@@ -90,7 +91,7 @@ def test_a_run_behind_tls_is_the_same_and_unknown_certificates_are_refused(folde
             wanted = run(runtime)
         with proxy(ours / "localhost" / "startup", worker.address) as address:
             with remote_workers([address], 2, tls=tls_of(ours, "driver")) as runtime:
-                assert_identical(run(runtime).state, wanted.state)
+                assert_same(run(runtime).state, wanted.state)
             mine = tls_of(ours, "driver")
             for tls in (None, Tls(mine.authority), tls_of(others, "driver")):
                 refused = pytest.raises(WorkerError, match=f"No worker answered at {address}")

@@ -154,3 +154,25 @@ def test_ends_of_ranges_are_inside():
     np.testing.assert_array_equal(evaluation.prediction_sets(PAIR, np.float32(1)).sum(1), 1)
     # Variances of 0 are a sample.
     np.testing.assert_array_equal(evaluation.mixture_crps(MEANS, 0 * VARIANCES, LABELS + 1), 1)
+
+
+# Scores that NumPy does not compute: they run in graphs, of any number of rows.
+IN_GRAPHS = [name for name in OF_CLASSES if name not in (
+    *("adaptive_calibration_error", "classwise_calibration_error", "confusion_matrix", "auroc", "class_scores"),
+    *("fit_temperature", "label_histogram", "risk_coverage", "conformal_limit"),
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", IN_GRAPHS)
+def test_graphs_with_unknown_batch_and_any_labels(name, dtype):
+    score, more = getattr(evaluation, name), OF_CLASSES[name]
+    wanted = tf.nest.flatten(score(P.astype(dtype), Y, *more))
+    types = [(P.astype(dtype), [None, 3]), (Y.astype(np.int32), [None]), *((x.astype(dtype), [None]) for x in more)]
+    graph = tf.function(score, input_signature=[tf.TensorSpec(shape, x.dtype) for x, shape in types])
+    for a, b in zip(tf.nest.flatten(graph(*(x for x, _ in types))), wanted, strict=True):
+        assert a.dtype == b.dtype and (dtype == np.float64 or b.dtype != tf.float64)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    for kind in (np.uint8, np.int32):
+        for a, b in zip(tf.nest.flatten(score(P.astype(dtype), Y.astype(kind), *more)), wanted, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -1,3 +1,5 @@
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -5,7 +7,9 @@ import pytest
 import sklearn.calibration
 import tensorflow as tf
 import tensorflow_probability as tfp
+from scipy import integrate, stats
 
+from tfp_bfl import evaluation
 from tfp_bfl.evaluation.calibration import (
     expected_calibration_error,
     maximum_calibration_error,
@@ -45,11 +49,6 @@ def test_edges_belong_to_the_lower_bin(dtype):
     just_above = np.nextafter(dtype(0.7), dtype(1))
     count = reliability(np.array([[just_above, 1 - just_above]], dtype), [0], 10).count
     assert int(count[7]) == 1
-
-
-def test_one_bin_compares_the_means():
-    p, y = binary([0.6, 0.9, 0.8]), [0, 0, 1]
-    assert float(expected_calibration_error(p, y, 1)) == pytest.approx(abs(2 / 3 - 2.3 / 3))
 
 
 @pytest.mark.statistical
@@ -110,14 +109,6 @@ def test_certain_and_right_is_perfect():
     assert float(maximum_calibration_error(np.eye(3), [1, 2, 0])) == 1.0
 
 
-@pytest.mark.parametrize("function", [expected_calibration_error, maximum_calibration_error])
-def test_runs_in_a_graph_with_unknown_batch(function):
-    p, y = random_case(5, 50)
-    signature = [tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None], tf.int64)]
-    graph = tf.function(function, input_signature=signature)
-    assert float(graph(p, y)) == pytest.approx(float(function(p, y)))
-
-
 FOUR = np.array([[0.72, 0.17, 0.11], [0.13, 0.81, 0.06], [0.26, 0.33, 0.41], [1, 0, 0]])
 FOUR_LABELS = [0, 2, 2, 0]
 
@@ -147,8 +138,52 @@ def test_of_two_classes_both_tell_the_same_where_confidence_is_symmetric():
     assert ece[0] == pytest.approx(ece[1])
 
 
-def test_over_classes_in_a_graph_with_unknown_batch():
-    p, y = random_case(5, 50)
-    signature = [tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int64)]
-    graph = tf.function(lambda p, y: expected_calibration_error(p, y, over="classes"), input_signature=signature)
-    assert float(graph(p, y)) == pytest.approx(float(expected_calibration_error(p, y, over="classes")), abs=1e-6)
+RNG = np.random.default_rng(0)
+PROBABILITIES = RNG.dirichlet(np.ones(3), 101).astype(np.float32)
+LABELS = RNG.integers(0, 3, 101)
+
+
+def test_the_classwise_error_is_the_mean_over_classes():
+    errors, masses = [], []
+    for c in range(3):
+        is_c = np.equal(LABELS, c)
+        # As the top-label error of a classifier that says of each example with which probability it is of the class.
+        edges = np.linspace(0, 1, 6)
+        inside = [
+            (low < PROBABILITIES[:, c]) & (PROBABILITIES[:, c] <= high) for low, high in itertools.pairwise(edges)
+        ]
+        gaps = [abs(np.sum(is_c[m] - PROBABILITIES[m, c])) / 101 for m in inside]
+        errors.append(sum(gaps))
+        order = np.argsort(PROBABILITIES[:, c])
+        masses.append(sum(abs(np.sum(is_c[m] - PROBABILITIES[m, c])) / 101 for m in np.array_split(order, 5)))
+    assert evaluation.classwise_calibration_error(PROBABILITIES, LABELS, 5) == pytest.approx(np.mean(errors), abs=1e-6)
+    found = evaluation.classwise_calibration_error(PROBABILITIES, LABELS, 5, equal_mass=True)
+    assert found == pytest.approx(np.mean(masses), abs=1e-6)
+
+
+def test_calibrated_probabilities_have_small_errors():
+    """Controls: labels drawn from the probabilities, and the same probabilities made overconfident."""
+    rng = np.random.default_rng(1)
+    p = rng.dirichlet(np.ones(3), 20_000)
+    labels = (rng.uniform(size=(20_000, 1)) > p.cumsum(1)).sum(1).clip(0, 2)
+    for error in (evaluation.adaptive_calibration_error, evaluation.classwise_calibration_error):
+        assert error(p, labels) < 0.02 < 0.05 < error(evaluation.at_temperature(p, 0.5), labels)
+
+
+@pytest.mark.parametrize(
+    ("means", "variances"), [([0.3], [2.0]), ([-1.0, 0.5, 4.0], [0.2, 1.0, 3.0])], ids=["Gaussian", "mixture"]
+)
+def test_crps_is_the_integral(means, variances):
+    cdf = lambda t: np.mean([stats.norm.cdf(t, m, v**0.5) for m, v in zip(means, variances)])
+    for y in (-2.0, 0.7):
+        below, _ = integrate.quad(lambda t: cdf(t) ** 2, -30, y)
+        above, _ = integrate.quad(lambda t: (1 - cdf(t)) ** 2, y, 30)
+        found = evaluation.mixture_crps(np.array(means)[:, None], np.array(variances)[:, None], [y])
+        assert found[0] == pytest.approx(below + above, abs=1e-7)
+
+
+def test_crps_of_a_sample_and_of_a_point():
+    x, y = RNG.normal(size=(7, 4)), RNG.normal(size=4)
+    energy = np.abs(x - y).mean(0) - np.abs(x[:, None] - x[None]).mean((0, 1)) / 2
+    np.testing.assert_allclose(evaluation.mixture_crps(x, np.zeros_like(x), y), energy)
+    np.testing.assert_allclose(evaluation.mixture_crps(x[:1], np.zeros((1, 4)), y), np.abs(x[0] - y))

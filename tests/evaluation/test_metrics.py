@@ -61,25 +61,10 @@ def test_equal_probabilities_predict_the_first_class():
 
 @hypothesis.settings(max_examples=20, deadline=None)
 @hypothesis.given(st.integers(0, 2**31), st.integers(1, 30), st.integers(2, 6))
-def test_bounds_and_order(seed, size, classes):
+def test_bounds(seed, size, classes):
     p, y = random_case(seed, size, classes)
-    order = np.random.default_rng(seed).permutation(size)
     for score, high in zip(SCORES, (1.0, np.inf, 2.0)):
-        value = float(score(p, y))
-        assert 0.0 <= value <= high
-        assert float(score(p[order], y[order])) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_dtypes_and_graphs_with_unknown_batch(score):
-    p = P.astype(np.float32)
-    expected = float(score(p, Y))
-    for kind in (np.uint8, np.int32, np.int64):
-        assert score(p, Y.astype(kind)).dtype == tf.float32
-        assert float(score(p, Y.astype(kind))) == expected
-    signature = [tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.int32)]
-    graph = tf.function(score, input_signature=signature)
-    assert float(graph(p, Y.astype(np.int32))) == pytest.approx(expected)
+        assert 0.0 <= float(score(p, y)) <= high
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,7 +5,7 @@ import pytest
 
 from tfp_bfl import evaluation, models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import layout
+from tfp_bfl.weights import layout
 
 RNG = np.random.default_rng(0)
 FEATURES = np.float32(RNG.normal(size=[40, 6]))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl import evaluation, models
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.weights import assign_weights, get_weights
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=[11, 3]).astype(np.float32)
@@ -136,7 +137,7 @@ def test_new_weights_of_the_model_count():
     """The traced function is kept between calls: it must read the variables, not their values when traced."""
     model = models.mlp("deterministic", **OPTIONS)
     before = evaluation.predict(model, FEATURES, num_samples=1)
-    models.assign_weights(model, models.get_weights(models.mlp("deterministic", **OPTIONS, seed=9)))
+    assign_weights(model, get_weights(models.mlp("deterministic", **OPTIONS, seed=9)))
     assert np.abs(evaluation.predict(model, FEATURES, num_samples=1) - before).max() > 0.01
 
 
@@ -156,7 +157,7 @@ def test_bfloat16_changes_the_third_digit_and_no_sample(kind):
 def test_bfloat16_reads_new_weights():
     model = models.mlp("deterministic", **OPTIONS)
     before = evaluation.predict(model, FEATURES, num_samples=1, precision="bfloat16")
-    models.assign_weights(model, models.get_weights(models.mlp("deterministic", **OPTIONS, seed=9)))
+    assign_weights(model, get_weights(models.mlp("deterministic", **OPTIONS, seed=9)))
     after = evaluation.predict(model, FEATURES, num_samples=1, precision="bfloat16")
     assert np.abs(after - before).max() > 0.05
     np.testing.assert_allclose(after, evaluation.predict(model, FEATURES, num_samples=1), atol=0.03)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfp_bfl.evaluation import confidence_curve
 from tfp_bfl.evaluation.retention import area_under_retention_curve, retention_curve
 
 
@@ -73,15 +74,28 @@ def test_properties(seed, size, num_points):
     np.testing.assert_array_equal(again.accuracy, curve.accuracy)
 
 
-def test_runs_in_a_graph_with_unknown_batch():
-    p, y = case([1, 0, 1, 1, 0])
-    u = np.array([0.1, 0.9, 0.3, 0.3, 0.8])
-    signature = [
-        tf.TensorSpec([None, 2], tf.float32),
-        tf.TensorSpec([None], tf.int64),
-        tf.TensorSpec([None], tf.float32),
-    ]
-    graph = tf.function(retention_curve, input_signature=signature)
-    got = graph(p.astype(np.float32), y, u.astype(np.float32))
-    assert got.accuracy.dtype == tf.float32
-    np.testing.assert_allclose(got.accuracy, retention_curve(p, y, u).accuracy, rtol=1e-6)
+def test_by_hand():
+    p = np.array([[0.5, 0.5], [0.7, 0.3], [0.2, 0.8], [0.9, 0.1]])
+    curve = confidence_curve(p, [0, 1, 1, 0], num_points=10)
+    np.testing.assert_allclose(curve.threshold, np.arange(10) / 10)
+    # Right are the first (0.5), the third (0.8) and the last (0.9).
+    np.testing.assert_allclose(curve.accuracy, [3 / 4] * 6 + [2 / 3] * 2 + [1, 1])
+    np.testing.assert_allclose(curve.kept, [1] * 6 + [3 / 4] * 2 + [1 / 2, 1 / 4])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_against_a_loop(dtype):
+    rng = np.random.default_rng(0)
+    p, y = rng.dirichlet([0.5] * 4, 200).astype(dtype), rng.integers(0, 4, 200)
+    curve = confidence_curve(p, y)
+    assert curve.accuracy.dtype == tf.as_dtype(dtype) and len(curve.threshold) == 20
+    for threshold, accuracy, kept in zip(*curve):
+        sure = p.max(1) >= threshold.numpy()
+        assert kept.numpy() == pytest.approx(sure.mean())
+        assert accuracy.numpy() == pytest.approx((p.argmax(1) == y)[sure].mean())
+
+
+def test_a_confidence_at_the_threshold_counts_and_nobody_above_is_nan():
+    curve = confidence_curve(np.array([[0.3, 0.3, 0.4]] * 2, np.float32), [2, 0], num_points=10)
+    np.testing.assert_array_equal(curve.kept, [1] * 5 + [0] * 5)
+    assert np.isnan(curve.accuracy[5:]).all() and not np.isnan(curve.accuracy[:5]).any()

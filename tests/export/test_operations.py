@@ -8,6 +8,7 @@ from tfp_bfl import models
 from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.posterior import LowRank, Samples
+from tfp_bfl.weights import get_weights, predictive_model
 
 SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1), "conv_net": (8, 8, 1)}
 CASES = [(name, kind, {}) for name in models.MODELS for kind in models.KINDS]
@@ -43,13 +44,13 @@ def test_the_list_is_what_exports_use():
         model = models.MODELS[name](kind=kind, input_shape=SHAPES[name], num_classes=3, **options)
         found |= used_by(model)
     # Draws from a posterior beside the model, with BatchNorm's statistics computed anew for each.
-    weights = models.get_weights(model := models.resnet20("deterministic", (8, 8, 3)))
+    weights = get_weights(model := models.resnet20("deterministic", (8, 8, 3)))
     for q in (
         LowRank(weights.point, each(tf.ones_like, weights.point), each(lambda x: x[None], weights.point)),
         Samples(each(lambda x: x[None], weights.point)),
     ):
         beside = weights._replace(posterior=q, point=())
-        found |= used_by(models.predictive_model(model, beside, np.ones([4, 8, 8, 3], np.float32)))
+        found |= used_by(predictive_model(model, beside, np.ones([4, 8, 8, 3], np.float32)))
     assert found <= EXPORTED
     assert EXPORTED - found == AROUND
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests.kit import json_of
 from tfp_bfl import evaluation, export, layers, models
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.weights import assign_weights, get_weights
 
 RNG = np.random.default_rng(0)
 IMAGE = {"input_shape": (8, 8, 1), "num_classes": 3, "initial_stddev": 0.05, "dropout_rate": 0.4}
@@ -102,9 +103,9 @@ with open(f"{folder}/{name}.json", "w") as file:
 def build(name):
     """A model, with BatchNorm statistics that are not those of a new one."""
     model = BUILDERS[name]()
-    weights = models.get_weights(model)
+    weights = get_weights(model)
     moved = tf.nest.map_structure(lambda x: x + 0.5, weights.moments)
-    models.assign_weights(model, weights._replace(moments=moved))
+    assign_weights(model, weights._replace(moments=moved))
     return model
 
 

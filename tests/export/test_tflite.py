@@ -11,6 +11,7 @@ from tests.lite import lite_interpreter
 from tfp_bfl import export, models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank
+from tfp_bfl.weights import get_weights, predictive_model
 
 NUM_SAMPLES, SEED = 3, 4
 OPTIONS = {"input_shape": (8, 8, 1), "num_classes": 3, "initial_stddev": 0.1, "dropout_rate": 0.3}
@@ -30,11 +31,11 @@ every_model = pytest.mark.parametrize(
 def low_rank():
     """A posterior beside the model, with BatchNorm's statistics computed anew for each draw."""
     model = models.lenet("deterministic", normalization="batch", **OPTIONS)
-    weights = models.get_weights(model)
+    weights = get_weights(model)
     each = functools.partial(tf.nest.map_structure)
     variance, deviations = (lambda x: 0.003 * tf.ones_like(x)), (lambda x: 0.1 * tf.ones_like(x)[tf.newaxis])
     q = LowRank(weights.point, each(variance, weights.point), each(deviations, weights.point))
-    return models.predictive_model(model, weights._replace(posterior=q, point=()), PIXELS)
+    return predictive_model(model, weights._replace(posterior=q, point=()), PIXELS)
 
 
 @functools.cache

@@ -8,8 +8,8 @@ from tfp_bfl import algorithms, evaluation, export, federated, models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import Thinning, simulate
 from tfp_bfl.federated.averaging import RoundAverage, check_average_rounds
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import LowRank, MeanField
+from tfp_bfl.weights import ModelWeights, assign_weights, get_weights, predictive_weights
 
 from . import toys
 from .toys import CLIENTS
@@ -117,16 +117,6 @@ def test_a_run_resumes_to_the_bit(tmp_path, after, every):
         tf.nest.map_structure(np.testing.assert_array_equal, found.averaged.weights, whole.averaged.weights)
 
 
-@pytest.mark.tff
-@pytest.mark.deep(after="tests/federated/test_averaging.py")
-def test_both_engines_average_alike(runtime):
-    """To the rounding of the sums over clients."""
-    local = run(average_rounds=3)
-    other = simulate(toys.process(), CLIENTS, ROUNDS, cohort_size=2, seed=2, average_rounds=3, runtime=runtime)
-    for a, b in zip(local.averaged.weights.point, other.averaged.weights.point, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
 def test_a_longer_run_goes_on_where_its_window_lies_ahead(tmp_path):
     run(ROUNDS, tmp_path, average_rounds=3)
     with pytest.raises(
@@ -146,7 +136,7 @@ def test_variational_posteriors_are_averaged_and_exported(tmp_path):
     options = {"local_epochs": 1, "batch_size": 2, "learning_rate": 0.1, "inference": "backprop"}
     process = algorithms.variational(model_fn, "linear_pool", **options)
     rounds = []
-    keep = lambda model: rounds.append(models.get_weights(model)) or {"accuracy": 0.25 * len(rounds)}
+    keep = lambda model: rounds.append(get_weights(model)) or {"accuracy": 0.25 * len(rounds)}
     found = run(4, process=process, average_rounds=3, evaluate=keep)
     rounds = [tf.nest.map_structure(lambda x: np.float64(x), w) for w in rounds[1:4]]
     for i, (mean, variance) in enumerate(zip(*found.averaged.weights.posterior)):
@@ -159,7 +149,7 @@ def test_variational_posteriors_are_averaged_and_exported(tmp_path):
     loaded = export.load(tmp_path / "saved")
     predicted = loaded.predict(toys.FEATURES, num_samples=4, seed=3)["probabilities"]
     by_hand = model_fn()
-    models.assign_weights(by_hand, found.averaged.weights)
+    assign_weights(by_hand, found.averaged.weights)
     np.testing.assert_allclose(
         predicted, evaluation.predict(by_hand, toys.FEATURES, 4, 3).mean(0), rtol=1e-5, atol=1e-7
     )
@@ -191,7 +181,7 @@ def test_fed_ag_averages_the_gaussian_that_predicts():
     """Two clients a round: means and variances over them, averaged as they are."""
     process = algorithms.fed_ag(toys.model_fn, local_epochs=1, batch_size=2, learning_rate=0.1)
     seen = []
-    keep = lambda model: seen.append(models.predictive_weights(model)) or {}
+    keep = lambda model: seen.append(predictive_weights(model)) or {}
     found = run(3, process=process, average_rounds=2, evaluate=keep)
     a, b = (np.float64(w.posterior.variance[0]) for w in seen[1:3])
     assert a.min() > 0 and b.min() > 0

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import without_times
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
+from tfp_bfl.weights import get_weights
 
 CLIENTS = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k in range(5)])
 
@@ -38,10 +40,6 @@ def assert_identical(a, b):
     for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True):
         np.testing.assert_array_equal(x, y)
         assert np.asarray(x).dtype == np.asarray(y).dtype
-
-
-def without_times(rows):
-    return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
 
 
 RECORD = Record(rows=[{"round": 3, "nll": 0.1 + 0.2, "none": None, "faulty_clients": {"1": "x"}}], first_stddev=0.1)
@@ -150,7 +148,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(simulate, tmp_path):
     assert_identical(rest.state, whole.state)
     assert [row["round"] for row in seen] == [3, 4]
     assert without_times(rest.rounds) == without_times(whole.rounds)
-    assert_identical(models.get_weights(rest.model), models.get_weights(whole.model))
+    assert_identical(get_weights(rest.model), get_weights(whole.model))
 
 
 def test_metrics_come_back_bit_for_bit(simulate, tmp_path):
@@ -199,7 +197,7 @@ def test_a_finished_run_runs_no_round(simulate, tmp_path):
     again = simulate(2, checkpoint_dir=tmp_path, on_round=lambda row: pytest.fail("a round"))
     assert again.rounds == first.rounds
     assert_identical(again.state, first.state)
-    assert_identical(models.get_weights(again.model), models.get_weights(first.model))
+    assert_identical(get_weights(again.model), get_weights(first.model))
 
 
 def test_another_seed_does_not_mix_with_the_old_one(simulate, tmp_path):

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.round import Round
-from tfp_bfl.models import ClientResult, TrainingMetrics
+from tfp_bfl.weights import ClientResult, TrainingMetrics
 
 COUNTS = (1_500_000_000, 1_500_000_000, 2**31 - 1, 7)
 

@@ -13,8 +13,7 @@ import tfp_bfl as bfl
 from tfp_bfl import federated
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.description import settings_of
-from tfp_bfl.federated.values import digest
+from tfp_bfl.federated.description import digest, settings_of
 
 from . import toys
 
@@ -119,7 +118,7 @@ def test_functions_that_hold_themselves_have_a_digest():
 
 
 def test_parts_state_their_settings():
-    work = bfl.clients.variational(model_fn, temperature=0.5, learning_rate=bfl.clients.cosine_decay(0.2, 10))
+    work = bfl.clients.variational(model_fn, temperature=0.5, learning_rate=bfl.training.cosine_decay(0.2, 10))
     found = dict(work.settings)
     wanted = {"temperature": 0.5, "inference": "curvature", "optimizer": "momentum", "noise": "shared", "kl": "total"}
     assert {name: found[name] for name in wanted} == wanted
@@ -222,7 +221,7 @@ def test_all_options_of_training_are_stated_as_they_are_used():
         **{"proximal": 0.5, "inference": "natural", "noise": "shared"}
     }
     assert found["schedule"] == "<lambda>" and "learning_rate" not in found
-    assert dict(bfl.clients.sites(model_fn).settings)["learning_rate"] == 0.005
-    assert dict(bfl.clients.swag(model_fn, momentum=0.9).settings)["momentum"] == 0.9
-    meta = dict(bfl.clients.meta_learning(model_fn, learner="maml").settings)
+    assert dict(bfl.algorithms.factors.work.factors(model_fn).settings)["learning_rate"] == 0.005
+    assert dict(bfl.algorithms.swag.work.swag(model_fn, momentum=0.9).settings)["momentum"] == 0.9
+    meta = dict(bfl.algorithms.personal.work.meta_learning(model_fn, learner="maml").settings)
     assert meta["learner"] == "maml" and meta["schedule"] == "constant"

@@ -8,12 +8,13 @@ import tensorflow as tf
 
 from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, federated, models
-from tfp_bfl.clients import ExamplePrivacy
+from tfp_bfl.algorithms.chains.driver import simulate_chains
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import Diverged, Error
 from tfp_bfl.federated.attempts import NO_CLIENTS, Attempted
 from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.federated.notices import divergence_clause, smaller_rate
+from tfp_bfl.training import ExamplePrivacy
 
 NUM_CLIENTS, NUM_EXAMPLES = 3, 8
 FEATURES = np.random.RandomState(0).normal(size=(NUM_CLIENTS * NUM_EXAMPLES, 2)).astype(np.float32)
@@ -82,7 +83,7 @@ def test_the_log_names_the_client_and_its_local_step(caplog):
     assert f"{diverged} size of its features too." in caplog.text
 
 
-@pytest.mark.parametrize("driver", [federated.simulate, federated.simulate_chains], ids=lambda x: x.__name__)
+@pytest.mark.parametrize("driver", [federated.simulate, simulate_chains], ids=lambda x: x.__name__)
 def test_a_server_step_that_diverges_names_the_rate_to_try(driver):
     chain = algorithms.qlsd(model(), step_size=1e4, batch_size=4)
     options = {"engine": "local"} if driver is federated.simulate else {}

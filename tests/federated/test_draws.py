@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfp_bfl.algorithms.chains.driver import simulate_chains
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import Thinning, simulate, simulate_chains
+from tfp_bfl.federated import Thinning, simulate
 from tfp_bfl.federated.draws import Draws
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 from . import toys
 from .toys import CLIENTS

@@ -9,6 +9,7 @@ from tests.algorithms.method import CLIENTS, begin, mlp
 from tests.algorithms.methods import METHODS, assert_same
 from tests.algorithms.test_contract import ALIKE, TRIED
 from tfp_bfl import federated
+from tfp_bfl.algorithms.chains.driver import simulate_chains
 from tfp_bfl.engines.tff import local_workers
 from tfp_bfl.layers import sampling
 
@@ -68,7 +69,7 @@ LOOPS = [name for name in OTHERS if not name.startswith(("fl_swag", "laplace", "
 def test_rounds_in_one_graph_are_those_of_this_process(name):
     process = process_of(name)
     wanted = federated.simulate(process, CLIENTS, 3, cohort_size=2, engine="local").state
-    chains = federated.simulate_chains(process, CLIENTS, 3, cohort_size=2)
+    chains = simulate_chains(process, CLIENTS, 3, cohort_size=2)
     assert_same(tf.nest.map_structure(lambda x: x[0], chains.state), wanted, rtol=1e-4, atol=1e-5)
 
 

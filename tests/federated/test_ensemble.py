@@ -12,8 +12,8 @@ from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import member_seed, simulate
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import ModelWeights, ensemble_model
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights, assign_weights, ensemble_model, get_weights
 
 from . import toys
 from .toys import CLIENTS
@@ -95,7 +95,7 @@ def flipout(seed):
 
 
 def gaussians(variance):
-    starts = [models.get_weights(flipout(seed)) for seed in (1, 2)]
+    starts = [get_weights(flipout(seed)) for seed in (1, 2)]
     wide = lambda w: w._replace(posterior=MeanField(w.posterior.mean, tuple(v * 0 + variance for v in w[0].variance)))
     return tuple(wide(w) for w in starts)
 
@@ -108,7 +108,7 @@ def test_samples_of_gaussian_members_are_shared_equally():
     means = []
     for weights in members:
         alone = flipout(0)
-        models.assign_weights(alone, weights)
+        assign_weights(alone, weights)
         with sampling("mean"):
             means.append(tf.nn.softmax(alone(toys.FEATURES)).numpy())
     assert np.abs(means[0] - means[1]).max() > 0.2
@@ -123,7 +123,7 @@ def test_batch_norm_statistics_belong_to_the_member():
     last = tf.keras.layers.Dense(2, kernel_initializer=tf.constant_initializer([[1.0, -1.0], [0.5, 0.2]]))
     layers = [tf.keras.Input((2,)), tf.keras.layers.BatchNormalization(), last]
     model_fn = lambda: tf.keras.Sequential(layers)
-    start = tf.nest.map_structure(np.asarray, models.get_weights(model_fn()))
+    start = tf.nest.map_structure(np.asarray, get_weights(model_fn()))
     members = []
     for mean in (0.0, 8.0):
         moments = MeanField((np.full(2, mean, np.float32),), (np.full(2, 1 + mean, np.float32),))
@@ -131,7 +131,7 @@ def test_batch_norm_statistics_belong_to_the_member():
     sampled = evaluation.predict(ensemble_model(model_fn(), members), toys.FEATURES, 2)
     for weights, each in zip(members, sampled):
         alone = model_fn()
-        models.assign_weights(alone, weights)
+        assign_weights(alone, weights)
         np.testing.assert_allclose(each, tf.nn.softmax(alone(toys.FEATURES)), rtol=1e-5, atol=1e-7)
     assert np.abs(sampled[0] - sampled[1]).max() > 0.1
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tfp_bfl.algorithms.personal.evaluation import evaluate_clients
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import evaluate_clients
 
 EVERYBODY = bfl.data.load("breast_cancer").partition(bfl.data.iid(3), seed=0)
 TEST = bfl.data.load("breast_cancer", split="test").partition(bfl.data.like(EVERYBODY), seed=0)
@@ -36,12 +36,12 @@ def probabilities(model, features, labels):
 
 
 def test_without_noise_predictions_are_those_of_the_means(trained):
-    work = bfl.clients.meta_learning(model_fn, local_epochs=1, batch_size=8)
+    work = bfl.algorithms.personal.work.meta_learning(model_fn, local_epochs=1, batch_size=8)
     scores = evaluate_clients(*trained, EVERYBODY, TEST, probabilities, adaptation=work, noise="none")
     noisy = evaluate_clients(*trained, EVERYBODY, TEST, probabilities)
     model = trained[0].model_fn()
     for k, score in enumerate(scores):
-        bfl.models.assign_weights(model, trained[0].personal_weights(trained[1].state, k))
+        bfl.weights.assign_weights(model, trained[0].personal_weights(trained[1].state, k))
         with bfl.layers.sampling("mean"):
             wanted = tf.nn.softmax(model(TEST.examples(k).features[:1]))[0, 0]
         np.testing.assert_allclose(score.before["mean"], wanted, rtol=1e-5)
@@ -114,7 +114,7 @@ def test_adaptation_leaves_pruned_weights_at_zero(work, trained):
     found = []
 
     def keep(model, features, labels):
-        found.append(bfl.models.get_weights(model).posterior)
+        found.append(bfl.weights.get_weights(model).posterior)
         return {}
 
     step = getattr(bfl.clients, work)(model_fn, local_epochs=1, batch_size=8)

@@ -14,8 +14,8 @@ from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import ClientExamples, Clients, Source, answering, cohort
 from tfp_bfl.errors import ComputationError, Error, InvalidArgument
 from tfp_bfl.federated.faults import FAULTS, Limits, find_fault, is_sound
-from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ClientResult, ModelWeights, TrainingMetrics
 
 assert_same = functools.partial(kit.assert_same, rtol=1e-06)
 

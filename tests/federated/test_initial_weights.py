@@ -66,7 +66,7 @@ def test_seeded_builders_keep_their_weights():
     model_fn = lambda: bfl.models.mlp("flipout", (3,), 2, hidden=(4,), seed=6)
     process = bfl.algorithms.variational(model_fn, "naive_weighted_average", seed=2)
     for one, two in zip(
-        tf.nest.flatten(process.local.initialize().weights), tf.nest.flatten(bfl.models.get_weights(model_fn()))
+        tf.nest.flatten(process.local.initialize().weights), tf.nest.flatten(bfl.weights.get_weights(model_fn()))
     ):
         np.testing.assert_array_equal(one, two)
 

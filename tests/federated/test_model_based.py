@@ -20,7 +20,7 @@ from tfp_bfl import federated
 from tfp_bfl.data import Clients, Source, answering, cohort
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
-from tfp_bfl.models import ClientResult
+from tfp_bfl.weights import ClientResult
 
 from . import toys
 

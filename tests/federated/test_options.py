@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.federated import toys
 from tfp_bfl import federated
+from tfp_bfl.algorithms.chains.driver import simulate_chains
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import Backend, Checkpointing, Cohorts, Monitor, Prediction, Thinning, options
 from tfp_bfl.federated.options import SimulationSettings, settings_of
@@ -82,12 +83,12 @@ def test_objects_and_keywords_of_other_fields_go_together():
 def given(function, **options):
     if function is federated.simulate:
         return federated.simulate(toys.process(), toys.CLIENTS, 1, **options)
-    if function is federated.simulate_chains:
-        return federated.simulate_chains(toys.process(), toys.CLIENTS, 1, **options)
+    if function is simulate_chains:
+        return simulate_chains(toys.process(), toys.CLIENTS, 1, **options)
     return simulate_parties(toys.process(), toys.CLIENTS, None, 1, **options)
 
 
-ALL = [federated.simulate, federated.simulate_chains, simulate_parties]
+ALL = [federated.simulate, simulate_chains, simulate_parties]
 by_name = pytest.mark.parametrize("function", ALL, ids=lambda function: function.__name__)
 
 
@@ -122,7 +123,7 @@ def test_a_prediction_is_always_an_object(value):
     ("function", "option"),
     [
         (federated.simulate, "num_chains"),
-        (federated.simulate_chains, "evaluate"),
+        (simulate_chains, "evaluate"),
         (simulate_parties, "max_restarts"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
@@ -135,7 +136,7 @@ def test_an_option_of_another_driver(function, option):
 @pytest.mark.parametrize("cohorts", [Cohorts(2, dropout=0.5), Cohorts(2, max_retries=0)], ids=["dropout", "retries"])
 def test_chains_have_neither_dropout_nor_retries(cohorts):
     with pytest.raises(InvalidArgument, match=r"^Rounds in one graph have neither dropout nor retries: leave"):
-        given(federated.simulate_chains, cohorts=cohorts)
+        given(simulate_chains, cohorts=cohorts)
 
 
 def test_both_forms_give_the_same_run(tmp_path):
@@ -171,7 +172,7 @@ def test_both_forms_give_the_same_run(tmp_path):
 def test_chains_of_both_forms_are_the_same():
     process = toys.process()
     runs = [
-        federated.simulate_chains(process, toys.CLIENTS, 3, **each)
+        simulate_chains(process, toys.CLIENTS, 3, **each)
         for each in ({"cohort_size": 2, "popularity": 1.0}, {"cohorts": Cohorts(2, popularity=1.0)})
     ]
     tf.nest.map_structure(np.testing.assert_array_equal, runs[0].draws, runs[1].draws)

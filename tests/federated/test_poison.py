@@ -13,7 +13,7 @@ from tfp_bfl import algorithms, data, errors, federated, models, servers, weight
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients
 from tfp_bfl.federated import notices
-from tfp_bfl.models import ClientResult
+from tfp_bfl.weights import ClientResult, Population, get_weights
 
 from . import toys
 
@@ -63,7 +63,7 @@ def test_a_finite_poison_is_left_out_and_named_in_the_last_round_too(rule, poiso
     )
     assert np.isfinite(result.state.weights.posterior.mean[0]).all()
     # Their numbers are 0, 2, 3 there and 0, 1, 2 here: the step is that of the numbers.
-    start = models.get_weights(model_fn()).posterior.mean[0].numpy()
+    start = get_weights(model_fn()).posterior.mean[0].numpy()
     ratio = (result.state.weights.posterior.mean[0] - start) / (without.state.weights.posterior.mean[0] - start)
     np.testing.assert_allclose(ratio, 5 / 3, rtol=1e-3)
 
@@ -142,12 +142,12 @@ def test_a_free_rider_does_not_freeze_the_federation(by, ratio, least, most, cap
     )
     with caplog.at_level(logging.WARNING, logger="tfp_bfl"):
         result = federated.simulate(process, toys.CLIENTS, 1, engine="local")
-    start = models.get_weights(model_fn()).posterior.mean[0].numpy()
+    start = get_weights(model_fn()).posterior.mean[0].numpy()
     step = result.state.weights.posterior.mean[0] - start
     assert least <= step.min() <= step.max() <= most
     told = "weighs no client more than 10 times the median one: client 0 weighed more" in caplog.text
     assert told == (by == "distance" and ratio == 10.0)
-    assert result.state.federation.most_weight == np.float32(models.Population().most_weight)
+    assert result.state.federation.most_weight == np.float32(Population().most_weight)
 
 
 def test_capped_weights_by_hand():

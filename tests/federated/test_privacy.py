@@ -76,7 +76,7 @@ def numbers_of(state):
 @pytest.mark.parametrize("hides", ["clients", "examples"])
 def test_noise_is_secret_and_a_run_goes_on_with_its_own(hides, tmp_path):
     """Whoever has the seed of a run has its noise no more, nor who was drawn; a checkpoint has both."""
-    of_examples = {"privacy": None, "example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    of_examples = {"privacy": None, "example_privacy": bfl.training.ExamplePrivacy(1.0, 1.0)}
     process = process_of() if hides == "clients" else process_of(**of_examples)
     run = lambda rounds, folder: bfl.simulate(
         process, CLIENTS, rounds, engine="local", seed=0, checkpoint_dir=tmp_path / folder
@@ -94,7 +94,7 @@ def test_noise_is_secret_and_a_run_goes_on_with_its_own(hides, tmp_path):
 @pytest.mark.parametrize("hides", ["clients", "examples"])
 @pytest.mark.parametrize("engine", ["local", "tff"])
 def test_rounds_without_simulate_require_a_secret_seed(hides, engine):
-    of_examples = {"privacy": None, "example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    of_examples = {"privacy": None, "example_privacy": bfl.training.ExamplePrivacy(1.0, 1.0)}
     process = process_of() if hides == "clients" else process_of(**of_examples)
     if engine == "tff":  # Which sees no numbers before the graph runs.
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"pass state\._replace\(noise=federated\.secret_seed"):
@@ -175,7 +175,7 @@ def test_how_a_private_process_is_not_run(options, message):
 
 def test_rounds_in_one_graph_draw_clients_otherwise():
     with pytest.raises(InvalidArgument, match="cohorts of one size, and privacy must not"):
-        bfl.federated.simulate_chains(process_of(), CLIENTS, 1)
+        bfl.algorithms.chains.simulate_chains(process_of(), CLIENTS, 1)
 
 
 def test_sites_know_who_takes_part():
@@ -215,7 +215,7 @@ def test_a_faulty_client_counts_nothing_and_the_others_as_before():
 def test_drift_is_corrected_by_the_expected_number_of_clients(build):
     """The exact number of clients drawn is what nobody may learn; without privacy it is the share of the examples."""
     model_fn = functools.partial(bfl.models.mlp, "deterministic", (30,), 2, hidden=(4,), seed=0)
-    size = bfl.models.RoundSize(100, 1000, 1.0, bfl.models.Population(7, 50))
+    size = bfl.weights.RoundSize(100, 1000, 1.0, bfl.weights.Population(7, 50))
     for options, share in (
         ({"privacy": HIDDEN, "weighting": "equal"}, 0.06),
         ({}, 0.05),
@@ -254,7 +254,7 @@ def test_noise_is_lost_in_no_other_rule():
 def test_an_algorithm_of_the_user_that_is_private_counts_as_such():
     config = make_config(None, {"dataset": "breast_cancer", "model": "mlp"})
     of_clients = process_of(HIDDEN._replace(delta=1e-3))
-    of_examples = process_of(None, example_privacy=bfl.clients.ExamplePrivacy(1.0, 1.0))
+    of_examples = process_of(None, example_privacy=bfl.training.ExamplePrivacy(1.0, 1.0))
     found = [records.is_private(config, process) for process in (None, process_of(None), of_clients, of_examples)]
     assert found == [False, False, True, True]
     assert records.privacy(config, {"epsilon": 2.0}, [5], of_clients) == {"epsilon": 2.0, "delta": 1e-3}

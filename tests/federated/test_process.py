@@ -9,9 +9,8 @@ import tensorflow as tf
 from tests.kit import assert_same
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
-from tfp_bfl.federated.faults import FAULTS
-from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ClientResult, ModelWeights, TrainingMetrics, get_weights
 
 FLOOR = 1e-3
 SIZES = (4, 1, 3, 2)
@@ -98,7 +97,7 @@ def test_first_state():
     state = plain().initialize()
     assert isinstance(state, federated.ServerState)
     assert (state.round, state.seed) == (0, 7)
-    assert_same(state.weights, models.get_weights(model_fn()))
+    assert_same(state.weights, get_weights(model_fn()))
 
 
 @pytest.mark.parametrize("cohort", [EVERYONE, (1,), (2, 0)])
@@ -187,49 +186,6 @@ def test_client_work_gets_the_round_and_a_seed_of_its_own():
     draws += list(other_seed.metrics["clients"]["kl"])
     assert len(set(draws)) == 12
     assert run_round(process, (3,)).metrics["clients"]["kl"][0] == first.metrics["clients"]["kl"][3]
-
-
-each_fault = pytest.mark.parametrize(
-    ("what", "fault", "rule"),
-    [
-        ("NaN mean", "not finite", "naive_weighted_average"),
-        ("NaN mean", "not finite", "distributed_weight_consolidation"),
-        ("NaN mean", "not finite", "weighted_conflation"),
-        ("infinite point", "not finite", "naive_weighted_average"),
-        ("no variance", "variance zero or below", "weighted_conflation"),
-        ("negative variance", "variance zero or below", "distributed_weight_consolidation"),
-    ],
-)
-
-
-@pytest.mark.deep(after="tests/federated/test_faults.py")
-@each_fault
-def test_a_faulty_client_is_left_out(what, fault, rule):
-    spoiled = run_round(build(spoil(what), rule=rule))
-    without = run_round(plain(rule), (0, 2, 3))
-    assert_same(spoiled.state.weights, without.state.weights, rtol=1e-6)
-    report = spoiled.metrics["clients"]
-    assert [FAULTS[code] for code in report["fault"]] == ["", fault, "", ""]
-    assert (spoiled.metrics["num_faulty"], spoiled.metrics["num_clients"]) == (1, 4)
-    for name in (
-        "nll",
-        "kl",
-        "tempered_elbo",
-        "num_examples",
-        *(["kept_weights"] if "kept_weights" in without.metrics else []),
-    ):
-        np.testing.assert_allclose(spoiled.metrics[name], without.metrics[name], rtol=1e-6)
-
-
-@pytest.mark.deep(after="tests/federated/test_faults.py")
-@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
-def test_a_client_without_a_proper_weight_is_left_out(weight):
-    def weigh(local, anchor, num_examples):
-        return tf.where(tf.equal(num_examples, 1), np.float32(weight), tf.cast(num_examples, tf.float32))
-
-    output = run_round(build(weigh=weigh))
-    assert [FAULTS[code] for code in output.metrics["clients"]["fault"]] == ["", "weight not above zero", "", ""]
-    assert_same(output.state.weights, run_round(plain(), (0, 2, 3)).state.weights, rtol=1e-6)
 
 
 def test_metrics_of_a_faulty_client_do_not_reach_the_means():

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.kit import assert_same, without_times
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.engines.tff import local_workers, remote_workers
@@ -27,15 +27,6 @@ CLIENTS = Clients(load("breast_cancer"), [np.arange(12 * k, 12 * k + 5 + k) for 
 def build(rule="log_linear_pool", local_epochs=1):
     model_fn = lambda: models.mlp("flipout", hidden=(4,), initial_stddev=0.1)
     return algorithms.variational(model_fn, rules.parse_rule(rule), local_epochs=local_epochs, batch_size=4)
-
-
-def without_times(rows):
-    return [{name: x for name, x in row.items() if "seconds" not in name and name != "restarts"} for row in rows]
-
-
-def assert_identical(a, b):
-    for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True):
-        np.testing.assert_array_equal(x, y)
 
 
 def run(workers=1, concurrency=2, rule="log_linear_pool", rounds=3, local_epochs=1, on_runtime=None, **options):
@@ -66,7 +57,7 @@ def test_a_worker_that_is_killed_in_a_round_is_replaced_and_loses_nothing(worker
     result = run(**rounds, on_runtime=runtimes.append, on_round=on_round)
     assert not victims[0].is_alive
     assert sum(row["restarts"] for row in result.rounds) == 1
-    assert_identical(result.state, wanted.state)
+    assert_same(result.state, wanted.state)
     assert without_times(result.rounds) == without_times(wanted.rounds)
     assert f"The worker process {victims[0].pid} ended by signal SIGKILL" in caplog.text
 
@@ -90,7 +81,7 @@ def test_workers_that_die_again_and_again_end_the_run_with_its_state_saved(tmp_p
     assert len(killed) == 3 and caplog.text.count("was started anew") == 2
     saved = max(int(path.stem[6:]) for path in tmp_path.glob("*.sha256"))
     rest = run(rounds=saved + 1, local_epochs=300, checkpoint_dir=tmp_path)
-    assert_identical(rest.state, run(rounds=saved + 1, local_epochs=300).state)
+    assert_same(rest.state, run(rounds=saved + 1, local_epochs=300).state)
 
 
 def test_workers_that_are_not_ours_are_not_replaced():
@@ -121,6 +112,4 @@ def state_of(rule, workers, concurrency):
 )
 def test_the_state_does_not_depend_on_the_workers(rule, workers, concurrency):
     """Up to the order of sums."""
-    wanted, state = state_of(rule, 1, 1), state_of(rule, workers, concurrency)
-    for x, y in zip(tf.nest.flatten(state), tf.nest.flatten(wanted), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    assert_same(state_of(rule, workers, concurrency), state_of(rule, 1, 1), rtol=1e-5, atol=1e-5)

@@ -11,10 +11,21 @@ from tfp_bfl import algorithms, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.layers import DenseFlipout
-from tfp_bfl.models import TrainingMetrics
+from tfp_bfl.weights import TrainingMetrics
 
-from .test_process import CLIENTS, EVERYONE, SIZES, assert_same, build, each_fault, plain, shift, spoil
+from .test_process import CLIENTS, EVERYONE, SIZES, assert_same, build, plain, shift, spoil
 
+each_fault = pytest.mark.parametrize(
+    ("what", "fault", "rule"),
+    [
+        ("NaN mean", "not finite", "naive_weighted_average"),
+        ("NaN mean", "not finite", "distributed_weight_consolidation"),
+        ("NaN mean", "not finite", "weighted_conflation"),
+        ("infinite point", "not finite", "naive_weighted_average"),
+        ("no variance", "variance zero or below", "weighted_conflation"),
+        ("negative variance", "variance zero or below", "distributed_weight_consolidation"),
+    ],
+)
 every_most = pytest.mark.parametrize("most", [1, 2, len(SIZES)])
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.kit import assert_same, without_times
 from tfp_bfl import federated
 from tfp_bfl.engines.tff import local_workers
 
 from . import test_faults as faults
-from .test_simulation import CLIENTS, assert_close, build, without_times
+from .test_simulation import CLIENTS, build
 
 pytest.importorskip("tensorflow_federated")
 
@@ -63,7 +64,7 @@ def test_number_of_workers_does_not_matter(workers, concurrency):
     with local_workers(workers, max_concurrent_calls=concurrency) as other:
         result = federated.simulate(build(), CLIENTS, 2, seed=1, runtime=other)
         assert len(other.workers) == workers
-    assert_close(result.state.weights, wanted.state.weights, atol=1e-5)
+    assert_same(result.state.weights, wanted.state.weights, rtol=1e-5, atol=1e-5)
     for row, same in zip(without_times(result.rounds), without_times(wanted.rounds), strict=True):
         assert set(row) == set(same)
         assert row["num_examples"] == same["num_examples"]

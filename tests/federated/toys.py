@@ -10,7 +10,7 @@ from tfp_bfl import federated, rules, servers, weighting
 from tfp_bfl.contracts import ClientWork, ModelRule, ServerStep
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.layers.noise import standard_normal
-from tfp_bfl.models import ClientResult, TrainingMetrics
+from tfp_bfl.weights import ClientResult, TrainingMetrics
 
 NUM_CLIENTS = 4
 # Client k holds three rows of (k, 10 + k).

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from tests.kit import json_of
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
-from tfp_bfl.glm.options import FAMILIES
+from tfp_bfl.glm.command import FAMILIES
 
 
 @pytest.fixture(scope="module")

@@ -56,9 +56,9 @@ def test_a_seed_of_the_program_counts():
 
 def test_an_ensemble_draws_a_member():
     model = make("deterministic")
-    weights = bfl.models.get_weights(model)
+    weights = bfl.weights.get_weights(model)
     members = [weights._replace(point=tuple(w + 10.0 * m for w in weights.point)) for m in range(3)]
-    together = bfl.models.ensemble_model(model, members)
+    together = bfl.weights.ensemble_model(model, members)
     context.set_global_seed(None)
     answers = {together(ROWS).numpy().tobytes() for _ in range(40)}
     assert len(answers) == 3

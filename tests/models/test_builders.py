@@ -12,6 +12,7 @@ from tfp_bfl.layers import (
     MCDropout,
     sampling,
 )
+from tfp_bfl.weights import layout
 
 VARIATIONAL = {
     "flipout": (Conv2DFlipout, DenseFlipout),
@@ -204,7 +205,7 @@ def test_some_layers_are_variational_and_the_others_points(kind, names, places):
 def test_conv_net_is_the_published_one():
     """A second dense layer of 4 w x 2 w variational weights: 32,768 for w = 64."""
     model = models.conv_net(num_classes=100)
-    (weight,) = models.layout(model).variational
+    (weight,) = layout(model).variational
     assert weight.mean.shape == (256, 128) and weight.prior_stddev is None
     counts = [3 * 9 * 64, 64 * 9 * 64, 64 * 9 * 64, 1024 * 256, 256 * 128, 128 * 100]
     biases = [64, 64, 64, 256, 128, 100]
@@ -217,10 +218,10 @@ def test_conv_net_is_the_published_one():
 def test_authors_initial_means_of_the_variational_layer_are_uniform():
     """U(-1 / 16, 1 / 16) for 256 inputs, whose standard deviation is 1 / 16 / sqrt(3); other layers as ever."""
     ours, theirs = models.conv_net(seed=3), models.conv_net(seed=3, variational_initializer="uniform")
-    (mean,) = (weight.mean.numpy() for weight in models.layout(theirs).variational)
+    (mean,) = (weight.mean.numpy() for weight in layout(theirs).variational)
     assert 0.99 / 16 < np.abs(mean).max() <= 1 / 16
     np.testing.assert_allclose(mean.std(), 1 / 16 / np.sqrt(3), rtol=0.02)
-    for a, b in zip(models.layout(ours).point, models.layout(theirs).point):
+    for a, b in zip(layout(ours).point, layout(theirs).point):
         np.testing.assert_array_equal(a, b)
 
 

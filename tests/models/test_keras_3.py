@@ -82,10 +82,10 @@ def test_outputs_are_those_of_keras_3(name):
     model = bfl.models.from_keras_3(source)
     np.testing.assert_allclose(model(features), np.array(source(features)), rtol=0, atol=1e-6)
     np.testing.assert_allclose(model(features), model_fns(name)[1]()(features), rtol=0, atol=1e-6)
-    other = [np.array(x) + 0.1 for x in bfl.models.get_weights(model).point]
-    moved = bfl.models.functional_call(model, other, features)
+    other = [np.array(x) + 0.1 for x in bfl.weights.get_weights(model).point]
+    moved = bfl.weights.functional_call(model, other, features)
     assert np.abs(moved - model(features)).max() > 0.01
-    bfl.models.assign_weights(model, bfl.models.get_weights(model)._replace(point=other))
+    bfl.weights.assign_weights(model, bfl.weights.get_weights(model)._replace(point=other))
     np.testing.assert_allclose(model(features), moved, rtol=0, atol=1e-6)
 
 
@@ -108,7 +108,7 @@ def same_results(algorithm, model_fns, features, rounds=2, **options):
 
 def test_federated_averaging_has_the_states_of_keras_2():
     result = same_runs(bfl.algorithms.fed_opt, "table", **FIT)
-    before = bfl.models.get_weights(bfl.models.from_keras_3(start("table"))).point
+    before = bfl.weights.get_weights(bfl.models.from_keras_3(start("table"))).point
     assert min(np.abs(a - b).max() for a, b in zip(before, result.state.weights.point)) > 1e-4
     # The constraint of Keras 3 holds for the weights.
     assert np.linalg.norm(result.state.weights.point[0], axis=0).max() < 0.5 + 1e-5
@@ -148,12 +148,14 @@ def test_swag_of_a_model_and_back():
 
 def test_an_ensemble():
     model, source = bfl.models.from_keras_3(start("table")), start("table")
-    weights = bfl.models.get_weights(model)
+    weights = bfl.weights.get_weights(model)
     other = weights._replace(point=tuple(x + 0.3 for x in weights.point))
-    network = bfl.models.ensemble_model(model, [weights, other])
+    network = bfl.weights.ensemble_model(model, [weights, other])
     with bfl.layers.sampling("mean"):
         mean = tf.nn.softmax(network(ROWS))
-    wanted = (keras.ops.softmax(source(ROWS)) + tf.nn.softmax(bfl.models.functional_call(model, other.point, ROWS))) / 2
+    wanted = (
+        keras.ops.softmax(source(ROWS)) + tf.nn.softmax(bfl.weights.functional_call(model, other.point, ROWS))
+    ) / 2
     np.testing.assert_allclose(mean, wanted, rtol=0, atol=1e-6)
 
 
@@ -171,7 +173,7 @@ def test_seeds_reach_initial_weights():
     model_fn = bfl.models.as_model_fn(lambda: table(keras))
     values = []
     for seed in (1, 1, 2):
-        with bfl.models.seeded(seed):
+        with bfl.weights.seeded(seed):
             values.append(model_fn().get_weights()[0])
     np.testing.assert_array_equal(values[0], values[1])
     assert np.abs(values[0] - values[2]).max() > 0.1

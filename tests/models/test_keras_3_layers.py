@@ -60,11 +60,11 @@ def test_builders(name, kind):
 def test_weights_are_those_of_the_model_of_keras_2(name):
     """Refuse those of Keras 3, whose layers do not say which weights are variational."""
     model = build(name, "flipout", keras=3)
-    for call in (bfl.models.get_weights, bfl.models.layout):
+    for call in (bfl.weights.get_weights, bfl.weights.layout):
         with pytest.raises(InvalidArgument, match=r"is a model of Keras 3: give bfl\.models\.from_keras_3"):
             call(model)
-    weights = bfl.models.get_weights(bfl.models.from_keras_3(model))
-    tf.nest.map_structure(np.testing.assert_array_equal, weights, bfl.models.get_weights(build(name, "flipout")))
+    weights = bfl.weights.get_weights(bfl.models.from_keras_3(model))
+    tf.nest.map_structure(np.testing.assert_array_equal, weights, bfl.weights.get_weights(build(name, "flipout")))
 
 
 def test_the_number_of_keras_is_checked():
@@ -89,7 +89,7 @@ same_runs = functools.partial(same_results, **FIT)
 def test_rounds_of_a_model_with_every_layer(tmp_path):
     """The states of Keras 2 after two rounds; exports and the model of Keras 3 predict what the result does."""
     result = same_runs(bfl.algorithms.variational, [lambda: network(keras), lambda: network(tf.keras)], PIXELS)
-    before = bfl.models.get_weights(bfl.models.from_keras_3(network(keras))).posterior
+    before = bfl.weights.get_weights(bfl.models.from_keras_3(network(keras))).posterior
     after = result.state.weights.posterior
     assert len(after.mean) == 5
     assert min(np.abs(a - b).max() for a, b in zip(before.mean, after.mean)) > 1e-4
@@ -157,7 +157,7 @@ def test_an_initial_seed_and_a_model_in_place_of_a_function():
     np.testing.assert_array_equal(model.get_weights()[0], source.get_weights()[0])
     values = []
     for seed in (1, 1, 2):
-        with bfl.models.seeded(seed):
+        with bfl.weights.seeded(seed):
             values.append(bfl.models.mlp("flipout", (4,), 3, keras=3).get_weights()[0])
             values.append(keras.layers.Dense(3)(ROWS).numpy())
     np.testing.assert_array_equal(values[1], values[3])

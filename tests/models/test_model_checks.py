@@ -145,10 +145,10 @@ def test_random_operations_without_the_seed_are_refused_by_the_name_of_their_lay
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4), layer, layers.Dense(3)])
     named = f"The layer '{layer.name}' .{type(layer).__name__}. draws noise that the run's seed does not reach"
     with pytest.raises(InvalidArgument, match=named) as caught:
-        bfl.models.check_layers(model)
+        bfl.weights.check_layers(model)
     assert str(caught.value).count(". ") == 0
     with pytest.raises(InvalidArgument, match="draws noise"):
-        bfl.models.check_layers(keras.Sequential([keras.Input((4,)), model]))
+        bfl.weights.check_layers(keras.Sequential([keras.Input((4,)), model]))
 
 
 def stateless(x):
@@ -227,19 +227,19 @@ def test_models_of_another_form_are_refused(build, message):
 )
 def test_logits_of_any_range_pass(end):
     model = ending(end)()
-    bfl.models.check_logits(model)
+    bfl.weights.check_logits(model)
     log = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Lambda(tf.nn.log_softmax)])
-    bfl.models.check_logits(log)
+    bfl.weights.check_logits(log)
 
 
 def test_a_sigmoid_is_no_error_where_numbers_are_predicted():
-    bfl.models.check_logits(ending(layers.Dense(2, "sigmoid"))(), of_classes=False)
+    bfl.weights.check_logits(ending(layers.Dense(2, "sigmoid"))(), of_classes=False)
 
 
 def test_models_of_this_library_pass():
     for name, shape in {"mlp": (4,), "lenet": (28, 28, 1), "conv_net": (32, 32, 3), "resnet20": (32, 32, 3)}.items():
         for kind in ("deterministic", "mc_dropout", "flipout"):
             model = bfl.models.MODELS[name](kind, shape, 10)
-            bfl.models.check_form(model)
-            bfl.models.check_layers(model)
-            bfl.models.check_logits(model)
+            bfl.weights.check_form(model)
+            bfl.weights.check_layers(model)
+            bfl.weights.check_logits(model)

@@ -8,6 +8,7 @@ from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import assign_weights, get_weights, predictive_model
 
 IMAGE = (16, 16, 1)
 IMAGES = np.random.default_rng(0).uniform(size=[6, *IMAGE]).astype(np.float32)
@@ -46,7 +47,7 @@ def test_it_is_the_model_to_three_digits(case):
 def test_it_follows_the_models_weights_and_is_made_once():
     model, other = build("lenet flipout"), models.lenet("flipout", input_shape=IMAGE, num_classes=3, seed=5)
     twin = models.in_bfloat16(model)
-    models.assign_weights(model, models.get_weights(other))
+    assign_weights(model, get_weights(other))
     assert models.in_bfloat16(model) is twin
     np.testing.assert_allclose(logits(twin), logits(other), atol=0.05 * np.abs(logits(other)).max())
 
@@ -55,9 +56,9 @@ def test_it_follows_the_models_weights_and_is_made_once():
 @pytest.mark.parametrize("examples", [None, IMAGES])
 def test_a_posterior_beside_the_model_is_drawn_from(examples):
     base = build("resnet20 deterministic")
-    weights = models.get_weights(base)
+    weights = get_weights(base)
     posterior = MeanField(weights.point, tuple(tf.fill(w.shape, 1e-4) for w in weights.point))
-    model = models.predictive_model(base, weights._replace(posterior=posterior, point=()), examples)
+    model = predictive_model(base, weights._replace(posterior=posterior, point=()), examples)
     wanted, found = logits(model), logits(models.in_bfloat16(model))
     difference = np.abs(found - wanted).max()
     assert 0 < difference < 0.1 * np.abs(wanted).max()

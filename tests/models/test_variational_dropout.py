@@ -11,9 +11,10 @@ from tfp_bfl import algorithms, clients, evaluation, models, posterior
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout, DenseVariationalDropout
-from tfp_bfl.models import FlatWeights, Population, ServerMessage, get_weights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.training import INFERENCES
 from tfp_bfl.training.target import target_of
+from tfp_bfl.weights import FlatWeights, Population, ServerMessage, assign_weights, get_weights, prior
 
 assert_same = functools.partial(kit.assert_same, rtol=1e-05, atol=1e-07)
 
@@ -46,7 +47,7 @@ def moved(weights, low=-6.0, high=-3.0):
 def test_posterior_there_and_back(parametrization):
     model = mixed(parametrization)
     flat, weights = FlatWeights(model), moved(get_weights(model))
-    models.assign_weights(model, weights)
+    assign_weights(model, weights)
     assert_same(get_weights(model), weights)
     flat.load(weights)
     assert_same(flat.store(), weights)
@@ -57,7 +58,7 @@ def test_what_the_range_leaves_of_a_spread_is_the_same_everywhere(parametrizatio
     model = mixed(parametrization, logit_range=(-5, -4))
     flat, weights = FlatWeights(model), moved(get_weights(model), -9.0, 1.0)
     flat.load(weights)
-    models.assign_weights(model, weights)
+    assign_weights(model, weights)
     variance, given = get_weights(model).posterior.variance, weights.posterior.variance
     assert_same(flat.store().posterior.variance, variance)
     scale = 1 if parametrization == "log_variance" else np.square(weights.posterior.mean[0])
@@ -75,12 +76,12 @@ def test_kl_of_vectors_is_that_of_the_layers(parametrization, detached):
     """Its gradients in mean and log s are those of 0.5 log(1 + mean^2 / s^2), whatever the layer holds."""
     model = mixed(parametrization, detached)
     weights = moved(get_weights(model))
-    models.assign_weights(model, weights)
+    assign_weights(model, weights)
     flat = FlatWeights(model)
     flat.load(weights)
     kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev), flat.prior)
     np.testing.assert_allclose(kl, sum(model.losses), rtol=1e-5)
-    np.testing.assert_allclose(kl, posterior.kl_divergence(weights.posterior, models.prior(model)), rtol=1e-5)
+    np.testing.assert_allclose(kl, posterior.kl_divergence(weights.posterior, prior(model)), rtol=1e-5)
     mean, variance = (np.float64(part[0]).ravel() for part in weights.posterior)
     number = len(mean)
     np.testing.assert_allclose(in_values[:number], 0 if detached else mean / (mean**2 + variance), rtol=1e-5)
@@ -97,8 +98,8 @@ def test_a_share_of_a_hierarchical_prior_is_that_of_its_gaussian():
     flat.load(weights)
     target = target_of("product", "equal", 1.0, flat.prior, Population(4, 100), tf.constant(25.0))
     kl, _, _ = flat.kl_divergence(tf.exp(flat.log_stddev), target.prior)
-    models.assign_weights(model, weights)
-    own = models.prior(model)
+    assign_weights(model, weights)
+    own = prior(model)
     wider = own._replace(variance=tuple(4 * v for v in own.variance))
     np.testing.assert_allclose(kl, posterior.kl_divergence(weights.posterior, wider), rtol=1e-5)
 
@@ -121,7 +122,7 @@ def train(model_fn, examples=EXAMPLES, **options):
     return work(ServerMessage(get_weights(model_fn()), tf.constant(0)), examples, tf.constant([1, 2]))
 
 
-@pytest.mark.parametrize("inference", clients.INFERENCES)
+@pytest.mark.parametrize("inference", INFERENCES)
 def test_every_inference_trains_it_and_reports_its_kl(inference):
     model_fn = mlp()
     options = {"temperature": 1.0, "optimizer_fn": "adam", "local_epochs": 2, "learning_rate": 0.01}
@@ -176,7 +177,7 @@ def test_sites_need_a_prior_that_stays():
 @every_parametrization
 def test_standard_deviations_are_permuted_and_return(parametrization):
     model = models.mlp("variational_dropout", (3,), 2, hidden=(), parametrization=parametrization, logit_range=(-17, 5))
-    models.assign_weights(model, moved(get_weights(model)))
+    assign_weights(model, moved(get_weights(model)))
     before = get_weights(model).posterior
     with evaluation.permuted_stddevs(model, seed=3):
         inside = get_weights(model).posterior

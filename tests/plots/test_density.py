@@ -62,7 +62,7 @@ def test_kernel_density_of_extremes():
         (VALUES, {}, {}, "at least one curve"),
         (VALUES, {"a": ("epanechnikof", 1.0)}, {}, "did you mean 'epanechnikov'"),
         (VALUES, {"a": ("gaussian", 0.0)}, {}, "bandwidth is 0.0, but must be"),
-        (VALUES, CURVES, {"mode": np.nan}, "mark 'mode' is at nan"),
+        (VALUES, CURVES, {"mode": np.nan}, "'mode': nan"),
     ],
 )
 def test_kernel_density_of_bad_input(values, curves, marks, message):

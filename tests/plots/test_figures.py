@@ -5,6 +5,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from experiments.figures import accuracy_confidence
 from tfp_bfl import plots
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
@@ -117,16 +118,16 @@ def test_retention_curves():
 
 def test_accuracy_confidence():
     p, y, _ = predictions()
-    figure = draw(plots.accuracy_confidence({"one": p, "another in $": p[::-1]}, y))
+    figure = draw(accuracy_confidence({"one": p, "another in $": p[::-1]}, y))
     top, bottom = figure.axes
     assert top.get_legend_handles_labels()[1] == ["one", r"another in \$"]
     assert top.lines[0].get_ydata()[0] == pytest.approx(np.mean(p.argmax(1) == y))
     assert bottom.lines[0].get_ydata()[0] == 100
     sure = np.eye(3)[y]
-    draw(plots.accuracy_confidence({"always sure": sure, "never sure": np.full((30, 3), 1 / 3)}, y))
-    draw(plots.accuracy_confidence({str(i): p for i in range(9)}, y, title="many"))
+    draw(accuracy_confidence({"always sure": sure, "never sure": np.full((30, 3), 1 / 3)}, y))
+    draw(accuracy_confidence({str(i): p for i in range(9)}, y, title="many"))
     with pytest.raises(InvalidArgument, match="at least one model"):
-        plots.accuracy_confidence({}, y)
+        accuracy_confidence({}, y)
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 3), (10, 10), (100, 10), (3, 100), (1, 1)])
@@ -191,7 +192,7 @@ def test_client_sizes(clients):
     [
         (np.ones((2, 3)), "shape"),
         ([], "shape"),
-        (["many"], "numbers"),
+        (["many"], "Numbers"),
         ([3, -1], "not negative"),
         ([3.0, np.nan], "finite"),
     ],

@@ -267,7 +267,7 @@ def test_runs_share_a_table_of_clients(undrawn, tmp_path):
     assert cells[6:9] == ["Aachen", "0.750 [0.400, 0.900]", "0.750 [0.400, 0.900]"]
 
 
-@pytest.mark.deep(after="tests/app/test_report.py")
+@pytest.mark.deep(after="tests/bench/test_reports.py")
 def test_out_of_distribution(tmp_path):
     outside = {"entropy": np.full(6, 0.95), "epistemic": np.full(6, 0.01)}
     sure = run(

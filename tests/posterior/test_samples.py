@@ -8,7 +8,7 @@ from scipy import stats
 from tfp_bfl import posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField, Samples
-from tfp_bfl.posterior.samples import num_draws
+from tfp_bfl.posterior.families import num_draws
 
 RNG = np.random.default_rng(0)
 VALUES = {"a": RNG.normal(size=[5, 2, 3]), "b": (RNG.normal(size=[5]),)}

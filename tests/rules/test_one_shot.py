@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfp_bfl import algorithms, models, rules
 from tfp_bfl.contracts import GatherRule
 from tfp_bfl.contrib.kernel import kernel_posterior
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import ONE_SHOT
+from tfp_bfl.weights import ModelWeights
 
 from .forms import CONTRACT, every_rule, plain
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import models, named, rules, weighting
+from tfp_bfl import named, rules, weighting
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField, stack
 from tfp_bfl.rules import ROBUST, parse_robust
+from tfp_bfl.weights import ModelWeights, change_norm
 
 from .reference import expected, random_case
 from .test_contract import assert_same, fold, summaries
@@ -80,7 +80,7 @@ def test_the_norm_is_over_the_whole_model():
     none = tf.constant([1.0])
     anchor = ModelWeights(MeanField((0 * none,), (none,)), (0 * none,), MeanField((0 * none,), (none,)))
     local = ModelWeights(MeanField((1 * none,), (np.exp(4.0) * none,)), (2 * none,), MeanField((4 * none,), (none,)))
-    np.testing.assert_allclose(models.change_norm(local, anchor), 5.0, rtol=1e-6)
+    np.testing.assert_allclose(change_norm(local, anchor), 5.0, rtol=1e-6)
     rule = rules.clipped(rules.whole_model(rules.conflation()), 1.0)
     pooled, _ = pool(rule, [local], anchor)
     wanted = ModelWeights(

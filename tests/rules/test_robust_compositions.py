@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfp_bfl import rules, weighting
 from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 from .forms import every_rule
 from .test_contract import assert_same

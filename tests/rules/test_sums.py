@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfp_bfl import rules
 from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 from .forms import CONTRACT
 from .reference import expected, random_case

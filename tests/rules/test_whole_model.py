@@ -4,9 +4,9 @@ import tensorflow as tf
 
 from tfp_bfl import rules
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 from .forms import CONTRACT, every_rule, with_sums
 

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.algorithms.cases import SHAPES, assert_identical, client, prior_of, weights
 from tfp_bfl import rules, servers
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import server_optimizer
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
-
-from .cases import SHAPES, assert_identical, client, prior_of, weights
+from tfp_bfl.weights import ModelWeights
 
 SIZES = (17.0, 27.0, 6.0)
 ANCHOR = tf.nest.map_structure(tf.constant, weights(0))

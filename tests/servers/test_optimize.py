@@ -7,8 +7,8 @@ import tensorflow as tf
 from tfp_bfl import servers
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import server_optimizer
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 SEED = tf.constant([0, 1])
 

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfp_bfl import servers
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 
 def weights(value):

@@ -10,6 +10,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.round import fold
 from tfp_bfl.sites import Party, from_arrays, simulate_parties, to_arrays
 from tfp_bfl.sites.party import NO_ANSWER, result_spec
+from tfp_bfl.weights import ModelWeights, ServerMessage
 
 SEED, SIZES = 7, (40, 30, 20)
 TRAIN = bfl.data.load("breast_cancer")
@@ -301,7 +302,7 @@ def test_a_message_of_another_model_is_refused_by_the_site(honest):
 
 
 def test_named_arrays_there_and_back():
-    structure = models.ServerMessage(models.ModelWeights(None, [np.ones(3)], ()), np.int32(4), {"a": np.zeros([])})
+    structure = ServerMessage(ModelWeights(None, [np.ones(3)], ()), np.int32(4), {"a": np.zeros([])})
     structure = structure._replace(weights=structure.weights._replace(posterior=()))
     arrays = to_arrays(structure)
     assert arrays["weights/point/0"].shape == (3,) and arrays["told/a"].shape == ()

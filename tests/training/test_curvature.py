@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import clients, models
+from tfp_bfl import models
+from tfp_bfl.algorithms.swag.work import swag
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.models import FlatWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import LowRank
 from tfp_bfl.training.curvature import curvature, with_curvature
 from tfp_bfl.training.likelihoods import parse_likelihood
+from tfp_bfl.weights import FlatWeights, ServerMessage, get_weights
 
 NUMBER, COLUMNS, CLASSES = 4000, 3, 3
 RNG = np.random.default_rng(0)
@@ -59,7 +60,7 @@ def test_swag_with_curvature_is_swag_and_what_the_data_leave_open():
     message = ServerMessage(get_weights(model_fn()), tf.constant(0))
     options = {"local_epochs": 4, "batch_size": 8, "learning_rate": 0.1}
     alone, wider = (
-        clients.swag(model_fn, curvature=on, **options)()(message, EXAMPLES, tf.constant([1, 2])).weights.posterior
+        swag(model_fn, curvature=on, **options)()(message, EXAMPLES, tf.constant([1, 2])).weights.posterior
         for on in (False, True)
     )
     for mine, own in zip(tf.nest.flatten(alone._replace(diagonal=())), tf.nest.flatten(wider._replace(diagonal=()))):

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tests.algorithms.method import CLIENTS, begin
 from tfp_bfl import algorithms, clients, layers, models, servers
-from tfp_bfl.clients import ExamplePrivacy
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.training import ExamplePrivacy
 from tfp_bfl.training.example_privacy import over_drawn, private_mean
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,6 @@ from tfp_bfl import algorithms, models, simulate
 from tfp_bfl.data import ClientExamples, read_own
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import evaluate_regression
-from tfp_bfl.models import ServerMessage, get_weights
 from tfp_bfl.training.example_privacy import ExamplePrivacy
 from tfp_bfl.training.inference import update_of
 from tfp_bfl.training.likelihoods import (
@@ -25,6 +24,7 @@ from tfp_bfl.training.likelihoods import (
     parse_likelihood,
 )
 from tfp_bfl.training.trainer import Trainer
+from tfp_bfl.weights import ServerMessage, get_weights
 
 RNG = np.random.default_rng(0)
 LOGITS = tf.constant(RNG.normal(scale=2, size=[7, 4]), tf.float32)

@@ -10,13 +10,13 @@ from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout
-from tfp_bfl.models import FlatWeights, ServerMessage, get_weights
 from tfp_bfl.training.inference import INFERENCES, default_rate, update_of
 from tfp_bfl.training.likelihoods import gaussian
 from tfp_bfl.training.natural import DRAW_EVERY, MOMENTUM, ByCurvature
 from tfp_bfl.training.target import Target
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Batch, ByOptimizer
+from tfp_bfl.weights import FlatWeights, ServerMessage, get_weights
 from tfp_bfl.weights.flat import Draw
 
 SGD = tf.keras.optimizers.SGD

@@ -11,11 +11,12 @@ from tests.processes import weights_after
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ServerMessage, get_weights
-from tfp_bfl.training.adam import Adam
+from tfp_bfl.training import OPTIMIZERS as OPTIMIZERS_training
+from tfp_bfl.training import default_rate
 from tfp_bfl.training.inference import update_of
-from tfp_bfl.training.optimizers import is_linear
+from tfp_bfl.training.optimizers import Adam, is_linear
 from tfp_bfl.training.target import Target
+from tfp_bfl.weights import ServerMessage, get_weights
 
 from .test_natural import NUM_MEANS, ROUND, batch_of, made
 
@@ -46,7 +47,7 @@ TWO_STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", clients.OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS_training)
 def test_an_optimizer_by_name_takes_its_steps_at_its_default_rate(name):
     weights, _ = made()
     update = update_of("backprop", optimizer_fn=name)(weights)
@@ -56,7 +57,7 @@ def test_an_optimizer_by_name_takes_its_steps_at_its_default_rate(name):
     for _ in range(2):
         update.step(batch._replace(**silent), Target(weights.prior, tf.constant(50.0)))
     rate, change = TWO_STEPS[name]
-    assert clients.default_rate("backprop", name) == clients.default_rate("curvature", name) == rate
+    assert default_rate("backprop", name) == default_rate("curvature", name) == rate
     np.testing.assert_allclose(
         weights.values, before - rate * change(np.float64(batch.in_values)), rtol=1e-4, atol=1e-6
     )
@@ -64,14 +65,14 @@ def test_an_optimizer_by_name_takes_its_steps_at_its_default_rate(name):
 
 def test_default_rates():
     """Natural gradients have rates of their own; a Keras optimizer that is none of the table has its own rate."""
-    assert clients.default_rate("curvature") == clients.default_rate("backprop", "momentum") == 0.03
-    assert [clients.default_rate(name, "adam") for name in ("natural", "ivon")] == [0.005, 0.05]
-    assert clients.default_rate("curvature", keras.SGD) == 0.1
-    assert clients.default_rate("curvature", lambda: keras.Nadam(0.25)) == 0.25
+    assert default_rate("curvature") == default_rate("backprop", "momentum") == 0.03
+    assert [default_rate(name, "adam") for name in ("natural", "ivon")] == [0.005, 0.05]
+    assert default_rate("curvature", keras.SGD) == 0.1
+    assert default_rate("curvature", lambda: keras.Nadam(0.25)) == 0.25
 
 
 def test_only_sgd_is_linear_in_the_gradients():
-    assert [name for name in clients.OPTIMIZERS if is_linear(name)] == ["sgd", "momentum", "nesterov"]
+    assert [name for name in OPTIMIZERS_training if is_linear(name)] == ["sgd", "momentum", "nesterov"]
     assert is_linear(lambda: keras.SGD(0.3)) and not is_linear(keras.Nadam)
 
 

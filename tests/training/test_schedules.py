@@ -9,48 +9,49 @@ import tensorflow as tf
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.training import cosine_decay, exponential_decay, inverse_decay, sigmoid_warm_up
+from tfp_bfl.weights import ServerMessage, get_weights
 
 
 def test_exponential_decay_after_silent_rounds():
-    rate = clients.exponential_decay(1e-3, 0.04, 50)
+    rate = exponential_decay(1e-3, 0.04, 50)
     for number, wanted in ((0, 1e-3), (50, 1e-3), (51, 1e-3 * np.exp(-0.04)), (100, 1e-3 * np.exp(-2))):
         np.testing.assert_allclose(rate(tf.constant(number)), wanted, rtol=1e-6)
-    np.testing.assert_allclose(clients.exponential_decay(0.5, 0.0, 0)(tf.constant(999)), 0.5)
+    np.testing.assert_allclose(exponential_decay(0.5, 0.0, 0)(tf.constant(999)), 0.5)
     for arguments in ({"learning_rate": 0.0}, {"decay": -0.1}, {"silent_rounds": -1}, {"learning_rate": float("nan")}):
         with pytest.raises(InvalidArgument, match=f"{next(iter(arguments))} is .*, but must be"):
-            clients.exponential_decay(**arguments)
+            exponential_decay(**arguments)
 
 
 def test_cosine_decay_over_known_rounds():
     """0.1 to 0.01 along a half cosine over 40 rounds."""
-    rate = clients.cosine_decay(0.1, 40)
+    rate = cosine_decay(0.1, 40)
     found = [float(rate(tf.constant(r))) for r in (0, 10, 20, 40, 50)]
     np.testing.assert_allclose(found, [0.1, 0.01 + 0.09 * (1 + np.sqrt(0.5)) / 2, 0.055, 0.01, 0.01], rtol=1e-5)
     for wrong in ({"learning_rate": 0.0}, {"rounds": 0}, {"last": 1.5}, {"last": -0.1}):
         with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
-            clients.cosine_decay(**{"learning_rate": 0.1, "rounds": 40, **wrong})
+            cosine_decay(**{"learning_rate": 0.1, "rounds": 40, **wrong})
 
 
 def test_inverse_decay_is_the_default_of_client_work():
     """Half the rate after 100 rounds: at the default rate of SGD a weight then moves half as far in a step."""
-    rate = clients.inverse_decay(0.1)
+    rate = inverse_decay(0.1)
     np.testing.assert_allclose([float(rate(tf.constant(r))) for r in (0, 100, 300)], [0.1, 0.05, 0.025], rtol=1e-6)
     for wrong in ({"learning_rate": -1.0}, {"half_rounds": 0.0}):
         with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
-            clients.inverse_decay(**{"learning_rate": 0.1, **wrong})
+            inverse_decay(**{"learning_rate": 0.1, **wrong})
     model_fn = functools.partial(models.mlp, "deterministic", (3,), 2, hidden=(), seed=0)
     work = clients.variational(model_fn, local_epochs=1, optimizer_fn="sgd")()
     examples = ClientExamples(tf.zeros([4], tf.int32), tf.ones([4, 3]), tf.constant([0, 1, 0, 0]))
-    weights = models.get_weights(model_fn())
+    weights = get_weights(model_fn())
     moved = lambda r: (
-        work(models.ServerMessage(weights, tf.constant(r)), examples, tf.constant([0, 1])).weights.point[0]
-        - weights.point[0]
+        work(ServerMessage(weights, tf.constant(r)), examples, tf.constant([0, 1])).weights.point[0] - weights.point[0]
     )
     np.testing.assert_allclose(moved(100), 0.5 * moved(0), rtol=1e-3, atol=1e-8)
 
 
 def test_sigmoid_warm_up_is_the_published_one():
-    weight = clients.sigmoid_warm_up(10.0, 20)
+    weight = sigmoid_warm_up(10.0, 20)
     found = [weight(tf.constant(r)) for r in (0, 1, 2, 3, 10, 20, 21, 999)]
     np.testing.assert_allclose(found, [0.0247, 0.0450, 0.0816, 0.1477, 5.0, 9.9753, 10.0, 10.0], rtol=2e-3)
 
@@ -58,4 +59,4 @@ def test_sigmoid_warm_up_is_the_published_one():
 @pytest.mark.parametrize("options", [{"weight": 0.0}, {"num_rounds": 0}])
 def test_warm_up_of_nothing_is_refused(options):
     with pytest.raises(InvalidArgument, match=next(iter(options))):
-        clients.sigmoid_warm_up(**options)
+        sigmoid_warm_up(**options)

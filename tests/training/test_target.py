@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import weighting
-from tfp_bfl.models import Population
 from tfp_bfl.training.target import KLS, target_of
+from tfp_bfl.weights import Population
 from tfp_bfl.weights.flat import Prior
 
 PRIOR = Prior(

@@ -7,7 +7,9 @@ import tensorflow_probability as tfp
 
 from tfp_bfl import models, posterior
 from tfp_bfl.layers import DenseFlipout, MCDropout, sampling
-from tfp_bfl.models import FlatWeights, get_weights
+from tfp_bfl.weights import FlatWeights, get_weights
+from tfp_bfl.weights import layout as layout_weights
+from tfp_bfl.weights import prior as prior_weights
 
 from .test_model_weights import random_like
 
@@ -100,7 +102,7 @@ def test_vectors_hold_means_then_points_in_the_order_of_the_layers(case):
     np.testing.assert_array_equal(flat.values, vector([*weights.posterior.mean, *weights.point]))
     np.testing.assert_allclose(flat.log_stddev, 0.5 * np.log(vector(weights.posterior.variance)), rtol=1e-6, atol=1e-6)
     assert flat.variables[0] is flat.values and len(flat.variables) == (2 if weights.posterior.mean else 1)
-    layout = models.layout(model)
+    layout = layout_weights(model)
     wanted = [*(w.mean for w in layout.variational), *layout.point]
     assert list(map(id, flat.leaves)) == list(map(id, wanted))
     np.testing.assert_array_equal(flat.flatten(list(map(tf.convert_to_tensor, flat.leaves))), flat.values)
@@ -121,7 +123,7 @@ def test_update_model_sets_means_and_points_and_nothing_else(case):
 
 def test_statistics_that_the_model_has_changed_are_stored():
     flat = FlatWeights(model := mixed())
-    (moving,) = models.layout(model).moving_mean
+    (moving,) = layout_weights(model).moving_mean
     moving.assign_add(tf.ones_like(moving))
     (stored,) = flat.store().moments.mean
     np.testing.assert_array_equal(stored, np.ones(5))
@@ -158,7 +160,7 @@ def test_steps_stop_at_the_floor_and_leave_it_again():
 def kl_of_tfp(model, means, log_stddevs):
     """KL[q || prior] in float64, from variables of each weight."""
     total = 0.0
-    for w, mean, log_stddev in zip(models.layout(model).variational, means, log_stddevs, strict=True):
+    for w, mean, log_stddev in zip(layout_weights(model).variational, means, log_stddevs, strict=True):
         q = tfp.distributions.Normal(mean, tf.exp(log_stddev))
         p = tfp.distributions.Normal(np.float64(0), np.float64(w.prior_stddev))
         total += tf.reduce_sum(tfp.distributions.kl_divergence(q, p))
@@ -217,7 +219,7 @@ def test_a_posterior_as_the_prior():
 def test_kl_of_the_prior_is_zero_and_has_no_gradient():
     flat = FlatWeights(model := mixed())
     weights = get_weights(model)
-    flat.load(weights._replace(posterior=models.prior(model)))
+    flat.load(weights._replace(posterior=prior_weights(model)))
     kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev), flat.prior)
     np.testing.assert_allclose(kl, 0, atol=1e-4)
     for gradient in (in_values, in_log_stddev):

@@ -9,8 +9,16 @@ import tensorflow as tf
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import batch_moments, batch_normalized_call, functional_call
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import (
+    ModelWeights,
+    assign_weights,
+    batch_moments,
+    batch_normalized_call,
+    functional_call,
+    get_weights,
+    layout,
+)
 
 L = tf.keras.layers
 IMAGE, ROWS = (8, 8, 1), (6, 4)
@@ -104,7 +112,7 @@ def moved(tensors, low=-0.2, high=0.2):
 
 
 def moved_moments(model):
-    places = models.layout(model)
+    places = layout(model)
     return MeanField(tuple(moved(places.moving_mean)), tuple(moved(places.moving_variance, 0.0, 1.0)))
 
 
@@ -140,15 +148,15 @@ def gradients(call, sources):
 @every_case
 def test_outputs_and_gradients_are_those_of_the_model_with_these_weights(case):
     model, x = CASES[case](), examples(case)
-    point, moments = moved(models.layout(model).point), moved_moments(model)
+    point, moments = moved(layout(model).point), moved_moments(model)
     before, own = snapshot(model), model(x, training=False)
     with sampling("flipout", [1, 2]):
         outputs, gradient = gradients(lambda: functional_call(model, point, x, moments), point)
     assert_untouched(model, before)
     assert np.abs(outputs - own).max() > 1e-3
-    models.assign_weights(model, models.ModelWeights(MeanField((), ()), tuple(point), moments))
+    assign_weights(model, ModelWeights(MeanField((), ()), tuple(point), moments))
     with sampling("flipout", [1, 2]):
-        wanted, wanted_gradient = gradients(lambda: model(x, training=False), models.layout(model).point)
+        wanted, wanted_gradient = gradients(lambda: model(x, training=False), layout(model).point)
     assert outputs.dtype == wanted.dtype
     np.testing.assert_allclose(outputs, wanted, rtol=1e-5, atol=1e-6)
     for a, b in zip(gradient, wanted_gradient, strict=True):
@@ -158,7 +166,7 @@ def test_outputs_and_gradients_are_those_of_the_model_with_these_weights(case):
 @every_case
 def test_in_a_graph_no_variable_is_even_captured(case):
     model, x = CASES[case](), examples(case)
-    point, moments = moved(models.layout(model).point), moved_moments(model)
+    point, moments = moved(layout(model).point), moved_moments(model)
     call = tf.function(lambda point, moments, x: functional_call(model, point, x, moments))
     with sampling("shared", [3, 4]):
         wanted = functional_call(model, point, x, moments)
@@ -173,27 +181,27 @@ def test_in_a_graph_no_variable_is_even_captured(case):
 
 def test_moments_default_to_the_model_s_own():
     model, x = CASES["nested"](), examples("nested")
-    places = models.layout(model)
+    places = layout(model)
     for variable in [*places.moving_mean, *places.moving_variance]:
         variable.assign(moved([variable], 0.0, 1.0)[0])
     np.testing.assert_array_equal(functional_call(model, places.point, x), model(x, training=False))
-    own = models.get_weights(model).moments
+    own = get_weights(model).moments
     np.testing.assert_array_equal(functional_call(model, places.point, x, own), model(x, training=False))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 5])
 def test_fewer_values_are_for_the_last_weights(number):
     model, x = CASES["lenet"](), examples("lenet")
-    point = list(models.get_weights(model).point)
+    point = list(get_weights(model).point)
     new = point[: len(point) - number] + moved(point[len(point) - number :])
     outputs = functional_call(model, new[len(point) - number :], x)
-    models.assign_weights(model, models.get_weights(model)._replace(point=tuple(new)))
+    assign_weights(model, get_weights(model)._replace(point=tuple(new)))
     np.testing.assert_array_equal(outputs, model(x, training=False))
 
 
 def test_draws_in_parallel_in_one_graph():
     model, x = CASES["lenet"](), examples("lenet")
-    draws = [tf.stack([v, v + 0.1, v - 0.2]) for v in models.get_weights(model).point]
+    draws = [tf.stack([v, v + 0.1, v - 0.2]) for v in get_weights(model).point]
     together = tf.function(
         lambda draws: tf.map_fn(lambda w: functional_call(model, w, x), draws, fn_output_signature=tf.float32)
     )(draws)
@@ -203,7 +211,7 @@ def test_draws_in_parallel_in_one_graph():
 
 def test_numpy_arrays_and_variables_will_do():
     model, x = CASES["mlp"](), examples("mlp")
-    point = moved(models.layout(model).point)
+    point = moved(layout(model).point)
     wanted = functional_call(model, point, x)
     for values in ([w.numpy() for w in point], [np.float64(w) for w in point], [tf.Variable(w) for w in point]):
         np.testing.assert_array_equal(functional_call(model, values, x), wanted)
@@ -221,9 +229,9 @@ def test_weights_that_are_no_attributes_are_refused():
     model = user_model(Listed(), (4,))
     before = snapshot(model)
     with pytest.raises(InvalidArgument, match="kernel:0 is no attribute of its layer"):
-        functional_call(model, models.get_weights(model).point, tf.zeros([1, 4]))
+        functional_call(model, get_weights(model).point, tf.zeros([1, 4]))
     assert_untouched(model, before)
-    assert functional_call(model, models.get_weights(model).point[1:], tf.zeros([1, 4])).shape == (1, 3)
+    assert functional_call(model, get_weights(model).point[1:], tf.zeros([1, 4])).shape == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +248,7 @@ def test_weights_that_are_no_attributes_are_refused():
 )
 def test_what_does_not_fit_is_refused(point, moments, message):
     model = CASES["nested"]()
-    weights, before = models.get_weights(model), snapshot(model)
+    weights, before = get_weights(model), snapshot(model)
     with pytest.raises(InvalidArgument, match=message):
         functional_call(model, point(weights.point), examples("nested"), moments and moments(weights.moments))
     assert_untouched(model, before)
@@ -249,7 +257,7 @@ def test_what_does_not_fit_is_refused(point, moments, message):
 @pytest.mark.parametrize("call", [functional_call, batch_moments])
 def test_variables_are_back_after_an_error_inside_the_model(call):
     model = CASES["nested"]()
-    point, before = moved(models.layout(model).point), snapshot(model)
+    point, before = moved(layout(model).point), snapshot(model)
     with pytest.raises(Exception, match=r"(?i)incompatible|shape"):
         call(model, point, tf.zeros([2, 5, 5, 1]))
     assert_untouched(model, before)
@@ -277,17 +285,17 @@ def record(layer, call, sizes, inputs, training=None):
 @every_normalized
 def test_batch_moments_are_what_batch_normalization_sees_in_training(case):
     model, x = CASES[case](), examples(case, 16)
-    point, before = moved(models.layout(model).point), snapshot(model)
+    point, before = moved(layout(model).point), snapshot(model)
     with sampling("shared", [5, 6]):
         moments = batch_moments(model, point, x)
     with sampling("shared", [5, 6]):
         outputs, same = batch_normalized_call(model, point, x)
     assert_untouched(model, before)
     tf.nest.map_structure(np.testing.assert_array_equal, moments, same)
-    models.assign_weights(model, models.get_weights(model)._replace(point=tuple(point)))
+    assign_weights(model, get_weights(model)._replace(point=tuple(point)))
     with sampling("shared", [5, 6]):
         wanted, means, variances = seen_in_training(model, x)
-    assert len(moments.mean) == len(means) == len(models.get_weights(model).moments.mean)
+    assert len(moments.mean) == len(means) == len(get_weights(model).moments.mean)
     # Nineteen layers of eight bits, each normalised by the last one's rounding.
     error = 0.05 if "bfloat16" in case else 1e-4
     for actual, value in zip([*moments.mean, *moments.variance, outputs], [*means, *variances, wanted]):
@@ -299,12 +307,12 @@ def test_batch_moments_are_what_batch_normalization_sees_in_training(case):
 def test_batch_normalized_call_has_the_gradients_of_training(case):
     """They go through the batch's mean and variance too."""
     model, x = CASES[case](), examples(case, 16)
-    point = moved(models.layout(model).point)
+    point = moved(layout(model).point)
     _, gradient = gradients(lambda: batch_normalized_call(model, point, x)[0], point)
     moments = batch_moments(model, point, x)
     _, frozen = gradients(lambda: functional_call(model, point, x, moments), point)
-    models.assign_weights(model, models.get_weights(model)._replace(point=tuple(point)))
-    _, wanted = gradients(lambda: model(x, training=True), models.layout(model).point)
+    assign_weights(model, get_weights(model)._replace(point=tuple(point)))
+    _, wanted = gradients(lambda: model(x, training=True), layout(model).point)
     largest = max(np.abs(g).max() for g in wanted)
     for a, b in zip(gradient, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * largest)
@@ -314,7 +322,7 @@ def test_batch_normalized_call_has_the_gradients_of_training(case):
 @every_normalized
 def test_with_batch_moments_the_batch_is_normalised_by_itself(case):
     model, x = CASES[case](), examples(case, 16)
-    point = moved(models.layout(model).point)
+    point = moved(layout(model).point)
     outputs, moments = tf.function(lambda: batch_normalized_call(model, point, x))()
     again = functional_call(model, point, x, moments)
     np.testing.assert_allclose(again, outputs, rtol=1e-4, atol=1e-4 * np.abs(outputs).max())
@@ -322,7 +330,7 @@ def test_with_batch_moments_the_batch_is_normalised_by_itself(case):
 
 def test_batch_moments_of_the_last_weights():
     model, x = CASES["nested"](), examples("nested")
-    point = models.get_weights(model).point
+    point = get_weights(model).point
     new = moved(point[-4:])
     whole = batch_moments(model, [*point[:-4], *new], x)
     tf.nest.map_structure(np.testing.assert_array_equal, batch_moments(model, new, x), whole)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import split_head
+from tfp_bfl.weights import layout, split_head
 
 layers = tf.keras.layers
 IMAGE = {"input_shape": (8, 8, 1), "num_classes": 3}
@@ -66,13 +66,13 @@ def test_parts_one_after_the_other_are_the_model(name):
 def test_parts_share_the_models_variables(name):
     """The head has the last two of the point weights, and a change of theirs is one of the model's."""
     model = BUILDERS[name][0]()
-    parts, whole = split_head(model), models.layout(model)
+    parts, whole = split_head(model), layout(model)
     identities = lambda variables: [id(v) for v in variables]
-    assert identities(models.layout(parts.head).point) == identities(whole.point[-2:])
-    assert identities(models.layout(parts.features).point) == identities(whole.point[:-2])
-    assert models.layout(parts.head).moving_mean == []
-    assert len(models.layout(parts.features).moving_mean) == len(whole.moving_mean)
-    assert [v.shape.rank for v in models.layout(parts.head).point] == [2, 1]
+    assert identities(layout(parts.head).point) == identities(whole.point[-2:])
+    assert identities(layout(parts.features).point) == identities(whole.point[:-2])
+    assert layout(parts.head).moving_mean == []
+    assert len(layout(parts.features).moving_mean) == len(whole.moving_mean)
+    assert [v.shape.rank for v in layout(parts.head).point] == [2, 1]
 
 
 def test_activations_behind_the_last_layer_belong_to_the_head():

@@ -9,6 +9,8 @@ from tfp_bfl import algorithms, models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout, sampling
 from tfp_bfl.posterior import LowRank, MeanField, Samples, kl_divergence
+from tfp_bfl.weights import ModelWeights, assign_weights, check_layers, check_logits, get_weights, layout, min_stddev
+from tfp_bfl.weights import prior as prior_weights
 
 CASES = {
     "lenet flipout": lambda **o: models.lenet("flipout", (8, 8, 1), **o),
@@ -41,12 +43,12 @@ def random_like(weights, seed=0):
     normal = lambda x: tf.constant(rng.normal(size=x.shape), x.dtype)
     positive = lambda x: tf.constant(rng.uniform(0.25, 1, x.shape), x.dtype)
     moments = lambda q: MeanField(tuple(map(normal, q.mean)), tuple(map(positive, q.variance)))
-    return models.ModelWeights(moments(weights.posterior), tuple(map(normal, weights.point)), moments(weights.moments))
+    return ModelWeights(moments(weights.posterior), tuple(map(normal, weights.point)), moments(weights.moments))
 
 
 @every_small_case
 def test_places(case):
-    weights = models.get_weights(CASES[case]())
+    weights = get_weights(CASES[case]())
     variational, point, moving = SIZES[case]
     assert len(weights.posterior.mean) == len(weights.posterior.variance) == variational
     assert len(weights.point) == point
@@ -58,7 +60,7 @@ def test_places(case):
 @every_case
 def test_no_variable_is_left_out_or_twice(case):
     model = CASES[case]()
-    found = models.layout(model)
+    found = layout(model)
     variables = [v for w in found.variational for v in (w.mean, w.log_stddev)]
     variables += [*found.point, *found.moving_mean, *found.moving_variance]
     assert sorted(map(id, variables)) == sorted(map(id, model.variables))
@@ -66,7 +68,7 @@ def test_no_variable_is_left_out_or_twice(case):
 
 def test_weights_are_the_layers_values():
     model = models.lenet("flipout", (8, 8, 1), normalization="batch", initial_stddev=0.03)
-    weights = models.get_weights(model)
+    weights = get_weights(model)
     np.testing.assert_array_equal(weights.posterior.mean[0], model.layers[1].kernel_mean)
     for variance in weights.posterior.variance:
         np.testing.assert_allclose(variance, 0.03**2, rtol=1e-5)
@@ -78,13 +80,13 @@ def test_weights_are_the_layers_values():
 @pytest.mark.parametrize("case", [case for case in CASES if case != "resnet20 flipout"])
 def test_round_trip(case):
     first, second = CASES[case](), CASES[case](seed=1)
-    weights = random_like(models.get_weights(first))
-    models.assign_weights(first, weights)
-    back = models.get_weights(first)
+    weights = random_like(get_weights(first))
+    assign_weights(first, weights)
+    back = get_weights(first)
     tf.nest.assert_same_structure(back, weights)
     for actual, wanted in zip(tf.nest.flatten(back), tf.nest.flatten(weights)):
         np.testing.assert_allclose(actual, wanted, rtol=2e-6)
-    models.assign_weights(second, back)
+    assign_weights(second, back)
     images = np.random.default_rng(1).uniform(size=(3, 8, 8, 1)).astype(np.float32)
     outputs = []
     for model in (first, second):
@@ -95,9 +97,9 @@ def test_round_trip(case):
 
 def test_assigned_standard_deviations_come_up_to_the_floor():
     model = models.mlp("flipout", (3,), 2, hidden=(), min_stddev=0.1, initial_stddev=0.2)
-    (mean,), (variance,) = models.get_weights(model).posterior
+    (mean,), (variance,) = get_weights(model).posterior
     low = tf.constant([[0.0, 1e-30], [1e-4, 0.0099], [0.0101, 4.0]])
-    models.assign_weights(model, models.get_weights(model)._replace(posterior=MeanField((mean,), (low,))))
+    assign_weights(model, get_weights(model)._replace(posterior=MeanField((mean,), (low,))))
     wanted = np.sqrt([[0.01, 0.01], [0.01, 0.01], [0.0101, 4.0]])
     np.testing.assert_allclose(tf.exp(model.layers[-1].kernel_log_stddev), wanted, rtol=1e-5)
     assert variance.shape == low.shape
@@ -151,9 +153,9 @@ def model_of(case):
 )
 def test_weights_that_do_not_fit_are_refused(case, part, change, message, inside):
     model = model_of(case)
-    weights = models.get_weights(model)
+    weights = get_weights(model)
     weights = weights._replace(**{part: change(getattr(weights, part))})
-    assign = lambda: models.assign_weights(model, weights)
+    assign = lambda: assign_weights(model, weights)
     with pytest.raises(InvalidArgument, match=message):
         tf.function(assign, autograph=False)() if inside else assign()
 
@@ -185,22 +187,22 @@ def normalized():
 )
 def test_weights_of_another_model_are_refused_and_nothing_is_set(change, message):
     model = normalized()
-    weights = random_like(models.get_weights(model))
+    weights = random_like(get_weights(model))
     before = [v.numpy() for v in model.variables]
     with pytest.raises(InvalidArgument, match=message):
-        models.assign_weights(model, change(weights))
+        assign_weights(model, change(weights))
     for variable, value in zip(model.variables, before):
         np.testing.assert_array_equal(variable, value)
 
 
 def test_works_inside_a_function():
     model = models.lenet("flipout", (8, 8, 1), normalization="batch")
-    weights = random_like(models.get_weights(model))
+    weights = random_like(get_weights(model))
 
     @tf.function
     def there_and_back(weights):
-        models.assign_weights(model, weights)
-        return models.get_weights(model)
+        assign_weights(model, weights)
+        return get_weights(model)
 
     for actual, wanted in zip(tf.nest.flatten(there_and_back(weights)), tf.nest.flatten(weights)):
         np.testing.assert_allclose(actual, wanted, rtol=2e-6)
@@ -209,7 +211,7 @@ def test_works_inside_a_function():
 @every_small_case
 def test_prior(case):
     model = CASES[case](prior_stddev=3.0)
-    prior, posterior = models.prior(model), models.get_weights(model).posterior
+    prior, posterior = prior_weights(model), get_weights(model).posterior
     tf.nest.assert_same_structure(prior, posterior)
     for p, q in zip(tf.nest.flatten(prior), tf.nest.flatten(posterior)):
         assert (p.shape, p.dtype) == (q.shape, q.dtype)
@@ -219,24 +221,24 @@ def test_prior(case):
 
 def test_kl_to_the_prior_is_the_models_loss():
     model = models.lenet("flipout", (8, 8, 1), variational_bias=True, kl_weight=0.5)
-    kl = kl_divergence(models.get_weights(model).posterior, models.prior(model))
+    kl = kl_divergence(get_weights(model).posterior, prior_weights(model))
     np.testing.assert_allclose(sum(model.losses), 0.5 * kl, rtol=1e-5)
 
 
 def test_min_stddev():
-    assert models.min_stddev(CASES["lenet flipout"](min_stddev=1e-3)) == 1e-3
-    assert models.min_stddev(CASES["lenet deterministic"]()) == 0
+    assert min_stddev(CASES["lenet flipout"](min_stddev=1e-3)) == 1e-3
+    assert min_stddev(CASES["lenet deterministic"]()) == 0
     mixed = tf.keras.Sequential(
         [tf.keras.Input((3,)), DenseFlipout(4, min_stddev=1e-3), DenseFlipout(2, min_stddev=1e-4)]
     )
-    assert models.min_stddev(mixed) == 1e-4
+    assert min_stddev(mixed) == 1e-4
 
 
 def test_nested_models_are_flattened():
     inner = models.mlp("flipout", (4,), 3, hidden=(5,))
     inputs = tf.keras.Input((4,))
     outer = tf.keras.Model(inputs, tf.keras.layers.Dense(2)(inner(inputs)))
-    found = models.layout(outer)
+    found = layout(outer)
     assert len(found.variational) == 2 and len(found.point) == 2 + 2
 
 
@@ -249,9 +251,9 @@ def test_strange_state_is_refused(layer):
     with pytest.raises(
         InvalidArgument, match="neither trained nor BatchNorm's statistics, so that no rule can pool them"
     ):
-        models.layout(model)
+        layout(model)
     with pytest.raises(InvalidArgument, match="neither trained nor BatchNorm's"):
-        models.get_weights(model)
+        get_weights(model)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def test_strange_state_is_refused(layer):
 def test_layers_that_training_would_not_do_justice_are_refused(layer, message):
     model = tf.keras.Sequential([tf.keras.Input((4,)), layer(), DenseFlipout(2)])
     with pytest.raises(InvalidArgument, match=message):
-        models.check_layers(model)
+        check_layers(model)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def test_layers_that_training_would_not_do_justice_are_refused(layer, message):
     ],
 )
 def test_the_library_s_own_models_pass(builder, kind):
-    assert models.check_layers(models.MODELS[builder](kind=kind)) is None
+    assert check_layers(models.MODELS[builder](kind=kind)) is None
 
 
 @pytest.mark.parametrize(
@@ -294,4 +296,4 @@ def test_probabilities_in_the_place_of_logits_are_noticed(last):
     model = tf.keras.Sequential([tf.keras.Input((3,)), *last])
     with pytest.raises(InvalidArgument, match="The last layer, 'last', gives probabilities, but must give logits"):
         algorithms.fed_opt(model)
-    models.check_logits(tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, "relu")]))
+    check_logits(tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, "relu")]))

@@ -9,9 +9,17 @@ import tensorflow as tf
 from tfp_bfl import evaluation, export, models, posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import batch_moments, functional_call, predictive_model
 from tfp_bfl.posterior import LowRank, MeanField, Samples
 from tfp_bfl.sites import from_arrays, to_arrays
+from tfp_bfl.weights import (
+    WeightSampling,
+    batch_moments,
+    functional_call,
+    get_weights,
+    predictive_model,
+    predictive_spec,
+    predictive_weights,
+)
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.uniform(size=[7, 8, 8, 1]).astype(np.float32)
@@ -41,7 +49,7 @@ every_posterior = pytest.mark.parametrize("make", POSTERIORS.values(), ids=POSTE
 
 def beside(model_fn, make, last=None):
     """Weights with a posterior of the kind `make` over all point weights, or over the last ones."""
-    weights = models.get_weights(model_fn())
+    weights = get_weights(model_fn())
     first = 0 if last is None else len(weights.point) - last
     return weights._replace(posterior=make(weights.point[first:]), point=weights.point[:first])
 
@@ -202,10 +210,10 @@ def test_evaluation_and_export_take_it_like_any_other(make, tmp_path):
 def test_models_with_variational_layers_or_without_a_posterior_stay_as_they_are():
     flipout = functools.partial(models.mlp, "flipout", (3,), 3, hidden=(4,))
     for model_fn in (flipout, mlp):
-        weights = models.get_weights(model_fn(seed=5))
+        weights = get_weights(model_fn(seed=5))
         model = predictive_model(model_fn(), weights)
-        assert not any(isinstance(layer, models.WeightSampling) for layer in model._flatten_layers())
-        each(functools.partial(np.testing.assert_allclose, rtol=2e-6), models.get_weights(model), weights)
+        assert not any(isinstance(layer, WeightSampling) for layer in model._flatten_layers())
+        each(functools.partial(np.testing.assert_allclose, rtol=2e-6), get_weights(model), weights)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +235,7 @@ def test_weights_that_do_not_fit_are_refused(change, message):
 
 def test_a_low_rank_posterior_over_variational_weights_is_refused():
     flipout = functools.partial(models.mlp, "flipout", (3,), 3, hidden=(4,))
-    weights = models.get_weights(flipout())
+    weights = get_weights(flipout())
     with pytest.raises(InvalidArgument, match="must be a MeanField, not LowRank"):
         predictive_model(flipout(), weights._replace(posterior=low_rank(weights.posterior.mean)))
 
@@ -235,22 +243,22 @@ def test_a_low_rank_posterior_over_variational_weights_is_refused():
 @every_posterior
 @pytest.mark.parametrize("number", [2, 4], ids=["last layer", "all weights"])
 def test_what_a_model_predicts_with_can_be_had_back_and_goes_through_named_arrays(make, number):
-    own = models.get_weights(mlp())
+    own = get_weights(mlp())
     weights = own._replace(posterior=make(own.point[-number:]), point=own.point[: len(own.point) - number])
-    back = models.predictive_weights(predictive_model(mlp(), weights))
+    back = predictive_weights(predictive_model(mlp(), weights))
     tf.nest.map_structure(np.testing.assert_array_equal, back, weights)
     arrays = to_arrays(back)
-    again = from_arrays(arrays, models.predictive_spec(mlp(), arrays))
+    again = from_arrays(arrays, predictive_spec(mlp(), arrays))
     tf.nest.map_structure(np.testing.assert_array_equal, again, weights)
     few = {name: x for name, x in arrays.items() if name != f"posterior/{back.posterior._fields[0]}/0"}
     for wrong in (few, {**arrays, "posterior/mean/99": np.zeros(3, np.float32)}, {**arrays, "point/9": np.zeros(3)}):
         with pytest.raises(InvalidArgument, match=r"misses|has no place for"):
-            from_arrays(wrong, models.predictive_spec(mlp(), wrong))
+            from_arrays(wrong, predictive_spec(mlp(), wrong))
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "flipout"])
 def test_without_a_posterior_beside_it_a_model_predicts_with_its_own_weights(kind):
     model = models.mlp(kind, (3,), 3, hidden=(4,))
-    arrays = to_arrays(models.predictive_weights(model))
-    found = from_arrays(arrays, models.predictive_spec(model, arrays))
-    tf.nest.map_structure(np.testing.assert_array_equal, found, models.get_weights(model))
+    arrays = to_arrays(predictive_weights(model))
+    found = from_arrays(arrays, predictive_spec(model, arrays))
+    tf.nest.map_structure(np.testing.assert_array_equal, found, get_weights(model))

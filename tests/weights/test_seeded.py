@@ -28,7 +28,7 @@ def kernel(layer, seed=None):
     build = lambda: tf.keras.Sequential([layer()]).get_weights()[0]
     if seed is None:
         return build()
-    with bfl.models.seeded(seed):
+    with bfl.weights.seeded(seed):
         return build()
 
 
@@ -50,7 +50,7 @@ def test_they_do_not_depend_on_the_programs_own_seeds(source):
 
 
 def test_two_layers_of_a_block_differ():
-    with bfl.models.seeded(0):
+    with bfl.weights.seeded(0):
         first, second = (tf.keras.Sequential([SOURCES["layers of Keras"]()]).get_weights()[0] for _ in range(2))
     assert (first != second).all()
 
@@ -59,7 +59,7 @@ def test_two_layers_of_a_block_differ():
 def test_seeded_initializers_give_what_they_give_elsewhere(build):
     shape = (28, 28, 1) if build is bfl.models.lenet else (5,)
     outside = build("flipout", shape, 3, seed=4).get_weights()
-    with bfl.models.seeded(1):
+    with bfl.weights.seeded(1):
         inside = build("flipout", shape, 3, seed=4).get_weights()
     for one, two in zip(outside, inside):
         np.testing.assert_array_equal(one, two)
@@ -88,7 +88,7 @@ def test_the_programs_generators_go_on_as_without_the_block(source, fails):
         tf.keras.utils.set_random_seed(8)
         before = draws()
         if inside and fails:
-            with pytest.raises(ZeroDivisionError), bfl.models.seeded(0):
+            with pytest.raises(ZeroDivisionError), bfl.weights.seeded(0):
                 kernel(SOURCES[source])
                 raise ZeroDivisionError
         elif inside:

@@ -23,7 +23,7 @@ from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.keywords import keywords_of, show
 from tfp_bfl.privacy import Privacy
-from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights import ModelWeights, layout
 from tfp_bfl.weights.kinds import Given, Sent
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., federated.BayesianProcess])
@@ -65,12 +65,12 @@ def compose(
     """Return a process of any client work, rule, server step, weighting and robust aggregator that fit each other.
 
     Most client works send a model's weights, and most rules make of these the weights that most server steps take.
-    Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `servers.distil` what
-    `rules.stacked` gives, and `clients.swag` sends posteriors for `rules.stacked` and `servers.online_product`.
+    Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `averaging.step.distil` what
+    `rules.stacked` gives, and `swag.work.swag` sends posteriors for `rules.stacked` and `swag.step.online_product`.
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
-      client_work: such as `clients.variational(model_fn, ...)` or `clients.posterior_averaging(model_fn, ...)`.
+      client_work: such as `clients.variational(model_fn, ...)` or `averaging.work.posterior_averaging(model_fn, ...)`.
       rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool".
       server_step: of `tfp_bfl.servers`.
       weighting: "equal" or "train_size"; for models with variational weights also "distance", "max_discrepancy" or
@@ -104,7 +104,7 @@ def compose(
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = whole_rule(rule, privacy, weighting, robust)
     check_fit(work, whole, server_step)
-    check_extra(work, whole, server_step, weighting, robust)
+    check_extra(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         check_compressible(whole, weighting, robust, secure_sums)
@@ -200,11 +200,7 @@ def split_options(
 def known_options(
     function: Callable[..., object], options: object, what: str, given: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the options for a function, all of which it must have, except those `given` by the recipe.
-
-    Raises:
-      InvalidArgument: no dictionary, or an option that the function does not have.
-    """
+    """Return the options for a function, all of which it must have, except those `given` by the recipe."""
     if options is not None and not isinstance(options, Mapping):
         raise InvalidArgument(f"The options of {what} are {shown(options)}, but must be a dictionary.")
     names = tuple(name for name in inspect.signature(function).parameters if name not in given)
@@ -248,7 +244,7 @@ def _check_change_norm(options: Mapping[str, object], work: ClientWork[Sent]) ->
 
 
 def _check_posteriors(weighting: str, work: ClientWork[Sent], model_fn: Callable[[], keras.Model]) -> None:
-    if work.sends != WEIGHTS or not models.layout(model_fn()).variational:
+    if work.sends != WEIGHTS or not layout(model_fn()).variational:
         raise InvalidArgument(
             f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
         )

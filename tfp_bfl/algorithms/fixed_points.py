@@ -23,6 +23,7 @@ from tfp_bfl import keras, models, rules
 from tfp_bfl.contracts import AnyRule
 from tfp_bfl.training.inference import DEFAULT_INFERENCE
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, is_linear
+from tfp_bfl.weights import layout
 
 # The weights of a rule's mean, for rules that may be repeated over rounds.
 PLAIN_MEAN = ("mean_precision_average", "naive_weighted_average", "linear_pool")
@@ -48,14 +49,14 @@ def notices_of(
       model_fn: of the process; without Gaussian weights every rule averages by weight.
       rule: or its name.
       optimizer: of the clients; None for the default.
-      inference: one of `clients.INFERENCES`; None for the default.
+      inference: one of `training.INFERENCES`; None for the default.
     """
     name, optimizer = rules.whole_model(rule).name, optimizer or DEFAULT_OPTIMIZER
     of_gaussian = fixed_point_warning(name, optimizer, inference or DEFAULT_INFERENCE)
     of_point = fixed_point_warning(name, optimizer)
     # To build a model takes some tenths of a second.
     is_same = of_gaussian == of_point
-    warning = of_point if is_same or not models.layout(models.as_model_fn(model_fn)()).variational else of_gaussian
+    warning = of_point if is_same or not layout(models.as_model_fn(model_fn)()).variational else of_gaussian
     return (warning,) if warning else ()
 
 
@@ -65,7 +66,7 @@ def fixed_point_warning(rule: str, optimizer: Optimizer, inference: str | None =
     Args:
       rule: its name; nothing is known of a custom one.
       optimizer: of the means, or of point weights.
-      inference: one of `clients.INFERENCES`; None for a model of point weights only, which every rule averages.
+      inference: one of `training.INFERENCES`; None for a model of point weights only, which every rule averages.
     """
     natural = inference in NATURAL
     if not natural and not is_linear(optimizer):

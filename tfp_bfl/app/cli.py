@@ -1,4 +1,4 @@
-"""The commands of `tfp-bfl`. The work itself is in `one_run`, `many_runs` and `doctor`."""
+"""The commands of `tfp-bfl`. The work itself is in `one_run`, `doctor` and the edges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__, edges
-from tfp_bfl.app.many_runs.command import list_runs, report
 from tfp_bfl.app.one_run.command import COMMANDS, find_posterior, scores_in_words
 from tfp_bfl.app.options.afterwards import split_after
 from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
@@ -119,7 +118,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (*COMMANDS, list_runs, report, *edges.commands()):
+for _command in (*COMMANDS, *edges.commands()):
     cli.add_command(_command)
 
 

@@ -25,21 +25,16 @@ from tfp_bfl.logs import quiet
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
+    from tfp_bfl.bench.plan import Plan
+    from tfp_bfl.bench.spaces import Values
 
 # Of evaluations between rounds, and of out-of-distribution examples.
 _MOST_EXAMPLES = 1000
 
 
 class Task(NamedTuple):
-    """The work of a cell.
-
-    Fields:
-      config: of the run.
-      then: what follows the training; None for nothing.
-      then_options: of that.
-      hold_out: share of each client's examples that are held out.
-      ood: dataset of out-of-distribution examples; None for none.
-      evaluations: number of evaluations between rounds.
+    """The work of a cell: a training, what follows it, the share of each client's examples that is held out, a
+    dataset of out-of-distribution examples, and the number of evaluations between rounds.
     """
 
     config: RunConfig
@@ -48,6 +43,13 @@ class Task(NamedTuple):
     hold_out: float
     ood: str | None = None
     evaluations: int = 1
+
+
+def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) -> Task:
+    """Return the work of a run of a plan with the values that a trial chose."""
+    own = plan.methods[method].then, plan.then_options(setting, method, values)
+    config = plan.config(setting, method, seed, values)
+    return Task(config, *own, plan.hold_out, plan.oods.get(setting), plan.evaluations)
 
 
 class _Trained(NamedTuple):
@@ -112,9 +114,7 @@ class _RoundsClock:
 def run_trial(task: Task) -> Finished:
     """Train, and return the record with the scores of the held-out training rows (`scores.selection`).
 
-    Raises:
-      InvalidArgument: the options don't fit the data.
-      Error: the training failed.
+    What does not fit the data is InvalidArgument, a training that fails Error.
     """
     started = time.perf_counter()
     trained = _train(task, evaluate=False)
@@ -124,27 +124,18 @@ def run_trial(task: Task) -> Finished:
 
 
 def run_final(task: Task) -> Finished:
-    """Train, and return the record with the scores of the test rows (docs/bench.md).
-
-    Raises:
-      InvalidArgument: the options don't fit the data.
-      Error: the training failed.
-    """
+    """Train, and return the record with the scores of the test rows (docs/bench.md); errors as in `run_trial`."""
     before, started = _memory(reset=True), time.perf_counter()
     trained = _train(task, evaluate=True)
-    job = trained.job
+    job, config = trained.job, trained.job.config
     assert trained.test is not None
-    test, held = trained.predict(trained.test), None
+    test, held, of_classes = trained.predict(trained.test), None, job.test.target is None
     about: dict[str, Any] = {
-        "rounds": job.config.rounds,
-        "dataset": job.train.name,
-        "model": job.config.model_name,
-        "clients": job.clients.num_clients,
-        "examples": int(job.clients.sizes.sum()),
-        "test_examples": job.test.num_examples,
-        "task": "classification" if job.test.target is None else "regression",
+        **{"rounds": config.rounds, "dataset": job.train.name, "model": config.model_name},
+        **{"clients": job.clients.num_clients, "examples": int(job.clients.sizes.sum())},
+        **{"test_examples": job.test.num_examples, "task": "classification" if of_classes else "regression"},
     }
-    if job.test.target is None:
+    if of_classes:
         held = trained.predict(trained.held)
         found = {**scores.of_classes(test, held), **_foreign(task, trained, test)}
         about["heterogeneity"] = scores.heterogeneity(job.clients.label_counts())
@@ -152,8 +143,7 @@ def run_final(task: Task) -> Finished:
         found = scores.of_numbers(test)
     # Controls: predictions without features, linear models, and standard deviations at other weights.
     names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
-    controls = pipeline.controls(job)
-    found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in controls}
+    found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in pipeline.controls(job)}
     if trained.is_of_rounds:
         of_test = pipeline.permuted(trained.result, lambda model: job.score(model).metrics)
         found |= {name: x for name, x in of_test.items() if name == "permuted_test_nll"}

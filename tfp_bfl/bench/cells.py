@@ -1,4 +1,8 @@
-"""Cells: what is run once each, one after another or side by side. A folder is done once it holds a summary."""
+"""Cells: what is run once each, one after another or side by side. A folder is done once it holds a summary.
+
+Arguments mean the same everywhere: `every` is name -> options of each cell, `output` the folder of the cells' folders.
+What is not as it must be is `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import json
 import logging
@@ -24,19 +29,27 @@ from tfp_bfl.app.one_run.records import SUMMARY as SUMMARY
 from tfp_bfl.app.one_run.records import is_done as is_done
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.writing import write_whole
 
 _PARENT_DEATH = 1
 
 Options = Mapping[str, Any]
+# (folder, options) -> what is not looked at; writes the summary last.
 Work = Callable[[pathlib.Path, Any], Any]
 
 
-def read_summary(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the summary of a folder that is done.
+def check_output(output: pathlib.Path, what: str, *marks: str) -> None:
+    """Check that a folder is new, empty, or holds one of the files or folders that mark it, such as of "a sweep"."""
+    if output.exists() and not (
+        output.is_dir() and (not any(output.iterdir()) or any((output / x).exists() for x in marks))
+    ):
+        raise InvalidArgument(
+            f"{path_name(output)} is no folder of {what}: give --output a new one, nothing is overwritten."
+        )
 
-    Raises:
-      InvalidArgument: it is damaged.
-    """
+
+def read_summary(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the summary of a folder that is done."""
     found = read_written(folder / SUMMARY)
     if not isinstance(found, dict):
         raise _damaged(folder / SUMMARY)
@@ -44,15 +57,16 @@ def read_summary(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def read_written(path: pathlib.Path) -> Any:
-    """Return the content of a JSON file of a cell.
-
-    Raises:
-      InvalidArgument: it is damaged.
-    """
+    """Return the content of a JSON file of a cell."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
         raise _damaged(path) from None
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file of a cell as a whole or not at all."""
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def _damaged(path: pathlib.Path) -> InvalidArgument:
@@ -67,20 +81,13 @@ def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
     return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
 
 
-def run_once(
-    folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False, lock: pathlib.Path | None = None
-) -> None:
+def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False) -> None:
     """Call `work`, which fills the folder and writes its summary last, unless the summary is there.
 
-    Of several processes at one folder the first works, and the others wait.
-
-    Args:
-      folder: of the cell.
-      work: of the cell.
-      goes_on: whether it takes up what an earlier, broken attempt left; else that is deleted first.
-      lock: the file that processes lock; None for one in .locks beside the folder.
+    Of several processes at one folder the first works, and the others wait. With `goes_on` the work takes up what an
+    earlier, broken attempt left; else that is deleted first.
     """
-    with locked(lock or folder.parent / ".locks" / folder.name):
+    with locked(folder.parent / ".locks" / folder.name):
         if not is_done(folder):
             if not goes_on:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -107,28 +114,20 @@ def options_in(folder: pathlib.Path) -> Options | None:
 
 
 def check_cells(
-    every: Mapping[str, Options],
-    output: pathlib.Path,
-    held: Callable[[pathlib.Path], Options | None] = options_in,
+    every: Mapping[str, Options], output: pathlib.Path, held: Callable[[pathlib.Path], Options | None] = options_in
 ) -> None:
     """Check that existing folders hold cells of the same options.
 
     Args:
-      every: name -> options of each cell.
-      output: the folder of their folders.
+      every, output: the cells.
       held: the options of a cell's folder; None where there is nothing that could be of others.
-
-    Raises:
-      InvalidArgument: a folder holds a cell of other options.
     """
     for name, options in every.items():
         there = held(output / name)
         if there is None:
             continue
         wanted = json.loads(json.dumps(options))  # As a summary gives them back.
-        differing = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
-        if differing:
-            key = differing[0]
+        for key in sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key)):
             raise InvalidArgument(
                 f"{output / name} is of other options ({key} {there.get(key)!r}, now {wanted.get(key)!r}): give "
                 "another --output, or delete that folder."
@@ -136,16 +135,12 @@ def check_cells(
 
 
 def check_data_of(folder: pathlib.Path, there: object, now: str | None, whole: pathlib.Path) -> None:
-    """Check that a cell ran on the data that its files hold now.
+    """Check that a cell in `folder` ran on the data that its files hold now.
 
     Args:
       folder: of the cell.
-      there: the digest that it recorded; None if it did not.
-      now: that of the data as they are; None where there is none to compare with.
+      there, now: the recorded digest, and that of the data as they are; one that is None is not compared.
       whole: the folder of all cells of the same data.
-
-    Raises:
-      InvalidArgument: the digests differ.
     """
     if there is not None and now is not None and there != now:
         raise InvalidArgument(
@@ -173,10 +168,8 @@ def run_cells(
     """Run the cells that are not done, and print a line for each. A cell that fails does not stop the others.
 
     Args:
-      every: name -> options of each cell.
-      output: the folder of their folders.
-      work: (folder, options) -> what is not looked at; writes the summary last. A function of a module, for several
-        jobs.
+      every, output: the cells.
+      work: of a cell; a function of a module, for several jobs.
       describe: summary -> a line.
       jobs: processes side by side; 1 for this one.
       threads: of TensorFlow in each of several; None for an equal share of the cores.
@@ -190,46 +183,43 @@ def run_cells(
     if before:
         click.echo(f"{before} of {len(every)} are done.")
     failed: dict[str, BaseException] = {}
-    ended = (_beside if jobs > 1 else _here)(todo, output, work, goes_on, jobs, threads)
+    once = functools.partial(_once, output, work, goes_on)
+    ended = _beside(once, todo, jobs, threads) if jobs > 1 else _here(once, todo)
     for number, (name, error) in enumerate(ended, before + 1):
         if error is not None:
             failed[name] = error
         words = describe(read_summary(output / name)) if error is None else f"failed: {error}"
         click.echo(f"{number}/{len(every)} {name}: {words}")
-    if failed:
-        name, error = next(iter(failed.items()))
+    for name, error in failed.items():
         raise Error(
             f"{len(failed)} of {len(every)} failed, the first of them {name} ({error}): the same command tries them "
             "again."
         )
 
 
+def _once(output: pathlib.Path, work: Work, goes_on: bool, name: str, options: Options) -> None:
+    run_once(output / name, lambda: work(output / name, options), goes_on)
+
+
 _Ended = Iterator[tuple[str, BaseException | None]]
 
 
-def _here(todo: Mapping[str, Options], output: pathlib.Path, work: Work, goes_on: bool, *_: object) -> _Ended:
+def _here(once: Callable[..., None], todo: Mapping[str, Options]) -> _Ended:
     for name, options in todo.items():
         try:
-            _once(output / name, work, options, goes_on)
+            once(name, options)
             yield name, None
         except Exception as error:
             yield name, error
 
 
-def _beside(
-    todo: Mapping[str, Options],
-    output: pathlib.Path,
-    work: Work,
-    goes_on: bool,
-    jobs: int,
-    threads: int | None,
-) -> _Ended:
+def _beside(once: Callable[..., None], todo: Mapping[str, Options], jobs: int, threads: int | None) -> _Ended:
     threads_each = threads or max(1, len(os.sched_getaffinity(0)) // jobs)
     # Not forked: TensorFlow's threads would be missing.
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (os.getpid(), threads_each))
     try:
-        futures = {pool.submit(_once, output / name, work, x, goes_on): name for name, x in todo.items()}
+        futures = {pool.submit(once, name, options): name for name, options in todo.items()}
         for future in concurrent.futures.as_completed(futures):
             yield futures[future], future.exception()
     except BaseException:
@@ -251,10 +241,6 @@ def _begin(parent: int, threads: int) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     use_threads(threads)
-
-
-def _once(folder: pathlib.Path, work: Work, options: Options, goes_on: bool) -> None:
-    run_once(folder, lambda: work(folder, options), goes_on)
 
 
 def forget_models() -> None:

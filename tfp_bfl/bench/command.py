@@ -1,4 +1,4 @@
-"""The commands of many runs that compare methods: sweep, bench, tune."""
+"""The commands about many runs: sweep, bench, tune, runs, report."""
 
 from __future__ import annotations
 
@@ -10,10 +10,32 @@ from typing import Any
 
 import click
 
-from tfp_bfl.app.options.command import MOST_JOBS, Grouped, config_options, whole_number
+from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import choices
+
+_MOST_JOBS = 1024
+_jobs = click.option(
+    "--jobs",
+    type=click.IntRange(1, _MOST_JOBS),
+    metavar="VALUE",
+    help="Number of runs at once, each a process.  [default: 1]",
+)
+_listed = click.option("--list", "listed", is_flag=True, help="List the runs and their states, and run none.")
+
+
+def _check_listed(listed: bool, **given: object) -> None:
+    for name, value in given.items():
+        if listed and value is not None:
+            raise InvalidArgument(f"--list runs nothing: leave --{name} out.")
+
+
+def _folder_of(output: object, what: str) -> pathlib.Path:
+    if output is None:
+        raise InvalidArgument(f"{what} needs a folder: give --output one, and the same one again to resume.")
+    return pathlib.Path(str(output))
+
 
 SWEEP_EXAMPLES = """
 \b
@@ -46,8 +68,8 @@ class _Sweep(Grouped):
     "every combination. 'A or B' in one: the runs of A, and the runs of B.",
 )
 @click.option("--seeds", metavar="SEEDS", default="0", help="Seeds of the runs, as 0..4 or 0,1,7.  [default: 0]")
-@click.option("--jobs", metavar="VALUE", default="1", help="Number of runs at once, each a process.  [default: 1]")
-@click.option("--list", "listed", is_flag=True, help="List the runs and their states, and run none.")
+@_jobs
+@_listed
 @click.option("--config", "config_file", metavar="FILE", help="Options of all runs from a YAML file; flags win.")
 @click.option(
     "--progress", metavar="FORM", help="Progress of each run: phases, lines, json or none.  [default: phases]"
@@ -57,7 +79,7 @@ class _Sweep(Grouped):
 def sweep_runs(
     varied: Sequence[str],
     seeds: str,
-    jobs: str,
+    jobs: int | None,
     listed: bool,
     config_file: str | None,
     progress: str | None,
@@ -66,12 +88,11 @@ def sweep_runs(
     """Run every combination of options by every seed, and write one page and tables over all runs."""
     from tfp_bfl.bench.sweep import parse_varied
 
+    _check_listed(listed, jobs=jobs, progress=progress)
     given = {name: value for name, value in given.items() if value is not None}
-    if "output" not in given:
-        raise InvalidArgument("A sweep needs a folder: give --output one, and the same one again to go on.")
+    _folder_of(given.get("output"), "A sweep")
     combinations = parse_varied(varied, given)
-    number = whole_number(jobs, "jobs", MOST_JOBS)
-    run_many(config_file, given, combinations, seeds, jobs=number, progress=progress, listed=listed)
+    run_many(config_file, given, combinations, seeds, jobs=jobs or 1, progress=progress, listed=listed)
 
 
 def run_many(
@@ -129,25 +150,22 @@ Examples:
 @click.command("bench", epilog=BENCH_EXAMPLES)
 @click.argument("config", metavar="CONFIG")
 @click.option("--output", metavar="FOLDER", help="Folder of all cells, new or of the same benchmark, which resumes.")
-@click.option("--jobs", metavar="VALUE", default="1", help="Number of cells at once, each a process.  [default: 1]")
+@_jobs
 @click.option("--only", metavar="TEXT", default="", help="Run only cells with this text in SETTING/METHOD/seed-SEED.")
-@click.option("--list", "listed", is_flag=True, help="List the cells and their states, and run none.")
+@_listed
 @click.option("--trust-code", is_flag=True, help="Execute the code that CONFIG names as FILE.py:FUNCTION.")
-def bench(config: str, output: str | None, jobs: str, only: str, listed: bool, trust_code: bool) -> None:
+def bench(config: str, output: str | None, jobs: int | None, only: str, listed: bool, trust_code: bool) -> None:
     """Run every method of the YAML file CONFIG in every setting, tuned alike, and write one page over all."""
     from tfp_bfl.bench.plan import read_plan
     from tfp_bfl.bench.program import reports, run_bench
 
-    number = whole_number(jobs, "jobs", MOST_JOBS)
-    if output is None and not listed:
-        raise InvalidArgument("A benchmark needs a folder: give --output one, and the same one again to go on.")
+    _check_listed(listed, jobs=jobs)
+    folder = _folder_of(output or ("runs/bench" if listed else None), "A benchmark")
     plan = read_plan(config, trust=trust_code)
-    folder = pathlib.Path(output or "runs/bench")
-    records = run_bench(plan, folder, jobs=number, only=only, listed=listed)
+    records = run_bench(plan, folder, jobs=jobs or 1, only=only, listed=listed)
     if not listed:
-        from tfp_bfl.bench.page import write_page
+        from tfp_bfl.bench.page import write_page, write_tables
         from tfp_bfl.bench.reading import read
-        from tfp_bfl.bench.results import write_tables
 
         # With --only the reference may have no records yet.
         present = plan.reference if any(x.method == plan.reference for x in read(folder)) else None
@@ -170,13 +188,24 @@ class _Tune(Grouped):
     help="An option and the values among which trials choose: '0.001..0.3 log', '1..5', or values with commas between "
     "them; again for another option.",
 )
-@click.option("--trials", metavar="VALUE", default="8", help="Number of trials, the first with defaults.  [default: 8]")
-@click.option("--score", metavar="NAME", default="nll", help="nll, accuracy or rmse of held-out rows.  [default: nll]")
+@click.option(
+    "--trials",
+    type=click.IntRange(1, 1000),
+    metavar="VALUE",
+    default=8,
+    help="Number of trials, the first with defaults.  [default: 8]",
+)
+@click.option(
+    "--score",
+    type=click.Choice(["nll", "accuracy", "rmse"]),
+    default="nll",
+    help="Score of held-out rows.  [default: nll]",
+)
 @click.option(
     "--share",
-    "share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
     metavar="VALUE",
-    default="0.2",
+    default=0.2,
     help="Share of each client's training examples that trials hold out.  [default: 0.2]",
 )
 @click.option("--config", "config_file", metavar="FILE", help="Options of all trials from a YAML file; flags win.")
@@ -184,9 +213,9 @@ class _Tune(Grouped):
 @functools.partial(config_options, without=("output", "hold_out"))
 def tune(
     spaces: Sequence[str],
-    trials: str,
+    trials: int,
     score: str,
-    share: str,
+    share: float,
     config_file: str | None,
     output: str | None,
     **given: object,
@@ -195,18 +224,84 @@ def tune(
 
     The test set is not used. FOLDER has trials.jsonl, a line a trial, and best.yaml, a configuration of `tfp-bfl run`.
     """
-    from tfp_bfl.bench.one_method import tune_run
+    from tfp_bfl.bench.tuning import tune_run
 
-    if output is None:
-        raise InvalidArgument("Trials need a folder: give --output one, and the same one again to go on.")
+    folder = _folder_of(output, "A search")
     options = {name: value for name, value in given.items() if value is not None}
-    lines = tune_run(
-        pathlib.Path(output),
-        config_file,
-        options,
-        spaces,
-        trials=whole_number(trials, "trials", 1000),
-        score=score,
-        share=share,
-    )
-    click.echo("\n".join(lines))
+    settings: dict[str, Any] = {"trials": trials, "score": score, "hold_out": share}
+    click.echo("\n".join(tune_run(folder, config_file, options, spaces, **settings)))
+
+
+REPORT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl report my_run
+  tfp-bfl report my_run another_run a_third --output comparison.html
+  tfp-bfl report fashion_run --ood mnist --output fashion.html
+  tfp-bfl report my_sweep --output scores.tex
+  tfp-bfl report my_sweep --output paper.tex --columns accuracy,nll \\
+      --percent --row "rule=conflation as Conflation"
+"""
+
+
+@click.command("runs")
+@click.argument("folder", metavar="[FOLDER]", default="runs")
+def list_runs(folder: str) -> None:
+    """List the runs in FOLDER (runs if none is named): what each is, how far it is, and its scores."""
+    from tfp_bfl.bench.runs import described
+
+    path = pathlib.Path(folder)
+    if not path.is_dir():
+        raise InvalidArgument(f"There is no folder {folder}: name the one that your runs are in.")
+    lines = described(path)
+    click.echo("\n".join(lines) if lines else f"There is no run in {folder}.")
+
+
+@click.command("report", epilog=REPORT_EXAMPLES)
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--output",
+    metavar="FILE",
+    default="report.html",
+    help="The page, a new file; .csv, .md or .tex: the table of scores alone.  [default: report.html]",
+)
+@click.option(
+    "--ood", metavar="DATASET", help="Out-of-distribution examples: a dataset's name, or a path to images or a table."
+)
+@click.option("--columns", metavar="NAMES", help="Columns of a table, such as accuracy,nll; all scores if not given.")
+@click.option(
+    "--digits",
+    type=click.IntRange(0, 17),
+    metavar="NUMBER",
+    help="Decimals of a table; 4 if not given, of percentages 2.",
+)
+@click.option("--percent", is_flag=True, help="Accuracies and other shares of a table in percent.")
+@click.option(
+    "--row",
+    "rows",
+    metavar="ROW",
+    multiple=True,
+    help='A row of a table and its label, "rule=conflation as Conflation"; again for the next row.',
+)
+@click.option("--dataset", metavar="FILE.py:FUNCTION", help="The dataset of RUN where it is code, which is run.")
+def report(
+    run_folders: tuple[str, ...], output: str, ood: str | None, dataset: str | None, rows: Any, **table: Any
+) -> None:
+    """Write one page about a complete run, or several side by side; RUN may be a folder of many.
+
+    Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its curves those
+    of its first seed.
+    """
+    from tfp_bfl.app.one_run.records import read_record
+    from tfp_bfl.app.options.own_model import trust_dataset
+    from tfp_bfl.bench.runs import expand
+
+    folders = expand(run_folders)
+    trust_dataset(dataset, [read_record(folder)[0].dataset for folder in folders])  # Before TensorFlow is imported.
+    from tfp_bfl.bench import reports
+    from tfp_bfl.bench.runs import parse_rows
+
+    columns = table.pop("columns")
+    names = columns.split(",") if columns else None
+    page = reports.report(folders, output, ood=ood, columns=names, rows=parse_rows(rows), **table)
+    click.echo(f"{page} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")

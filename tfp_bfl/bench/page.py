@@ -1,4 +1,9 @@
-"""Write a benchmark as one static HTML page: tables in HTML, figures in SVG, a script that sorts and filters."""
+"""Write a benchmark: as one static HTML page with figures in SVG and a script that sorts and filters, and as tables.
+
+Arguments mean the same everywhere: `folder` has records.jsonl; `reference` is the method that others are compared with,
+None for "fed_avg" if it occurs, else the first. Records that are missing or damaged, and a reference that no record
+has, are `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,19 @@ import base64
 import hashlib
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from tfp_bfl.bench import ranks, scatter, summary
 from tfp_bfl.bench.reading import SCORES, Bench, BenchRecord, arrange, finite, read, score_of, shorten
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.files.writing import write_bytes
+from tfp_bfl.bench.summary import cost_of, mean, text_of
+from tfp_bfl.files.tables import to_csv, to_markdown
+from tfp_bfl.files.writing import write_bytes, write_whole
 from tfp_bfl.labels import label_of
-from tfp_bfl.plots.page import Cell, Table, environment
-from tfp_bfl.plots.repeats import compare
+from tfp_bfl.plots.page import Cell, Table, environment, table
+from tfp_bfl.plots.repeats import Repeated, compare_all, difference_cells, digits, score_cells
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
 _FIRST = "test_nll"  # Classification and regression have it.
@@ -42,66 +48,30 @@ class Sorted(NamedTuple):
     sort: str
 
 
-class PageRow(NamedTuple):
-    """Hold a method in a setting, as the table of results and its details show it."""
-
-    number: int
-    setting: str
-    setting_number: int
-    method: str
-    scores: Sequence[tuple[Sorted, Sorted]]
-    costs: Sequence[Sorted]
-    chosen: str
-    trials: str
-    failed: Sequence[str]
-    tables: Sequence[Table]
-
-
-class Plot(NamedTuple):
-    """Hold a scatter plot: its title, the SVG, and a caption on cells that it leaves out."""
-
-    title: str
-    svg: Markup
-    caption: str
-
-
-class RankFigure(NamedTuple):
-    """Hold a critical-difference figure: the score, the tests in a sentence, notes on absent values, and the SVG."""
-
-    title: str
-    result: str
-    note: str
-    svg: Markup
-    has_groups: bool
-
-
-class Ranked(NamedTuple):
-    """Hold the section on ranks: average ranks, a figure a score, and why other scores have none."""
-
-    table: Table
-    figures: Sequence[RankFigure]
-    reasons: Sequence[str]
-
-
 def write_page(folder: pathlib.Path, output: pathlib.Path, reference: str | None = None) -> pathlib.Path:
     """Write the records of a benchmark as one HTML file, which opens from disk without a server or other files.
 
     Args:
-      folder: with records.jsonl.
+      folder, reference: of the benchmark.
       output: the HTML file; missing folders are made, and an old file is replaced.
-      reference: the method that others are compared with; None for "fed_avg" if it occurs, else the first.
 
     Returns:
       The path of the page.
-
-    Raises:
-      InvalidArgument: the records are missing or damaged, or no record has the reference method.
     """
     page = render(arrange(read(folder), reference))
     output = pathlib.Path(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(output, page.encode("utf-8", errors="replace"))
     return output
+
+
+def write_tables(folder: pathlib.Path, reference: str | None = None) -> list[pathlib.Path]:
+    """Write results.md, and results.csv with all digits, into the folder of the records. Old ones are replaced."""
+    bench = arrange(read(folder), reference)
+    paths = [pathlib.Path(folder) / "results.md", pathlib.Path(folder) / "results.csv"]
+    write_whole(paths[0], _markdown(bench))
+    write_whole(paths[1], to_csv(_numeric(bench)))
+    return paths
 
 
 def render(bench: Bench) -> str:
@@ -123,13 +93,10 @@ def render(bench: Bench) -> str:
         scores={key: score_of(key) for key in keys},
         first=_FIRST if _FIRST in keys else next(iter(keys), None),
         rows=cells,
-        plots=plots(bench, {(row.setting, row.method): row.number for row in cells}),
+        plots=plots(bench, {(row["setting"], row["method"]): row["number"] for row in cells}),
         marker=scatter.marker,
         ranked=ranked(bench),
-        budgets=[
-            (setting, [summary.at_budget(bench, setting, x) for x in summary.budgets(bench, setting)])
-            for setting in bench.settings
-        ],
+        budgets=[(setting, summary.at_budgets(bench, setting)) for setting in bench.settings],
         settings=settings(bench),
         failures=summary.failures(bench),
         style=Markup(source("page.css")),
@@ -138,134 +105,100 @@ def render(bench: Bench) -> str:
     )
 
 
-def rows(bench: Bench) -> list[PageRow]:
-    """Return a row for each setting and method with records, by setting."""
-    found: list[PageRow] = []
+def rows(bench: Bench) -> list[dict[str, Any]]:
+    """Return, for each setting and method with records, what the table of results and its details show."""
+    found: list[dict[str, Any]] = []
     for place, setting in enumerate(bench.settings):
         methods = summary.methods_of(bench, setting)
-        scores = _score_columns(bench, setting, methods)
+        groups = [bench.scores(setting, method) for method in methods]
+        scores = []
+        for key in bench.score_keys():
+            pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
+            intervals = difference_cells(pairs, summary.FORM)
+            means = _sorted(score_cells(groups, key, summary.FORM), (mean(group.values(key)) for group in groups))
+            scores.append([*zip(means, _sorted(intervals, (x and x.mean for x in pairs)))])
         for i, method in enumerate(methods):
             cell = bench.cells[setting, method]
             failed = [record for record in cell if record.failed is not None]
-            seeds = f"{len(cell) - len(failed)}" + (f", {len(failed)} failed" if failed else "")
+            sound, unfinished = len(cell) - len(failed), summary.unfinished(cell)
+            tables = (by_seed(cell), of_clients(cell), _by_seed_costs(cell), trajectory(cell))
+            costs = (cost_of(cell, "upload_mb", "download_mb"), cost_of(cell, "cpu_seconds"))
             found.append(
-                PageRow(
-                    number=len(found),
-                    setting=setting,
-                    setting_number=place,
-                    method=method,
-                    scores=[column[i] for column in scores],
-                    costs=[
-                        Sorted(seeds, False, str(len(cell) - len(failed))),
-                        Sorted(summary.rounds(cell), False, _sort(cell[0].num_rounds)),
-                        *map(_cost, (megabytes(cell), _seconds(cell))),
-                        Sorted(summary.unfinished(cell), False, summary.unfinished(cell).partition(" ")[0]),
+                {
+                    "number": len(found),
+                    "setting": setting,
+                    "setting_number": place,
+                    "method": method,
+                    "scores": [column[i] for column in scores],
+                    "costs": [
+                        Sorted(f"{sound}" + (f", {len(failed)} failed" if failed else ""), False, str(sound)),
+                        *_sorted([Cell(summary.rounds(cell))], [cell[0].num_rounds]),
+                        *_sorted([Cell(text_of(cost)) for cost in costs], costs),
+                        Sorted(unfinished, False, unfinished.partition(" ")[0]),
                     ],
-                    chosen=summary.chosen(cell),
-                    trials=", ".join(dict.fromkeys(str(record.trials) for record in cell)),
-                    failed=[f"Seed {r.seed} failed: {shorten(r.failed, _FULL)}" for r in failed],
-                    tables=[
-                        table
-                        for table in (by_seed(cell), of_clients(cell), _by_seed_costs(cell), trajectory(cell))
-                        if table.rows
-                    ],
-                )
+                    "chosen": summary.chosen(cell),
+                    "trials": ", ".join(dict.fromkeys(str(record.trials) for record in cell)),
+                    "failed": [f"Seed {r.seed} failed: {shorten(r.failed, _FULL)}" for r in failed],
+                    "tables": [x for x in tables if x.rows],
+                }
             )
     return found
 
 
-def _score_columns(bench: Bench, setting: str, methods: Sequence[str]) -> list[list[tuple[Sorted, Sorted]]]:
-    """Return, for each score, the mean and the difference to the reference of each method."""
-    groups = [bench.scores(setting, method) for method in methods]
-    reference = bench.scores(setting, bench.reference)
-    columns = []
-    for key in bench.score_keys():
-        means = summary.score_cells(groups, key)
-        pairs = [None if g.name == reference.name else compare(g, reference, key) for g in groups]
-        differences = summary.difference_cells(groups, reference, key)
-        columns.append(
-            [
-                (Sorted(*mean[:2], _sort(_mean(group.values(key)))), Sorted(*difference[:2], _sort(pair and pair.mean)))
-                for group, mean, difference, pair in zip(groups, means, differences, pairs)
-            ]
-        )
-    return columns
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
-def _sort(value: float | None) -> str:
-    return "" if value is None else repr(value)
-
-
-def _cost(value: float | None) -> Sorted:
-    return Sorted(DASH if value is None else summary.number(value), False, _sort(value))
-
-
-def megabytes(cell: Sequence[BenchRecord]) -> float | None:
-    """Return upload and download, the mean over seeds; None if no record has both."""
-    return _mean(
-        [r.cost["upload_mb"] + r.cost["download_mb"] for r in cell if {"upload_mb", "download_mb"} <= set(r.cost)]
-    )
-
-
-def _seconds(cell: Sequence[BenchRecord]) -> float | None:
-    return _mean([record.cost["cpu_seconds"] for record in cell if "cpu_seconds" in record.cost])
+def _sorted(cells: Iterable[Cell], values: Iterable[float | None]) -> list[Sorted]:
+    return [Sorted(cell.text, cell.is_best, "" if x is None else repr(x)) for cell, x in zip(cells, values)]
 
 
 def by_seed(cell: Sequence[BenchRecord]) -> Table:
     """Return the scores of a cell by seed."""
-    return _of_seeds("Scores by seed", cell, {r.seed: r.scores for r in cell}, lambda key: score_of(key).label)
+    return _of_seeds("Scores by seed", {r.seed: r.scores for r in cell}, lambda key: score_of(key).label)
 
 
 def _by_seed_costs(cell: Sequence[BenchRecord]) -> Table:
     label = lambda key: summary.COSTS.get(key) or shorten(key.replace("_", " ").capitalize())
-    return _of_seeds("Cost by seed", cell, {r.seed: r.cost for r in cell}, label)
+    return _of_seeds("Cost by seed", {r.seed: r.cost for r in cell}, label)
 
 
-def _of_seeds(title: str, cell: Sequence[BenchRecord], values: Mapping[int, Mapping[str, float]], label: Any) -> Table:
-    there = dict.fromkeys(key for record in cell for key in values[record.seed])
+def _of_seeds(title: str, values: Mapping[int, Mapping[str, float]], label: Callable[[str], str]) -> Table:
+    there = dict.fromkeys(key for of in values.values() for key in of)
     keys = [*(key for key in SCORES if key in there), *(key for key in there if key not in SCORES)]
-    table_rows = [
-        (str(seed), [Cell(summary.number(of[key]) if key in of else DASH) for key in keys])
-        for seed, of in values.items()
-        if of
-    ]
-    return Table(title, ["Seed", *map(label, keys)], table_rows)
+    table_rows = [(str(seed), [text_of(of.get(key)) for key in keys]) for seed, of in values.items() if of]
+    return table(title, ["Seed", *map(label, keys)], table_rows)
 
 
 def of_clients(cell: Sequence[BenchRecord]) -> Table:
     """Return the scores of each client by the first seed that has some."""
     first = next((record for record in cell if record.clients), None)
-    rows, names = (first.clients if first else ()), ("accuracy", "rmse", "test_nll", "coverage")
-    used = [name for name in names if any(name in row for row in rows)]
-    title = f"Clients on their own test rows, seed {first.seed}" if first else "Clients"
+    if first is None:
+        return Table("Clients", [], [])
+    names = ("accuracy", "rmse", "test_nll", "coverage")
+    used = [name for name in names if any(name in row for row in first.clients)]
     table_rows = [
-        (row["client"], [Cell(summary.number(row.get("n", 0.0))), *(Cell(with_interval(row, name)) for name in used)])
-        for row in rows[:MOST_CLIENTS]
+        (
+            str(row["client"]),
+            [Cell(summary.number(float(row.get("n", 0.0)))), *(Cell(with_interval(row, name)) for name in used)],
+        )
+        for row in first.clients[:MOST_CLIENTS]
     ]
-    return Table(title, ["Client", "n", *(label_of(name) for name in used)], table_rows)
+    heads = ["Client", "n", *map(label_of, used)]
+    return Table(f"Clients on their own test rows, seed {first.seed}", heads, table_rows)
 
 
 def trajectory(cell: Sequence[BenchRecord]) -> Table:
     """Return the points of a cell's trajectories, the mean over the seeds that have a round."""
     points: dict[float, list[Mapping[str, float]]] = {}
-    for record in cell:
-        for point in record.rounds:
-            points.setdefault(point["round"], []).append(point)
+    for point in (point for record in cell for point in record.rounds):
+        points.setdefault(point["round"], []).append(point)
     keys = list(dict.fromkeys(key for there in points.values() for point in there for key in point if key != "round"))
-    table_rows = []
-    for number, there in sorted(points.items()):
-        means = [_mean([point[key] for point in there if key in point]) for key in keys]
-        cells = [Cell(DASH if mean is None else summary.number(mean)) for mean in means]
-        table_rows.append((f"{number:g}", [*cells, Cell(str(len(there)))]))
+    means = lambda there: [mean([point[key] for point in there if key in point]) for key in keys]
+    table_rows = [
+        (f"{number:g}", [*map(text_of, means(there)), str(len(there))]) for number, there in sorted(points.items())
+    ]
     head = ["Round", *(_POINT.get(key) or score_of(key).label for key in keys), "Seeds"]
-    return Table("Trajectory of the current model, mean over seeds", head, table_rows)
+    return table("Trajectory of the current model, mean over seeds", head, table_rows)
 
 
-def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[Plot]:
+def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
     """Draw quality against bytes, NLL against time, and calibration against heterogeneity, as far as records have them.
 
     NLL of classes and of numbers have different units, so that each task has its own figure.
@@ -273,30 +206,30 @@ def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[Plot]:
     Args:
       bench: the records.
       numbers: (setting, method) -> number of its row.
+
+    Returns:
+      For each figure its title, the SVG, and a caption on cells that it leaves out.
     """
     classes = {s for s in bench.settings if _is_of_classes(bench, s)}
     numeric = set(bench.settings) - classes
-    sent = lambda setting, cell: megabytes(cell)
-    time = lambda setting, cell: _seconds(cell)
-    heterogeneity = lambda setting, cell: _mean(
-        [value for r in cell if (value := finite(r.about.get("heterogeneity"))) is not None]
-    )
+    sent = lambda cell: cost_of(cell, "upload_mb", "download_mb")
+    time = lambda cell: cost_of(cell, "cpu_seconds")
+    heterogeneity = lambda cell: mean([x for r in cell if (x := finite(r.about.get("heterogeneity"))) is not None])
     size, duration = "Upload and download (MB)", "Training time (CPU s)"
-    wanted = (
+    found = []
+    for key, chosen, across, label, title in (
         ("accuracy", classes, sent, size, "Accuracy against bytes"),
         ("rmse", numeric, sent, size, "RMSE against bytes"),
         ("test_nll", classes, time, duration, "NLL against time" + (", classification" if numeric else "")),
         ("test_nll", numeric, time, duration, "NLL against time, regression"),
         ("ece", classes, heterogeneity, "Heterogeneity of the clients", "Calibration against heterogeneity"),
-    )
-    found = []
-    for key, chosen, across, label, title in wanted:
+    ):
         points, left_out = [], 0
         for (setting, method), number in numbers.items():
             if setting not in chosen:
                 continue
             values = bench.scores(setting, method).values(key)
-            x, y = across(setting, bench.cells[setting, method]), _mean(values)
+            x, y = across(bench.cells[setting, method]), mean(values)
             if x is None or y is None:
                 left_out += 1
                 continue
@@ -305,7 +238,8 @@ def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[Plot]:
             points.append(scatter.Point(x, y, bench.settings.index(setting), number, words))
         if points:
             caption = f"{len(points)} points." + (f" Not shown for lack of a value: {left_out}." if left_out else "")
-            found.append(Plot(title, scatter.figure(points, label, score_of(key).label, title), caption))
+            svg = scatter.figure(points, label, score_of(key).label, title)
+            found.append({"title": title, "svg": svg, "caption": caption})
     return found
 
 
@@ -315,45 +249,89 @@ def _is_of_classes(bench: Bench, setting: str) -> bool:
     return "regression" not in tasks if tasks else "rmse" not in bench.score_keys(setting)
 
 
-def ranked(bench: Bench) -> Ranked:
+def ranked(bench: Bench) -> dict[str, Any]:
     """Return the average ranks of each score with a direction, their figures, and reasons of scores without ranks."""
     columns: dict[str, dict[str, float]] = {}
     figures, reasons = [], []
-    for key in bench.score_keys():
-        label = score_of(key).label
-        if not score_of(key).sign:
-            continue
-        try:
-            found = ranks.ranking(bench, key)
-        except InvalidArgument as reason:
-            reasons.append(str(reason))
+    for label, found in summary.rankings(bench).items():
+        if isinstance(found, str):
+            reasons.append(found)
             continue
         columns[label] = dict(zip(found.methods, found.average))
         compared, result = summary.tested(found)
-        svg = ranks.figure(found, compared, f"Average ranks by {label}")
-        figures.append(RankFigure(label, result, summary.unranked(found), svg, bool(compared and compared.groups)))
+        figure = {"title": label, "result": result, "note": summary.unranked(found)}
+        figure["svg"] = ranks.figure(found, compared, f"Average ranks by {label}")
+        figures.append({**figure, "has_groups": bool(compared and compared.groups)})
     first = next(iter(columns.values()), {})
-    methods = sorted(
-        dict.fromkeys(m for column in columns.values() for m in column), key=lambda m: first.get(m, math.inf)
-    )
-    cells = lambda m: [Cell(f"{column[m]:.2f}" if m in column else DASH) for column in columns.values()]
-    table = Table("Average ranks", ["Method", *columns], [(method, cells(method)) for method in methods])
-    if len(bench.settings) < 2:
-        reasons = [ranks.NO_RANKS]
-    return Ranked(table, figures, reasons)
+    methods = dict.fromkeys(m for column in columns.values() for m in column)
+    cells = lambda m: [f"{column[m]:.2f}" if m in column else DASH for column in columns.values()]
+    table_rows = [(method, cells(method)) for method in sorted(methods, key=lambda m: first.get(m, math.inf))]
+    return {"table": table("Average ranks", ["Method", *columns], table_rows), "figures": figures, "reasons": reasons}
 
 
 def settings(bench: Bench) -> Table:
     """Return what the records state about each setting; all values where they differ between methods or seeds."""
     table_rows = []
     for setting in bench.settings:
-        cells = []
-        for key in _ABOUT:
-            values = dict.fromkeys(
-                text(record.about[key])
-                for record in bench.records
-                if record.setting == setting and record.about.get(key) is not None
-            )
-            cells.append(Cell(shorten("; ".join(values) or DASH), is_words=True))
-        table_rows.append((setting, cells))
+        there = [record.about for record in bench.records if record.setting == setting]
+        values = (dict.fromkeys(text(about[key]) for about in there if about.get(key) is not None) for key in _ABOUT)
+        table_rows.append((setting, [Cell(shorten("; ".join(x) or DASH), is_words=True) for x in values]))
     return Table("Settings", ["Setting", *_ABOUT.values()], table_rows)
+
+
+def _markdown(bench: Bench) -> str:
+    notes = "\n".join(f"- {note}" for note in (*summary.HOW_TO_READ, *summary.HOW_TO_READ_RANKS))
+    reference = _plain(shorten(bench.reference))
+    parts = [f"# Benchmark\n\n{summary.header(bench)} Reference: {reference}.\n\n{notes}\n", "## Ranks\n"]
+    for label, found in summary.rankings(bench).items():
+        parts += [f"### {_plain(label)}\n"] if label else []
+        if isinstance(found, str):
+            parts.append(f"{found}\n")
+            continue
+        rows = [(method, [f"{value:.3f}"]) for method, value in zip(found.methods, found.average)]
+        said = " ".join([summary.tested(found)[1], summary.unranked(found)]).strip()
+        parts.append(f"{_rows(table('', ['Method', 'Average rank'], rows))}\n{_plain(said)}\n")
+    compared = [key for key in bench.score_keys() if score_of(key).sign][:1] if len(bench.settings) > 1 else []
+    tables = [summary.across(bench, key) for key in compared]
+    parts += [f"## {_plain(x.title)}\n\n{_rows(x)}" for x in tables if x.rows]
+    for setting in bench.settings:
+        parts.append(f"## {_plain(shorten(setting))}\n")
+        tables = [made(bench, setting) for made in (summary.scores, summary.differences, summary.costs)]
+        for each in (*tables, *summary.at_budgets(bench, setting)):
+            if each.rows and len(each.head) > 1:
+                parts.append(f"### {_plain(each.title)}\n\n{_rows(each)}")
+    failed = summary.failures(bench)
+    parts.append(f"## Failed cells\n\n{_rows(failed) if failed.rows else 'None.'}")
+    return "\n".join(parts)
+
+
+def _rows(content: Table) -> str:
+    bold = lambda cell: f"**{_plain(cell.text)}**" if cell.is_best else _plain(cell.text)
+    return to_markdown([content.head, *([_plain(shorten(name)), *map(bold, cells)] for name, cells in content.rows)])
+
+
+def _plain(words: str) -> str:
+    """Return text that Markdown shows as it is."""
+    escaped = "".join(f"\\{letter}" if letter in "\\`*[]" else letter for letter in words)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _numeric(bench: Bench) -> list[list[str]]:
+    """Return a line for each setting, method and quantity, with all digits."""
+    found = [["setting", "method", "kind", "budget", "quantity", "seeds", "mean", "sd", "difference", "low", "high"]]
+    for setting in bench.settings:
+        methods = summary.methods_of(bench, setting)
+        kinds: list[tuple[str, str, list[Repeated]]] = [
+            ("score", "", [bench.scores(setting, m) for m in methods]),
+            ("cost", "", [Repeated(m, {r.seed: r.cost for r in bench.cells[setting, m]}) for m in methods]),
+        ]
+        for limit in summary.budgets(bench, setting):
+            points = [Repeated(m, summary.within(bench.cells[setting, m], limit)) for m in methods]
+            kinds.append((f"at_{limit.unit}", repr(limit.amount), points))
+        for kind, limited, groups in kinds:
+            reference = next((group for group in groups if group.name == bench.reference), None)
+            for group in groups:
+                for key in dict.fromkeys(key for values in group.scores.values() for key in values):
+                    line = [setting, group.name, kind, limited, key, str(len(group.seeds(key)))]
+                    found.append([*line, *digits(group, reference, key)])
+    return found

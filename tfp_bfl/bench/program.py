@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import click
 
-from tfp_bfl.app.one_run.pipeline import Finished
+from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.one_run.records import in_short
-from tfp_bfl.bench import applicable, reading, tuning
 from tfp_bfl.bench import cell as training
-from tfp_bfl.bench.applicable import check_task, why_not
-from tfp_bfl.bench.cells import (
-    SUMMARY,
-    Options,
-    check_cells,
-    check_data_of,
-    forget_models,
-    is_done,
-    list_cells,
-    locked,
-    options_in,
-    read_summary,
-    run_cells,
-)
+from tfp_bfl.bench import cells, reading, tuning
+from tfp_bfl.bench.cells import Options
 from tfp_bfl.bench.plan import Plan, is_name
-from tfp_bfl.bench.spaces import Values
 from tfp_bfl.bench.tuning import Chosen
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name as path_name
@@ -42,6 +27,8 @@ from tfp_bfl.labels import duration
 
 CELLS, RECORDS = "cells", "records.jsonl"
 _TUNING = "tuning"
+# Folder of a cell -> its record.
+_Records = dict[pathlib.Path, dict[str, Any]]
 
 
 class BenchCell(NamedTuple):
@@ -67,61 +54,53 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
 
     A cell that fails has a record with the reason. Repeated, the same command runs the cells that are not done; delete
     the folder of a cell to run it again, and that of its trials too if these failed. Methods that cannot serve a
-    setting, such as personal models for numbers as labels, have no cells there.
-
-    Args:
-      plan: of `plan.read_plan`.
-      output: the folder, a new one or that of the same plan.
-      jobs: processes side by side.
-      only: what the name of a cell, SETTING/METHOD/seed-SEED, must contain.
-      listed: only list the cells.
+    setting, such as personal models for numbers as labels, have no cells there. `only` is what the name of a cell,
+    SETTING/METHOD/seed-SEED, must contain.
 
     Raises:
       InvalidArgument: no cell has such a name, the folder is of something else or holds cells of other options, or
         data, models or code do not fit. Nothing has been written then.
       MissingDependency: there is something to tune, and optuna is not installed.
     """
+    folder = output / CELLS
     chosen = {cell.name: cell for cell in cells_of(plan) if only in cell.name}
     if not chosen:
         raise InvalidArgument(f"No cell's name contains {only!r}: --list shows the names.")
-    known = (output / CELLS).is_dir() or (output / RECORDS).is_file()
-    if output.exists() and not (output.is_dir() and (known or not any(output.iterdir()))):
-        raise InvalidArgument(f"{path_name(output)} is no folder of a benchmark: give --output a new one.")
+    cells.check_output(output, "a benchmark", CELLS, RECORDS)
     # With `only` too: cells of another file would stand in the same tables.
-    check_cells({cell.name: options_of(plan, cell) for cell in cells_of(plan)}, output / CELLS)
-    every = {name: options_of(plan, cell) for name, cell in chosen.items()}
+    cells.check_cells({cell.name: options_of(plan, cell) for cell in cells_of(plan)}, folder)
     if listed:
-        list_cells(every, output / CELLS)
+        cells.list_cells(chosen, folder)
         return output / RECORDS
-    if plan.trials and any(method.space for method in plan.methods.values()):
+    if any(method.space for method in plan.methods.values()):
         tuning.check_optuna()
     for setting in dict.fromkeys(cell.setting for cell in chosen.values()):
-        check_task(plan, setting)
+        plan.check_task(setting)
     pairs = dict.fromkeys((cell.setting, cell.method) for cell in chosen.values())
-    reasons = {pair: why_not(plan.config(*pair, plan.seeds[0])) for pair in pairs}
-    unserved = [f"{method} does not serve {x}: {reason}" for (x, method), reason in reasons.items() if reason]
-    every = {name: x for name, x in every.items() if not reasons[chosen[name].setting, chosen[name].method]}
-    if not every:
+    reasons = {pair: reason for pair in pairs if (reason := plan.why_not(*pair))}
+    unserved = [f"{method} does not serve {x}: {reason}" for (x, method), reason in reasons.items()]
+    served = [pair for pair in pairs if pair not in reasons]
+    if not served:
         raise InvalidArgument(f"There is no cell to run: {unserved[0]}")
-    served = [pair for pair, reason in reasons.items() if not reason]
-    digests = applicable.check_cells(plan, served)
+    every = {name: options_of(plan, cell) for name, cell in chosen.items() if cell[:2] in served}
+    digests = plan.check_data(served)
+    check_models(plan.named(served))
     for line in unserved:
         click.echo(line)
-    for name in every:
-        tuning.check_trials((output / CELLS / name).parent / _TUNING, trial_options(every[name]))
+    for name, options in every.items():
+        tuning.check_trials((folder / name).parent / _TUNING, trial_options(options))
     restored = restored_cells(output)
-    check_cells(every, output / CELLS, lambda folder: restored.get(folder, {}).get("options") or options_in(folder))
+    cells.check_cells(every, folder, lambda path: restored.get(path, {}).get("options") or cells.options_in(path))
     check_same_data(output, restored or _records(output), digests)
     write_cells(output, restored)
-    work = functools.partial(run_cell, plan)
-    left = _Clock(sum(not is_done(output / CELLS / name) for name in every))
+    describe = _describe(sum(not cells.is_done(folder / name) for name in every))
     try:
-        run_cells(every, output / CELLS, work, left.describe, jobs=jobs)
+        cells.run_cells(every, folder, functools.partial(run_cell, plan), describe, jobs=jobs)
     finally:
         write_records(output)
-    check_same_data(output, _records(output), digests)  # A file may have been edited meanwhile.
-    named = {(output / CELLS / cell.name).parent for cell in cells_of(plan)}
-    others = sorted({path.parent.parent for path in _summaries(output)} - named)
+    there = _records(output)
+    check_same_data(output, there, digests)  # A file may have been edited meanwhile.
+    others = sorted({path.parent for path in there} - {(folder / cell.name).parent for cell in cells_of(plan)})
     if others:
         name = f"{others[0].parent.name}/{others[0].name}"
         click.echo(f"The tables also have cells of an earlier file, such as {name}: delete such folders.")
@@ -130,38 +109,28 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
 
 def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Hold a lock while the block writes the files of all cells: several processes may run cells of one benchmark."""
-    return locked(output / CELLS / ".lock")
+    return cells.locked(output / CELLS / ".lock")
 
 
-def _summaries(output: pathlib.Path) -> list[pathlib.Path]:
-    """Return the summaries of all cells that are done, in the order of their names."""
-    return sorted((output / CELLS).glob(f"*/*/seed-*/{SUMMARY}"))
+def _records(output: pathlib.Path) -> _Records:
+    """Return the records of all cells that are done, in the order of their names."""
+    return {
+        path.parent: cells.read_summary(path.parent)
+        for path in sorted((output / CELLS).glob(f"*/*/seed-*/{cells.SUMMARY}"))
+    }
 
 
-def _records(output: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
-    """Return the records of all cells that are done, by their folders."""
-    return {path.parent: read_summary(path.parent) for path in _summaries(output)}
+def check_same_data(output: pathlib.Path, records: _Records, digests: Mapping[str, str]) -> None:
+    """Raise InvalidArgument if cells or trials that are done ran on other data than their settings have now.
 
-
-def check_same_data(
-    output: pathlib.Path, records: Mapping[pathlib.Path, Mapping[str, Any]], digests: Mapping[str, str]
-) -> None:
-    """Check that the data of cells and of trials that are done are those that their settings have now.
-
-    Args:
-      output: the folder of the benchmark.
-      records: folder -> record of a cell; one without a digest is not compared.
-      digests: setting -> digest of its data.
-
-    Raises:
-      InvalidArgument: they are not.
+    Those without a digest are not compared.
     """
     there = [(folder, record.get("about", {}).get("data")) for folder, record in records.items()]
     for folder in sorted((output / CELLS).glob(f"*/*/{_TUNING}")):
         there += [(folder, trial.get("about", {}).get("data")) for trial in tuning.read_trials(folder)]
     for folder, digest in there:
         setting = folder.parent.parent
-        check_data_of(folder, digest, digests.get(setting.name), setting)
+        cells.check_data_of(folder, digest, digests.get(setting.name), setting)
 
 
 def options_of(plan: Plan, cell: BenchCell) -> dict[str, Any]:
@@ -190,62 +159,38 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
 
     A failure of the method is a record too. A fault of the machine or of the program is raised.
     """
-    cell = BenchCell(folder.parent.parent.name, folder.parent.name, int(folder.name.rpartition("-")[2]))
-    record: dict[str, Any] = {"setting": cell.setting, "method": cell.method, "seed": cell.seed}
+    setting, method, seed = folder.parent.parent.name, folder.parent.name, int(folder.name.rpartition("-")[2])
+    record: dict[str, Any] = {"setting": setting, "method": method, "seed": seed}
     started = time.perf_counter()
     try:
-        chosen = choose(plan, cell, folder.parent / _TUNING)
+        chosen = tuning.choose(plan, setting, method, folder.parent / _TUNING, trial_options(options))
         record |= {"chosen": chosen.values, "trials": chosen.trials, "tuning": chosen._asdict()}
-        found = training.run_final(task_of(plan, cell.setting, cell.method, cell.seed, chosen.values))
+        found = training.run_final(training.task_of(plan, setting, method, seed, chosen.values))
         cost = {**found.cost, "trial_seconds": chosen.seconds}
         record |= found._replace(options=options, cost=cost)._asdict()
     except Exception as error:
         if not tuning.is_result(error):
             raise
-        rounds = plan.config(cell.setting, cell.method, cell.seed).rounds
+        rounds = plan.config(setting, method, seed).rounds
         record |= {"options": options, "about": {"rounds": rounds}, "failed": tuning.reason(error)}
     finally:
-        forget_models()
+        cells.forget_models()
     folder.mkdir(parents=True, exist_ok=True)
-    summary = {**record, "cell_seconds": time.perf_counter() - started}
-    write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
-
-
-def choose(plan: Plan, cell: BenchCell, folder: pathlib.Path) -> Chosen:
-    """Return the values that trials choose for the method of a cell in its setting."""
-
-    def attempt(values: Values) -> Finished:
-        return training.run_trial(task_of(plan, cell.setting, cell.method, plan.trial_seed, values))
-
-    space, options = plan.methods[cell.method].space, trial_options(options_of(plan, cell))
-    return tuning.tune(folder, space, plan.trials, plan.trial_seed, plan.score, attempt, options)
-
-
-def task_of(plan: Plan, setting: str, method: str, seed: int, values: Values) -> training.Task:
-    """Return the work of a run."""
-    return training.Task(
-        config=plan.config(setting, method, seed, values),
-        then=plan.methods[method].then,
-        then_options=plan.then_options(setting, method, values),
-        hold_out=plan.hold_out,
-        ood=plan.oods.get(setting),
-        evaluations=plan.evaluations,
-    )
+    cells.write_json(folder / cells.SUMMARY, {**record, "cell_seconds": time.perf_counter() - started})
 
 
 def write_records(output: pathlib.Path) -> pathlib.Path:
     """Write the records of all cells that are done, one JSON object a line, in the order of their names."""
-    lines = (json.dumps(read_summary(path.parent)) + "\n" for path in _summaries(output))
+    lines = (json.dumps(record) + "\n" for record in _records(output).values())
     with reports(output):
         write_whole(output / RECORDS, "".join(lines))
     return output / RECORDS
 
 
-def restored_cells(output: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:
-    """Return the cells of a file of records that was copied into a new folder: folder -> record; {} without one.
+def restored_cells(output: pathlib.Path) -> _Records:
+    """Return the cells of a file of records that was copied into a new folder; {} without one.
 
-    Raises:
-      InvalidArgument: the file is damaged, or a record does not have what its cell needs.
+    A damaged file, or a record without what its cell needs, is InvalidArgument.
     """
     path = output / RECORDS
     if (output / CELLS).exists() or not path.is_file() or not path.stat().st_size:
@@ -274,43 +219,42 @@ def _resumes(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("options"), dict) and fields in (set(), set(Chosen._fields))
 
 
-def write_cells(output: pathlib.Path, cells: Mapping[pathlib.Path, dict[str, Any]]) -> None:
-    """Write the folder of cells, with restored cells and the results of their trials: folder -> record.
+def write_cells(output: pathlib.Path, records: _Records) -> None:
+    """Write the folder of cells, with restored cells and the results of their trials.
 
     All or none: the next command would take the records of some for those of all.
     """
     whole, draft = output / CELLS, output / f"{CELLS}.draft"
-    if not cells:
+    if not records:
         whole.mkdir(parents=True, exist_ok=True)
         return
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    for path, record in cells.items():
+    for path, record in records.items():
         folder = draft / path.relative_to(whole)
         folder.mkdir(parents=True)
         tuned, trials = record.get("tuning"), folder.parent / _TUNING
-        if tuned and tuned["trials"] and not is_done(trials):
+        if tuned and tuned["trials"] and not cells.is_done(trials):
             trials.mkdir(exist_ok=True)
-            write_whole(trials / tuning.OPTIONS, json.dumps(trial_options(record["options"]), indent=1) + "\n")
-            summary = {"best": tuned["values"], **{x: tuned[x] for x in ("score", "trials", "seconds")}}
-            write_whole(trials / SUMMARY, json.dumps(summary, indent=1) + "\n")
-        write_whole(folder / SUMMARY, json.dumps(record, indent=1) + "\n")
+            cells.write_json(trials / tuning.OPTIONS, trial_options(record["options"]))
+            cells.write_json(
+                trials / cells.SUMMARY, {"best": tuned["values"], **{x: tuned[x] for x in tuned if x != "values"}}
+            )
+        cells.write_json(folder / cells.SUMMARY, record)
     draft.rename(whole)
 
 
-@dataclasses.dataclass
-class _Clock:
-    """Describes cells in a line each, with the time that the others will take."""
+def _describe(left: int) -> Callable[[Mapping[str, Any]], str]:
+    """Return a function that describes a cell in a line, with the time that the others will take."""
+    started, ended = time.perf_counter(), 0
 
-    left: int
-    started: float = dataclasses.field(default_factory=time.perf_counter)
-    ended: int = 0
-
-    def describe(self, summary: Mapping[str, Any]) -> str:
-        """Return the scores of a cell, and the time left: that of an average cell so far for each that remains."""
-        self.ended += 1
-        seconds = (time.perf_counter() - self.started) / self.ended * (self.left - self.ended)
-        later = f"; about {duration(seconds)} left" if self.left > self.ended else ""
+    def describe(summary: Mapping[str, Any]) -> str:
+        nonlocal ended
+        ended += 1
+        # That of an average cell so far for each that remains.
+        seconds = (time.perf_counter() - started) / ended * (left - ended)
+        later = f"; about {duration(seconds)} left" if left > ended else ""
         if "failed" in summary:
             return f"failed: {summary['failed']}{later}"
         return f"{in_short({**summary['scores'], 'seconds': summary['cell_seconds']})}{later}"
+
+    return describe

@@ -1,4 +1,7 @@
-"""Average ranks of methods over settings, the Friedman test and Nemenyi's critical difference (Demsar 2006)."""
+"""Average ranks of methods over settings, the Friedman test and Nemenyi's critical difference (Demsar 2006).
+
+Ranks are arrays [N, k] of N settings and k methods; rank 1 is best. What cannot be ranked is `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,10 @@ NO_RANKS = "There are no ranks: average ranks need two settings or more, and the
 
 
 class Ranking(NamedTuple):
-    """Hold the ranks of k methods in N settings; rank 1 is best.
+    """Hold the ranks [N, k] of k methods, in order of their average ranks, in N settings.
 
-    Fields:
-      methods: k names, in order of their average ranks.
-      settings: N names.
-      ranks: [N, k].
-      absent: (setting, method) with the worst rank because a seed has no value.
-      left_out: methods that ran but have the score in no setting, and methods without cells in one of the settings.
+    `absent` are (setting, method) with the worst rank because a seed has no value; `left_out` are methods that ran but
+    have the score in no setting, and methods without cells in one of the settings.
     """
 
     methods: Sequence[str]
@@ -68,17 +67,10 @@ class Comparison(NamedTuple):
 
 
 def rank(values: np.ndarray, sign: int) -> np.ndarray:
-    """Rank the methods in each setting.
+    """Rank the methods by values [N, k], NaN without a value; higher ones are better for sign 1, lower ones for -1.
 
     Methods with equal values share the mean of their ranks. Methods without a value share the worst ranks, so that
     the ranks of a setting always sum to k (k + 1) / 2.
-
-    Args:
-      values: [N, k], NaN without a value.
-      sign: 1 if higher is better, -1 if lower is better.
-
-    Returns:
-      [N, k], 1 is best.
 
     Example:
       >>> rank(np.array([[0.9, 0.8, np.nan, 0.9]]), sign=1)
@@ -93,9 +85,6 @@ def ranking(bench: Bench, key: str) -> Ranking:
 
     A method with a failed seed, or without a value for a seed that other methods have, gets the worst rank of
     the setting: a mean over the seeds that succeeded would favour it.
-
-    Raises:
-      InvalidArgument: the score has no direction, or there are fewer than two settings or two methods with it.
     """
     score = score_of(key)
     if not score.sign:
@@ -135,15 +124,7 @@ def friedman(ranks: np.ndarray) -> tuple[float, float]:
         chi2 = 12 N / (k (k + 1)) (sum_j R_j^2 - k (k + 1)^2 / 4)    without ties,    R_j = mean_i ranks_ij
 
     The p-value is that of a chi-squared variable with k - 1 degrees of freedom. Source: Demsar 2006, section 3.2.2.
-
-    Args:
-      ranks: [N, k].
-
-    Returns:
-      (chi2, p); (0, 1) where all methods tie in all settings.
-
-    Raises:
-      InvalidArgument: there are fewer than three methods or two settings.
+    The result is (chi2, p): (0, 1) where all methods tie in all settings.
     """
     if ranks.ndim != 2 or ranks.shape[1] < 3 or ranks.shape[0] < 2:
         raise InvalidArgument("The Friedman test needs three methods or more, in two settings or more.")
@@ -158,16 +139,8 @@ def critical_difference(methods: int, settings: int, alpha: float = ALPHA) -> fl
 
         CD = q_alpha sqrt(k (k + 1) / (6 N))
 
-    q_alpha is the quantile of the studentized range of k normal variables, divided by sqrt(2). Source: Demsar 2006,
-    section 3.2.2.
-
-    Args:
-      methods: k.
-      settings: N.
-      alpha: probability of at least one significant difference among equal methods, in (0, 1).
-
-    Raises:
-      InvalidArgument: k is below 2, N below 1, or alpha not in (0, 1).
+    q_alpha is the quantile of the studentized range of k normal variables, divided by sqrt(2); alpha is the probability
+    of at least one significant difference among equal methods. Source: Demsar 2006, section 3.2.2.
 
     Example:
       >>> print(f"{critical_difference(4, 14):.2f}")
@@ -186,14 +159,8 @@ def quantile(methods: int, alpha: float) -> float:
 
 
 def groups(average: np.ndarray, difference: float) -> list[tuple[int, int]]:
-    """Return the maximal groups of two methods or more with average ranks within the critical difference.
-
-    Args:
-      average: [k], ascending.
-      difference: two methods with average ranks that differ by less are in one group.
-
-    Returns:
-      (first, last) of each group; no group contains another.
+    """Return (first, last) of the maximal groups of two methods or more, in ascending order of average ranks, that
+    differ by less than the critical difference.
     """
     found: list[tuple[int, int]] = []
     for first in range(len(average)):
@@ -204,24 +171,14 @@ def groups(average: np.ndarray, difference: float) -> list[tuple[int, int]]:
 
 
 def compare(ranked: Ranking) -> Comparison:
-    """Compute the Friedman test, the critical difference and the groups of a ranking.
-
-    Raises:
-      InvalidArgument: there are fewer than three methods.
-    """
+    """Compute the Friedman test, the critical difference and the groups of a ranking."""
     chi2, p = friedman(ranked.ranks)
     difference = critical_difference(len(ranked.methods), len(ranked.settings))
     return Comparison(chi2, p, difference, groups(ranked.average, difference))
 
 
 def figure(ranked: Ranking, compared: Comparison | None, title: str) -> Markup:
-    """Draw the critical-difference figure as an inline SVG: a row a method, a bar beside each group.
-
-    Args:
-      ranked: the methods, in the order of the rows.
-      compared: its tests; None draws no groups.
-      title: read aloud, with the ranks.
-    """
+    """Draw the critical-difference figure as an inline SVG: a row a method, a bar beside each group of the tests."""
     k = len(ranked.methods)
     bars = _lanes(compared.groups) if compared else []
     lanes = max((lane for *_, lane in bars), default=-1) + 1

@@ -7,9 +7,12 @@ import math
 import numbers
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import pydantic
 
 from tfp_bfl import files
+from tfp_bfl.app.options.refusals import refusal
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.plots.repeats import Repeated
 
@@ -21,13 +24,7 @@ _DEFAULT_REFERENCE = "fed_avg"
 
 
 class Score(NamedTuple):
-    """Hold how a score is read.
-
-    Fields:
-      label: its heading.
-      sign: 1 if higher is better, -1 if lower is better, 0 if neither.
-      hint: its unit or definition.
-    """
+    """Hold a score's heading, its sign (1 if higher is better, -1 if lower, 0 if neither), and its definition."""
 
     label: str
     sign: int
@@ -71,7 +68,52 @@ def score_of(key: str) -> Score:
     return SCORES.get(key) or Score(shorten(key.replace("_", " ").capitalize()), 0, "")
 
 
-class BenchRecord(NamedTuple):
+def finite(value: object) -> float | None:
+    """Return a value as a float, or None if it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _without_infinite(values: object) -> object:
+    """Leave null and numbers that are not finite out of a mapping."""
+    if not isinstance(values, Mapping):
+        return values
+    is_number = lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool)
+    return {k: x for k, x in values.items() if x is not None and not (is_number(x) and finite(x) is None)}
+
+
+def _ascending(points: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Check that rounds follow each other."""
+    for last, point in zip([{}, *points], points):
+        if "round" not in point or point["round"] <= last.get("round", -math.inf):
+            raise InvalidArgument('"rounds" do not increase.')
+        for key in ("seconds", "mb"):
+            if key in point and point[key] < last.get(key, 0.0):
+                raise InvalidArgument(f'"rounds" are such that {key} decrease or are below 0.')
+    return points
+
+
+def _of_client(row: dict[str, Any]) -> dict[str, Any]:
+    if [name for name, x in row.items() if isinstance(x, str)] != ["client"]:
+        raise InvalidArgument('"clients" have a row that is not a name as "client" and numbers.')
+    return row
+
+
+_Name = Annotated[str, pydantic.StringConstraints(strict=True, pattern=r"\S")]
+_Number = Annotated[float, pydantic.Strict()]
+_Numbers = Annotated[dict[str, _Number], pydantic.BeforeValidator(_without_infinite)]
+_Cost = Annotated[float, pydantic.Strict(), pydantic.Field(ge=0)]
+_Client = Annotated[
+    dict[str, _Number | _Name], pydantic.BeforeValidator(_without_infinite), pydantic.AfterValidator(_of_client)
+]
+
+
+class BenchRecord(pydantic.BaseModel):
     """Hold one record: a method in a setting with a seed.
 
     Fields:
@@ -86,17 +128,32 @@ class BenchRecord(NamedTuple):
       clients: scores of each client that the data name, worst first.
     """
 
-    setting: str
-    method: str
-    seed: int
-    about: Mapping[str, Any]
-    chosen: Mapping[str, Any]
-    trials: int
-    scores: Mapping[str, float]
-    cost: Mapping[str, float]
-    rounds: Sequence[Mapping[str, float]]
-    failed: str | None
-    clients: Sequence[Mapping[str, Any]] = ()
+    setting: _Name
+    method: _Name
+    seed: Annotated[int, pydantic.Strict()]
+    about: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
+    trials: Annotated[int, pydantic.Strict(), pydantic.Field(ge=0)] = 0
+    scores: _Numbers = {}
+    cost: Annotated[dict[str, _Cost], pydantic.BeforeValidator(_without_infinite)] = {}
+    rounds: Annotated[list[_Numbers], pydantic.AfterValidator(_ascending)] = []
+    failed: str | None = None
+    clients: list[_Client] = []
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _of_line(cls, line: dict[str, Any]) -> dict[str, Any]:
+        """Take the clients from the scores; a training that failed has neither scores nor rounds."""
+        found = {name: x for name, x in line.items() if x is not None and name != "clients"}
+        found = {"setting": None, "method": None, "seed": None, **found}
+        if found.get("failed") is not None:
+            return {**found, "scores": {}, "rounds": []}
+        if not found.get("scores"):
+            raise InvalidArgument('neither "scores" nor "failed" is there, but one of them must be.')
+        if isinstance(found["scores"], dict) and found["scores"].get("clients") is not None:
+            found["clients"] = found["scores"]["clients"]
+            found["scores"] = {name: x for name, x in found["scores"].items() if name != "clients"}
+        return found
 
     @property
     def is_finished(self) -> bool | None:
@@ -140,14 +197,9 @@ class Bench(NamedTuple):
 
 
 def arrange(records: Sequence[BenchRecord], reference: str | None = None) -> Bench:
-    """Arrange records by setting and method.
+    """Arrange records, one at least, by setting and method.
 
-    Args:
-      records: at least one.
-      reference: a method; None for "fed_avg" if it occurs, else the first method.
-
-    Raises:
-      InvalidArgument: no record has the reference method.
+    The reference is a method with records; None for "fed_avg" if it occurs, else the first method.
     """
     settings = list(dict.fromkeys(record.setting for record in records))
     methods = list(dict.fromkeys(record.method for record in records))
@@ -162,12 +214,7 @@ def arrange(records: Sequence[BenchRecord], reference: str | None = None) -> Ben
 
 
 def read(folder: pathlib.Path) -> list[BenchRecord]:
-    """Read the records of a benchmark from its folder.
-
-    A score that is null, NaN or infinite is absent from its record.
-
-    Args:
-      folder: with records.jsonl, a JSON object a line; blank lines are skipped.
+    """Read the records of a benchmark from records.jsonl in its folder, a JSON object a line; blank lines are skipped.
 
     Raises:
       InvalidArgument: the file is missing or empty, or a line is damaged; the message has the line's number.
@@ -198,101 +245,12 @@ def _record(line: bytes, place: str) -> BenchRecord:
         content = json.loads(line)
     except (ValueError, RecursionError):  # Bytes that are no text are a ValueError too.
         raise InvalidArgument(f"{place} is not JSON: remove the line and run the benchmark again.") from None
-    if not isinstance(content, Mapping):
+    if not isinstance(content, dict):
         raise InvalidArgument(f"{place} is {shown(content)}, but must be a JSON object.")
-    for key in ("setting", "method"):
-        if not isinstance(content.get(key), str) or not content[key].strip():
-            raise InvalidArgument(f'{place} has {shown(content.get(key))} as "{key}", but must have a name.')
-    for key, least in (("seed", None), ("trials", 0)):
-        value = content.get(key, None if key == "seed" else 0)
-        if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-            raise InvalidArgument(f'{place} has {shown(value)} as "{key}", but must have an integer.')
-    failed = content.get("failed")
-    if failed is not None and not isinstance(failed, str):
-        raise InvalidArgument(f'{place} has {shown(failed)} as "failed", but must have a sentence.')
-    if failed is None and not content.get("scores"):
-        raise InvalidArgument(f'{place} has neither "scores" nor "failed", but must have one of them.')
-    mapping = {key: _mapping(content.get(key), key, place) for key in ("about", "chosen", "scores", "cost")}
-    return BenchRecord(
-        setting=content["setting"],
-        method=content["method"],
-        seed=content["seed"],
-        about=mapping["about"],
-        chosen=mapping["chosen"],
-        trials=content.get("trials", 0),
-        scores={} if failed is not None else _numbers(mapping["scores"], "scores", place, without=("clients",)),
-        cost=_numbers(mapping["cost"], "cost", place, least=0.0),
-        # Points of a training that failed later are no scores of the method.
-        rounds=_rounds(content.get("rounds"), place) if failed is None else [],
-        failed=failed,
-        clients=_clients(mapping["scores"].get("clients"), place),
-    )
-
-
-def _clients(rows: object, place: str) -> list[dict[str, Any]]:
-    if rows is not None and not isinstance(rows, list):
-        raise InvalidArgument(f'{place} has {shown(rows)} as "clients", but must have a list.')
-    found = []
-    for row in rows or []:
-        values = dict(_mapping(row, "clients", place))
-        name = values.pop("client", None)
-        if not isinstance(name, str):
-            raise InvalidArgument(f'{place} has {shown(row)} among "clients", but a client must have a name.')
-        found.append({"client": name, **_numbers(values, "clients", place)})
-    return found
-
-
-def _mapping(value: object, name: str, place: str) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidArgument(f'{place} has {shown(value)} as "{name}", but must have a JSON object.')
-    return value or {}
-
-
-def _numbers(
-    values: Mapping[str, Any], name: str, place: str, least: float = -math.inf, without: Sequence[str] = ()
-) -> dict[str, float]:
-    """Return the finite numbers of a mapping; null and numbers that are not finite are left out."""
-    found = {}
-    for key, value in values.items():
-        if key in without:
-            continue
-        number = finite(value)
-        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if (value is not None and not is_number) or (number is not None and number < least):
-            raise InvalidArgument(
-                f'{place} has {shown(value)} as {shown(key)} of "{name}", but must have a number'
-                f"{'' if least == -math.inf else f' of at least {least:g}'}."
-            )
-        if number is not None:
-            found[str(key)] = number
-    return found
-
-
-def _rounds(points: object, place: str) -> list[dict[str, float]]:
-    if points is not None and not isinstance(points, list):
-        raise InvalidArgument(f'{place} has {shown(points)} as "rounds", but must have a list.')
-    found: list[dict[str, float]] = []
-    for point in points or []:
-        values = _numbers(_mapping(point, "rounds", place), "rounds", place)
-        last = found[-1] if found else {}
-        if "round" not in values or values["round"] <= last.get("round", -math.inf):
-            raise InvalidArgument(f'{place} has "rounds" that do not increase.')
-        for key in ("seconds", "mb"):
-            if key in values and values[key] < last.get(key, 0.0):
-                raise InvalidArgument(f'{place} has "rounds" in which {key} decrease or are below 0.')
-        found.append(values)
-    return found
-
-
-def finite(value: object) -> float | None:
-    """Return a value as a float, or None if it is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return None
     try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+        return BenchRecord(**content)
+    except pydantic.ValidationError as error:
+        raise InvalidArgument(f"{place}: {refusal(error)}") from None
 
 
 def shorten(text: object, length: int = _SHOWN) -> str:

@@ -19,13 +19,8 @@ COLOURS, SHAPES = 6, 5
 
 
 class Point(NamedTuple):
-    """Hold one point of a scatter plot.
-
-    Fields:
-      x, y: its values.
-      series: number of the setting: its colour and shape.
-      row: number of its cell, which `href` and the script's filter refer to.
-      label: shown on hover and focus, and read aloud.
+    """Hold one point of a scatter plot: its setting (colour and shape), its row, which `href` and the script's filter
+    refer to, and a label that is shown on hover and focus and read aloud.
     """
 
     x: float
@@ -36,14 +31,7 @@ class Point(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Hold an axis.
-
-    Fields:
-      low, high: its ends.
-      is_log: logarithmic, with zeros at its beginning.
-      ticks: values with labels.
-      zero: the values include 0, on a logarithmic axis.
-    """
+    """Hold an axis: its ends, whether it is logarithmic, labelled ticks, and whether zeros stand at its beginning."""
 
     low: float
     high: float
@@ -62,11 +50,7 @@ class Axis(NamedTuple):
 
 
 def axis(values: Sequence[float]) -> Axis:
-    """Choose ends, ticks and kind of an axis: logarithmic where positive values differ by a factor of 20 or more.
-
-    Args:
-      values: at least one.
-    """
+    """Choose ends, ticks and kind of an axis: logarithmic where positive values differ by a factor of 20 or more."""
     positive = [value for value in values if value > 0]
     if positive and min(values) >= 0 and max(positive) >= _RATIO * min(positive):
         low, high = min(positive) / 1.2, max(positive) * 1.2
@@ -93,13 +77,7 @@ def _nice(step: float) -> float:
 
 
 def figure(points: Sequence[Point], x: str, y: str, title: str) -> Markup:
-    """Draw a scatter plot.
-
-    Args:
-      points: at least one.
-      x, y: labels of the axes.
-      title: read aloud.
-    """
+    """Draw a scatter plot of one point at least, with labels of the axes and a title that is read aloud."""
     across, up = axis([point.x for point in points]), axis([point.y for point in points])
     column = lambda value: _LEFT + (_RIGHT - _LEFT) * across.place(value)
     row = lambda value: _BOTTOM - (_BOTTOM - _TOP) * up.place(value)

@@ -24,9 +24,6 @@ def of_classes(test: Predicted, held: Predicted) -> dict[str, float]:
     `fitted_test_nll` and `fitted_ece` are at the softmax temperature with the lowest NLL of the held-out rows.
     `coverage` and `set_size` are of prediction sets by the probability of the label, of 0.9 on the held-out rows.
     `least_...` is of the client with the lowest value among clients with at least `LEAST_EXAMPLES` test rows.
-
-    Args:
-      test, held: predictions.
     """
     probabilities, labels = test.arrays["probabilities"], test.labels
     evaluation = bfl.evaluation
@@ -56,11 +53,7 @@ def of_classes(test: Predicted, held: Predicted) -> dict[str, float]:
 
 
 def of_numbers(test: Predicted) -> dict[str, float]:
-    """Return the scores of a regression on test rows, in the units of the label.
-
-    Args:
-      test: predictions, with the metrics of `evaluate_regression`.
-    """
+    """Return the scores of a regression on test rows, in the units of the label."""
     error = test.arrays["mean"] - test.labels
     is_in = (test.arrays["low"] <= test.labels) & (test.labels <= test.arrays["high"])
     scores = {
@@ -109,12 +102,7 @@ def _least(name: str, values: np.ndarray, owners: np.ndarray) -> dict[str, float
 
 
 def foreign(own: Predicted, entropy: np.ndarray, epistemic: np.ndarray) -> dict[str, float]:
-    """Return the AUROC of out-of-distribution examples by entropy and by the epistemic part.
-
-    Args:
-      own: predictions for test rows.
-      entropy, epistemic: of the other examples [M].
-    """
+    """Return the AUROC of out-of-distribution examples [M] by entropy and by the epistemic part."""
     found: dict[str, float | None] = {
         "ood_auroc_entropy": bfl.evaluation.out_of_distribution(own.arrays["entropy"], entropy).auroc
     }

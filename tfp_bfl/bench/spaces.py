@@ -50,9 +50,7 @@ class Space(NamedTuple):
 
 
 def parse_space(text: object, what: str) -> Space:
-    """Return the space of a text such as "0.001..0.3 log" or "1..5", or of a list of values.
-
-    Whole numbers at both ends are an interval of whole numbers.
+    """Read "0.001..0.3 log" or "1..5", whole numbers between whole ends, or a list of values.
 
     Args:
       text: the text, or the list.

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from tfp_bfl.bench import ranks
 from tfp_bfl.bench.reading import Bench, BenchRecord, score_of, shorten
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.repeats import Difference, over_seeds
 from tfp_bfl.labels import duration
-from tfp_bfl.plots.page import Cell, Table
-from tfp_bfl.plots.repeats import Repeated, best_of, compare
+from tfp_bfl.plots.page import Cell, Table, table
+from tfp_bfl.plots.repeats import Repeated, ScoreForm, compare_all, difference_cells, score_cells
 from tfp_bfl.plots.tables import DASH, text
 
 # Costs of a cell -> heading, in the order of tables.
@@ -23,6 +24,7 @@ COSTS = {
     "download_mb": "Download (MB)",
     "peak_mb": "Peak memory (MB)",
 }
+_MAIN_COSTS = ("upload_mb", "download_mb", "cpu_seconds")
 # What a budget limits -> its unit.
 BUDGETS = {"mb": "MB", "seconds": "CPU s"}
 # Of a point of a trajectory, what is no score.
@@ -54,52 +56,45 @@ HOW_TO_READ_RANKS = (
 )
 
 
-class Spent(NamedTuple):
-    """Hold what a benchmark ran.
-
-    Fields:
-      trials: tuning trials.
-      seconds: of all cells and trials.
-    """
-
-    trials: int
-    seconds: float
-
-
 class Budget(NamedTuple):
-    """Hold a limit of cost in one setting.
-
-    Fields:
-      unit: "mb" or "seconds".
-      amount: the limit.
-      source: where the amount comes from, for readers.
-    """
+    """Hold a limit of cost in one setting, of "mb" or "seconds", and where the amount comes from, for readers."""
 
     unit: str
     amount: float
     source: str
 
 
-def spent(bench: Bench) -> Spent:
-    """Sum the trials and the elapsed time of all cells. Records of one method and setting with the same time of their
-    trials share these trials, which count once; failed cells do not record the time.
+def spent(bench: Bench) -> tuple[int, float]:
+    """Sum the trials and the elapsed seconds of all cells and trials.
+
+    Records of one method and setting with the same time of their trials share these trials, which count once; failed
+    cells do not record the time.
     """
     number, times = 0, [r.cost.get("seconds", 0.0) for r in bench.records]
     for cell in bench.cells.values():
         trials = {r.cost["trial_seconds"]: r.trials for r in cell if "trial_seconds" in r.cost}
         number += sum(trials.values()) if trials else max(r.trials for r in cell)
         times += trials
-    return Spent(number, math.fsum(times))
+    return number, math.fsum(times)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, which does not depend on the order; None without values."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def cost_of(cell: Sequence[BenchRecord], *keys: str) -> float | None:
+    """Return the sum of costs, the mean over the seeds that have them all; None without any."""
+    return mean([sum(record.cost[key] for key in keys) for record in cell if set(keys) <= set(record.cost)])
+
+
+def text_of(value: float | None) -> str:
+    """Return a number as `number` formats it; a dash for none."""
+    return DASH if value is None else number(value)
 
 
 def number(value: float, scale: float | None = None, sign: bool = False) -> str:
-    """Format a score with decimals by its size.
-
-    Args:
-      value: to format.
-      scale: a number of the same score that sets the decimals; None for the value.
-      sign: write a plus.
-    """
+    """Format a score with decimals by its size, or by that of another number of the same score."""
     size = abs(value if scale is None else scale)
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3 if size >= 0.02 or not size else 4
     form = f"{'+' if sign else ''}.{'1e' if 0 < size < 1e-3 or size >= 1e6 else f'{digits}f'}"
@@ -119,34 +114,27 @@ def mean_text(values: Sequence[float]) -> str:
     return f"{number(found.mean, scale)} ± {number(found.stddev, scale)}"
 
 
-def difference_text(found: Difference | None) -> str:
-    """Format a paired difference with its interval; a dash without one."""
-    if found is None:
-        return DASH
-    scale = max(abs(found.low), abs(found.high))
-    return " ".join(
-        [number(found.mean, scale, True), f"[{number(found.low, scale, True)}, {number(found.high, scale, True)}]"]
-    )
+class _Adaptive(ScoreForm):
+    """Scores with decimals by their size, as `number`."""
+
+    def sign(self, key: str) -> int:
+        return score_of(key).sign
+
+    def mean(self, values: Sequence[float], key: str) -> str:
+        return mean_text(values)
+
+    def difference(self, found: Difference) -> str:
+        scale = max(abs(found.low), abs(found.high))
+        middle, low, high = (number(x, scale, True) for x in (found.mean, found.low, found.high))
+        return f"{middle} [{low}, {high}]"
 
 
-def score_cells(groups: Sequence[Repeated], key: str) -> list[Cell]:
-    """Return mean ± standard deviation of each group; bold what is better than each other beyond the noise of seeds."""
-    best = best_of(groups, key, score_of(key).sign)
-    return [Cell(mean_text(group.values(key)), group is best) for group in groups]
+FORM = _Adaptive()
 
 
-def difference_cells(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Cell]:
-    """Return the paired difference of each group to the reference; bold where its interval excludes 0."""
-    cells = []
-    for group in groups:
-        found = None if group.name == reference.name else compare(group, reference, key)
-        cells.append(Cell(difference_text(found), found is not None and found.is_told))
-    return cells
-
-
-def _table(title: str, methods: Sequence[str], columns: Mapping[str, Sequence[Cell]]) -> Table:
+def _table(title: str, methods: Sequence[str], columns: Mapping[str, Sequence[Cell | str]]) -> Table:
     rows = [(method, [cells[i] for cells in columns.values()]) for i, method in enumerate(methods)]
-    return Table(title, ["Method", *columns], rows)
+    return table(title, ["Method", *columns], rows)
 
 
 def methods_of(bench: Bench, setting: str) -> list[str]:
@@ -157,13 +145,14 @@ def scores(bench: Bench, setting: str) -> Table:
     """Return the scores of the methods in a setting."""
     methods = methods_of(bench, setting)
     groups = [bench.scores(setting, method) for method in methods]
-    columns = {"Seeds": [Cell(str(len(group.scores))) for group in groups]}
-    columns |= {score_of(key).label: score_cells(groups, key) for key in bench.score_keys(setting)}
     cells = [bench.cells[setting, method] for method in methods]
-    columns |= {"Rounds": [Cell(rounds(cell)) for cell in cells]}
-    for key in ("upload_mb", "download_mb", "cpu_seconds"):
-        columns[COSTS[key]] = [Cell(_mean_cost(cell, key)) for cell in cells]
-    columns |= {"Not finished": [Cell(unfinished(cell)) for cell in cells]}
+    columns: dict[str, Sequence[Cell | str]] = {
+        "Seeds": [str(len(group.scores)) for group in groups],
+        **{score_of(key).label: score_cells(groups, key, FORM) for key in bench.score_keys(setting)},
+        "Rounds": [*map(rounds, cells)],
+        **{COSTS[key]: [text_of(cost_of(cell, key)) for cell in cells] for key in _MAIN_COSTS},
+        "Not finished": [*map(unfinished, cells)],
+    }
     return _table("Scores", methods, columns)
 
 
@@ -178,17 +167,15 @@ def unfinished(cell: Sequence[BenchRecord]) -> str:
     return f"{known.count(False)} of {len(known)}" if known else DASH
 
 
-def _mean_cost(cell: Sequence[BenchRecord], key: str) -> str:
-    values = [record.cost[key] for record in cell if key in record.cost]
-    return number(math.fsum(values) / len(values)) if values else DASH
-
-
 def differences(bench: Bench, setting: str) -> Table:
     """Return the differences of the methods to the reference in a setting."""
     methods = [method for method in methods_of(bench, setting) if method != bench.reference]
     groups = [bench.scores(setting, method) for method in methods]
     reference = bench.scores(setting, bench.reference)
-    columns = {score_of(key).label: difference_cells(groups, reference, key) for key in bench.score_keys(setting)}
+    columns = {
+        score_of(key).label: difference_cells(compare_all(groups, reference, key), FORM)
+        for key in bench.score_keys(setting)
+    }
     return _table(f"Difference to {shorten(bench.reference)}", methods, columns)
 
 
@@ -199,7 +186,8 @@ def across(bench: Bench, key: str) -> Table:
     for setting in bench.settings:
         if key in bench.score_keys(setting) and (setting, bench.reference) in bench.cells:
             groups = [bench.scores(setting, method) for method in methods if (setting, method) in bench.cells]
-            cells = difference_cells(groups, bench.scores(setting, bench.reference), key)
+            pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
+            cells = difference_cells(pairs, FORM)
             found = {group.name: cell for group, cell in zip(groups, cells)}
             columns[shorten(setting)] = [found.get(method, Cell(DASH)) for method in methods]
     title = f"{score_of(key).label}: difference to {shorten(bench.reference)} in each setting"
@@ -210,11 +198,8 @@ def costs(bench: Bench, setting: str) -> Table:
     """Return the mean costs over seeds and the values that tuning chose."""
     methods = methods_of(bench, setting)
     cells = [bench.cells[setting, method] for method in methods]
-    columns = {}
-    for key, heading in COSTS.items():
-        values = [_mean_cost(cell, key) for cell in cells]
-        if set(values) != {DASH}:
-            columns[heading] = [Cell(value) for value in values]
+    every = {heading: [text_of(cost_of(cell, key)) for cell in cells] for key, heading in COSTS.items()}
+    columns: dict[str, Sequence[Cell | str]] = {name: x for name, x in every.items() if set(x) != {DASH}}
     columns["Chosen values"] = [Cell(chosen(cell), is_words=True) for cell in cells]
     return _table("Cost and chosen values", methods, columns)
 
@@ -233,19 +218,11 @@ def budgets(bench: Bench, setting: str) -> list[Budget]:
 
 
 def budget(bench: Bench, setting: str, unit: str) -> Budget | None:
-    """Return the limit of cost at which the methods of a setting are compared.
+    """Return the limit of cost, of "mb" or "seconds", at which the methods of a setting are compared.
 
-    The limit is what the reference method used in all its rounds, the largest over its seeds: the
-    reference, against which all differences are read, is then scored with its complete training. A setting in which the
-    reference has no trajectory takes the smallest total of a method.
-
-    Args:
-      bench: the records.
-      setting: a setting.
-      unit: "mb" or "seconds".
-
-    Returns:
-      None if no trajectory of the setting has this unit.
+    The limit is what the reference method used in all its rounds, the largest over its seeds: the reference, against
+    which all differences are read, is then scored with its complete training. A setting in which the reference has no
+    trajectory takes the smallest total of a method; None if no trajectory has this unit.
     """
     totals: dict[str, float] = {}
     for method in methods_of(bench, setting):
@@ -268,18 +245,23 @@ def within(cell: Sequence[BenchRecord], limit: Budget) -> dict[int, Mapping[str,
     return {seed: there[-1] for seed, there in points.items() if there}
 
 
+def at_budgets(bench: Bench, setting: str) -> list[Table]:
+    """Return `at_budget` for each budget of a setting."""
+    return [at_budget(bench, setting, limit) for limit in budgets(bench, setting)]
+
+
 def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:
     """Return the scores of each method's current model at its last evaluation within a budget."""
     methods = methods_of(bench, setting)
     points = [within(bench.cells[setting, method], limit) for method in methods]
     groups = [Repeated(method, there, setting) for method, there in zip(methods, points)]
     keys = list(dict.fromkeys(key for there in points for point in there.values() for key in point))
-    columns = {score_of(key).label: score_cells(groups, key) for key in keys if key not in _NOT_SCORES}
     rounds = [mean_text([point["round"] for point in there.values()]).split(" ")[0] for there in points]
-    columns = {"Round": [Cell(DASH if r == DASH else f"{float(r):g}") for r in rounds], **columns}
-    columns["Note"] = [
-        Cell(_note(bench.cells[setting, method], there, limit), is_words=True) for method, there in zip(methods, points)
-    ]
+    columns: dict[str, Sequence[Cell | str]] = {
+        "Round": [DASH if r == DASH else f"{float(r):g}" for r in rounds],
+        **{score_of(key).label: score_cells(groups, key, FORM) for key in keys if key not in _NOT_SCORES},
+        "Note": [Cell(_note(bench.cells[setting, m], x, limit), is_words=True) for m, x in zip(methods, points)],
+    }
     title = f"At most {number(limit.amount)} {BUDGETS[limit.unit]} ({limit.source})"
     return _table(title, methods, columns)
 
@@ -300,19 +282,27 @@ def _note(cell: Sequence[BenchRecord], there: Mapping[int, Mapping[str, float]],
 
 def failures(bench: Bench) -> Table:
     """Return the failed cells with their reasons."""
-    rows = [
-        (
-            shorten(r.setting),
-            [
-                Cell(shorten(r.method), is_words=True),
-                Cell(str(r.seed)),
-                Cell(shorten(r.failed, _LETTERS), is_words=True),
-            ],
-        )
+    words = lambda text: Cell(text, is_words=True)
+    rows: list[tuple[str, list[Cell | str]]] = [
+        (shorten(r.setting), [words(shorten(r.method)), str(r.seed), words(shorten(r.failed, _LETTERS))])
         for r in bench.records
         if r.failed is not None
     ]
-    return Table("Failed cells", ["Setting", "Method", "Seed", "Reason"], rows)
+    return table("Failed cells", ["Setting", "Method", "Seed", "Reason"], rows)
+
+
+def rankings(bench: Bench) -> dict[str, ranks.Ranking | str]:
+    """Return label -> ranking of each score with a direction, or why it has none; of one setting "" -> the reason."""
+    if len(bench.settings) < 2:
+        return {"": ranks.NO_RANKS}
+    found: dict[str, ranks.Ranking | str] = {}
+    for key in bench.score_keys():
+        if score_of(key).sign:
+            try:
+                found[score_of(key).label] = ranks.ranking(bench, key)
+            except InvalidArgument as reason:
+                found[score_of(key).label] = str(reason)
+    return found
 
 
 def tested(ranked: ranks.Ranking) -> tuple[ranks.Comparison | None, str]:
@@ -345,8 +335,8 @@ def unranked(ranked: ranks.Ranking) -> str:
 
 def header(bench: Bench) -> str:
     """Return a sentence with the numbers of settings, methods, seeds and trials, and the time."""
-    total = spent(bench)
+    trials, seconds = spent(bench)
     counts = {"setting": len(bench.settings), "method": len(bench.methods)}
-    counts |= {"seed": len({r.seed for r in bench.records}), "tuning trial": total.trials}
+    counts |= {"seed": len({r.seed for r in bench.records}), "tuning trial": trials}
     parts = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in counts.items()]
-    return f"{', '.join(parts)}; {duration(total.seconds)} of computation."
+    return f"{', '.join(parts)}; {duration(seconds)} of computation."

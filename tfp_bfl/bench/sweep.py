@@ -14,15 +14,22 @@ from typing import Any
 
 from rich.console import Console
 
-from tfp_bfl.app.many_runs.listing import ORDER
 from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.bench.cells import check_cells, check_data_of, forget_models, is_done, read_summary, run_cells
+from tfp_bfl.bench.cells import (
+    check_cells,
+    check_data_of,
+    check_output,
+    forget_models,
+    is_done,
+    read_summary,
+    run_cells,
+)
+from tfp_bfl.bench.runs import ORDER
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
-from tfp_bfl.files import name as path_name
 
 MOST_CELLS = 10_000
 # Option -> the values that it takes.
@@ -35,11 +42,7 @@ _NOT_VARIED = {"seed": "--seeds 0..4", "output": "--output"}
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return "0..4", "0,1,7" or both, as "0..4,10", as seeds.
-
-    Raises:
-      InvalidArgument: it is of another form, or names a seed twice.
-    """
+    """Read "0..4", "0,1,7" or both, as "0..4,10"; InvalidArgument for another form, or a seed that is named twice."""
     seeds: list[int] = []
     for part in text.split(","):
         first, dots, last = part.strip().partition("..")
@@ -59,11 +62,8 @@ def parse_varied(items: Sequence[str], given: Mapping[str, Any] = {}) -> list[Va
     """Return option -> values for each combination of alternatives, of texts such as "rule=linear_pool,conflation".
 
     A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
-    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas.
-
-    Args:
-      items: these texts.
-      given: options of all runs; where these or a text name code, a name may be a parameter of it (`make_cells`).
+    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas. Where
+    these or the options `given` of all runs name code, an option may be a parameter of it (`make_cells`).
 
     Raises:
       InvalidArgument: a text has another form, or an option cannot be varied.
@@ -110,7 +110,7 @@ def make_cells(
     Args:
       config_file: with options of all runs; None for none.
       given: options of the runs of all groups that do not vary them.
-      groups: as `parse_varied` returns them.
+      groups: of `parse_varied`.
       seeds: of the runs.
 
     Raises:
@@ -143,7 +143,7 @@ def sweep(
     differences over the seeds; runs.csv with a line a run; and report.html.
 
     Args:
-      cells: as of `make_cells`.
+      cells: of `make_cells`.
       output: the folder, a new one or that of the same sweep.
       jobs: runs side by side, each in a process with its share of the cores.
       progress: of each run, as in `execute`; None for its phases.
@@ -157,28 +157,20 @@ def sweep(
     from tfp_bfl.app.one_run.build import check_models
 
     output = pathlib.Path(output)
-    if output.exists() and not output.is_dir():
-        raise InvalidArgument(f"{path_name(output)} is a file: give --output a new folder, or that of a sweep.")
-    if (output / "config.yaml").exists():
-        raise InvalidArgument(f"{path_name(output)} is the folder of one run: give --output another for many.")
-    if output.exists() and any(output.iterdir()) and not (output / ORDER).is_file():
-        raise InvalidArgument(
-            f"{path_name(output)} holds something else than a sweep: give --output a new folder, nothing is "
-            "overwritten."
-        )
-    every = {name: _given(config.recorded()) for name, config in cells.items()}
+    check_output(output, "a sweep", ORDER)
     digests = datasets.check(("", config) for config in cells.values())
     check_cells({name: settled_options(config) for name, config in cells.items()}, output, _held(cells))
     for name in filter(lambda name: is_done(output / name), cells):
         now = digests.get(datasets.key(cells[name]))
         check_data_of(output / name, read_summary(output / name).get("data"), now, output / name)
     check_models((f"{name}: ", config) for name, config in cells.items())
-    from tfp_bfl.app.many_runs.report import write
-    from tfp_bfl.app.many_runs.score_tables import write_tables
+    from tfp_bfl.bench.reports import report
+    from tfp_bfl.bench.runs import write_tables
 
-    work = functools.partial(run_or_resume, progress=progress or "phases")
     output.mkdir(parents=True, exist_ok=True)
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
+    every = {name: _given(config.recorded()) for name, config in cells.items()}
+    work = functools.partial(run_or_resume, progress=progress or "phases")
     failure = None
     try:
         run_cells(every, output, work, in_short, jobs=jobs, goes_on=True)
@@ -188,20 +180,14 @@ def sweep(
     if folders:  # Finished runs are reported, whatever became of the rest.
         write_tables(folders, output)
         (output / "report.html").unlink(missing_ok=True)
-        write(folders, output / "report.html")
+        report(folders, output / "report.html")
     if failure:
         raise failure
     return output
 
 
 def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: str = "none") -> None:
-    """Run a configuration, or resume its interrupted run.
-
-    Args:
-      folder: of the run.
-      options: as `RunConfig.recorded` returns them.
-      progress: as in `execute`.
-    """
+    """Run a configuration in a folder, or resume its interrupted run; options as `RunConfig.recorded` returns them."""
     from tfp_bfl.app.one_run.run import execute, resume
 
     console = _Named(folder.name, stderr=True, quiet=progress == "none")

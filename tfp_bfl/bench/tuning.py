@@ -1,32 +1,40 @@
-"""The choice of a method's options by trials on held-out training rows, the same number for each method."""
+"""Trials: the choice of a method's options on held-out training rows, in a benchmark and by `tfp-bfl tune`."""
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import yaml
+
+from tfp_bfl.app.one_run.build import check_models
+from tfp_bfl.app.one_run.datasets import is_own, load, with_clients
 from tfp_bfl.app.one_run.pipeline import Finished
-from tfp_bfl.bench.cells import SUMMARY, Options, forget_models, is_done, read_summary, read_written, run_once
-from tfp_bfl.bench.spaces import DEFAULTS, Space, Values
-from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.bench import cell, cells
+from tfp_bfl.bench.cells import Options
+from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
+from tfp_bfl.bench.spaces import DEFAULTS, Space, Values, parse_space
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
 from tfp_bfl.labels import ALIASES
 
 TRIALS = "trials.jsonl"
+# The options of the trials of a benchmark's method, those of `tune`, and its result.
+OPTIONS, _OF_TUNE, _BEST = "options.json", "options.yaml", "best.yaml"
 # Scores of which more is better.
 _MORE = ("accuracy",)
 _MOST_LETTERS = 300
 
 # Chosen values of options -> the record of a trial.
 Try = Callable[[Values], Finished]
-# The options of the trials in a folder.
-OPTIONS = "options.json"
 
 
 class Chosen(NamedTuple):
@@ -45,6 +53,93 @@ class Chosen(NamedTuple):
     seconds: float
 
 
+def parse_spaces(texts: Sequence[str]) -> dict[str, Space]:
+    """Return option -> space of texts such as "learning-rate=0.001..0.3 log" or "optimizer=adam,sgd".
+
+    Raises:
+      InvalidArgument: there is none, a text has another form, or an option is named twice or is not tuned.
+    """
+    spaces: dict[str, Space] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not equals:
+            raise InvalidArgument(f"--space is {shown(text)}, but must be such as 'learning-rate=0.001..0.3 log'.")
+        if name in spaces:
+            raise InvalidArgument(f"--space names {name} twice: name each option once.")
+        if name in ("seed", "output", "hold_out", *OF_FEDERATION):
+            raise InvalidArgument(f"--space is of {name}, which is not tuned: leave it out.")
+        is_list = "," in values or ".." not in values
+        spaces[name] = parse_space([x.strip() for x in values.split(",")] if is_list else values, name)
+    if not spaces:
+        raise InvalidArgument("There is nothing to tune: give --space, such as 'learning-rate=0.001..0.3 log'.")
+    return spaces
+
+
+def tune_run(
+    output: pathlib.Path, config_file: str | None, options: Mapping[str, Any], spaces: Sequence[str], **settings: Any
+) -> list[str]:
+    """Run the remaining trials of a method, write the best configuration, and return what they found, line by line.
+
+    Args:
+      output: the folder, a new one or that of the same trials.
+      config_file: YAML file with options; None for none.
+      options: of all trials.
+      spaces: as of `parse_spaces`.
+      settings: `trials`, `score` and `hold_out` of a `Plan`.
+
+    Raises:
+      InvalidArgument: an option, a space or the data don't fit, or the folder is of something else. Nothing has been
+        written then.
+      MissingDependency: optuna is not installed.
+      Error: every trial failed.
+    """
+    space = parse_spaces(spaces)
+    for name in space:
+        if name in options:
+            raise InvalidArgument(f"{name} is given and tuned: leave one of both out.")
+    base, pair = make_config(config_file, dict(options)), ("", "")
+    method, seed = BenchMethod(options, space), base.seed
+    plan = Plan(settings={"": {}}, methods={"": method}, seeds=[seed], trial_seed=seed, file=config_file, **settings)
+    configs = plan.named([pair])
+    check_optuna()
+    plan.check_task("")
+    reason = plan.why_not(*pair)
+    if reason is not None:
+        raise InvalidArgument(f"Trials do not serve these data: {reason}")
+    digests = plan.check_data([pair])
+    record = {
+        **base.recorded(),
+        "spaces": {name: str(each) for name, each in space.items()},
+        **{"trials": plan.trials, "score": plan.score, "share": plan.hold_out},
+        **({"data": sorted(digests.values())} if digests else {}),
+    }
+    _check_folder(output, yaml.safe_dump(record, sort_keys=False))
+    check_models(configs)
+    output.mkdir(parents=True, exist_ok=True)
+    write_whole(output / _OF_TUNE, yaml.safe_dump(record, sort_keys=False))
+    chosen = choose(plan, *pair, output)
+    best = plan.config(*pair, seed, chosen.values)
+    if is_own(best):  # The record states the number of clients, which a run compares with that of the data.
+        best = with_clients(best, load(best))
+    write_whole(output / _BEST, best.record())
+    words = ", ".join(f"{name} {x:.4g}" if isinstance(x, float) else f"{name} {x}" for name, x in chosen.values.items())
+    code = "".join(f" --{x} {getattr(best, x)}" for x in CODE if names_code(getattr(best, x)))
+    return [
+        f"{chosen.trials} trials; the best, with {words or 'the defaults'}, has {plan.score} {chosen.score:.4f} on "
+        "held-out training examples.",
+        f"To train with it on all of them: tfp-bfl run --config {path_name(output / _BEST)}{code}",
+    ]
+
+
+def _check_folder(output: pathlib.Path, record: str) -> None:
+    """Check that the folder is new, or of the same trials."""
+    cells.check_output(output, "trials", _OF_TUNE)
+    path = output / _OF_TUNE
+    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != record:
+        raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")
+
+
 def check_optuna() -> None:
     """Raise MissingDependency if the package optuna is not installed."""
     try:
@@ -57,16 +152,21 @@ def check_optuna() -> None:
 
 
 def check_trials(folder: pathlib.Path, options: Options) -> None:
-    """Check that a folder has no trials of other options.
-
-    Raises:
-      InvalidArgument: it has, or a file of its trials is damaged.
-    """
+    """Raise InvalidArgument if a folder has trials of other options, or a file of its trials is damaged."""
     path = folder / OPTIONS
-    if is_done(folder):
-        read_summary(folder)
-    if path.is_file() and read_written(path) != json.loads(json.dumps(dict(options))):
+    if cells.is_done(folder):
+        cells.read_summary(folder)
+    if path.is_file() and cells.read_written(path) != json.loads(json.dumps(dict(options))):
         raise InvalidArgument(f"{path_name(folder)} has trials of other options: give another --output, or delete it.")
+
+
+def choose(plan: Plan, setting: str, method: str, folder: pathlib.Path, options: Options = DEFAULTS) -> Chosen:
+    """Return the values that trials choose for a method of a plan in a setting, as `tune`."""
+
+    def attempt(values: Values) -> Finished:
+        return cell.run_trial(cell.task_of(plan, setting, method, plan.trial_seed, values))
+
+    return tune(folder, plan.methods[method].space, plan.trials, plan.trial_seed, plan.score, attempt, options)
 
 
 def tune(
@@ -100,29 +200,24 @@ def tune(
     if not space:
         return Chosen({}, None, 0, 0.0)
     check_trials(folder, options)
-    work = functools.partial(_work, folder, space, trials, seed, score, attempt, options)
-    run_once(folder, work, goes_on=True, lock=folder / ".lock")
-    found = read_summary(folder)
+    with cells.locked(folder / ".lock"):
+        if not cells.is_done(folder):
+            cells.write_json(folder / OPTIONS, dict(options))
+            cells.write_json(folder / cells.SUMMARY, _run_trials(folder, space, trials, seed, score, attempt))
+    found = cells.read_summary(folder)
     if found["best"] is None:
         raise Error(f"Every trial failed, the first of them with: {found['reason']}")
     return Chosen(found["best"], found["score"], found["trials"], found["seconds"])
 
 
-def _work(
-    folder: pathlib.Path,
-    space: Mapping[str, Space],
-    trials: int,
-    seed: int,
-    score: str,
-    attempt: Try,
-    options: Options,
-) -> None:
+def _run_trials(
+    folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try
+) -> dict[str, Any]:
+    """Run the trials that are not stored, and return the summary of all."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / OPTIONS, json.dumps(dict(options), indent=1) + "\n")
     sign, key = -1.0 if score in _MORE else 1.0, ALIASES.get(score, score)
     of = lambda row: row.get("scores", {}).get(key, math.nan)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
@@ -148,14 +243,13 @@ def _work(
             study.tell(asked, found if math.isfinite(found) else worst)
     sound = [row for row in rows if math.isfinite(of(row))]
     best = min(sound, key=lambda row: sign * of(row), default=None)
-    summary = {
+    return {
         "best": best and best["values"],
         "score": best and of(best),
         "trials": len(rows),
         "seconds": sum(row.get("cost", {}).get("seconds", 0.0) for row in rows),
         "reason": next((row["failed"] for row in rows if "failed" in row), f"no {score} was finite."),
     }
-    write_whole(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
 def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
@@ -166,7 +260,7 @@ def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
             raise
         return {"values": dict(values), "failed": reason(error)}
     finally:
-        forget_models()
+        cells.forget_models()
 
 
 def is_result(error: Exception) -> bool:

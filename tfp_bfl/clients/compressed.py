@@ -31,17 +31,14 @@ def compressed(
     which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances,
     extra statistics and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them,
     `upload_bound` of the literature and `download_bits`, 32 for each number of the server's message. Where the work
-    counts the bits of its own message, as `clients.personal` does, the code replaces means and point weights in it.
+    counts the bits of its own message, as `personal.variances_work.personal` does, the code replaces means and point
+    weights in it.
 
     Args:
       work: that sends `WEIGHTS`, such as `clients.variational`; what it keeps must not be what it sent.
       compressor: C, or its name: "quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE" or "none".
       per_tensor: C takes each tensor of the model for itself.
       error_memory: e_k, which begins with 0 and stays with the client.
-
-    Raises:
-      InvalidArgument: no such compressor, or a biased one without error memory; work that sends something else, or that
-        keeps a memory of what it sent.
 
     Source: Stich et al. 2018 (arXiv:1809.07599), algorithm 1, for the error memory; a as Richtarik et al. 2021
     (arXiv:2106.05203), lemma 8.

@@ -60,15 +60,15 @@ def variational(
       local_epochs: passes over the client's examples, each in a new order; the last batch of a pass may be smaller.
       batch_size: B.
       learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar;
-        None for `clients.inverse_decay` from the default of the inference, or of the optimizer, on
-        (`clients.default_rate`).
-      optimizer_fn: one of `clients.OPTIMIZERS`, or a function that builds a Keras optimizer; its learning rate is
+        None for `training.inverse_decay` from the default of the inference, or of the optimizer, on
+        (`training.default_rate`).
+      optimizer_fn: one of `training.OPTIMIZERS`, or a function that builds a Keras optimizer; its learning rate is
         then set to that; its state starts anew each round. None for "momentum", and for "adam" with update_prior. It
         sees all means and point weights as one vector, all log s as another. SGD, with or without momentum, is
         stationary where the weighted mean of the clients' gradients vanishes; Adam and other adaptive optimizers are
         not (`algorithms.fixed_points`).
-      inference: how q is found: one of `clients.INFERENCES`; None for "curvature", and for "backprop" with update_prior
-        or example_privacy.
+      inference: how q is found: one of `training.INFERENCES`; None for "curvature", and for "backprop" with
+        update_prior or example_privacy.
       noise: "shared", one draw of the weights for a batch, or "flipout", one for each example; None for "flipout" with
         inference "backprop" and else "shared".
       decay: how much of a weight's precision stays from one estimate of its curvature to the next.
@@ -79,7 +79,7 @@ def variational(
         does not know the federation's size is alone.
       weighting: of the server, by which "total" finds n (`target.target_of`).
       temperature: T. n is divided by it: T < 1 sharpens the posterior as if each example had been seen 1 / T times.
-        None for the default of the likelihood (`clients.TEMPERATURES`), and for 1 with update_prior.
+        None for the default of the likelihood (`training.TEMPERATURES`), and for 1 with update_prior.
       likelihood: of the labels: "categorical", or for floats "gaussian:STDDEV", of a model of one output, or
         "heteroscedastic", of two.
       update_prior: from the second round on the prior is the posterior that the server pooled last, instead of the
@@ -93,11 +93,6 @@ def variational(
     Returns:
       Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
       the server's message, one client's examples (features [N, ...], labels [N]) and a seed [2] int32.
-
-    Raises:
-      InvalidArgument: local_epochs or batch_size below 1, proximal below 0, a temperature that is not above 0, no such
-        inference, noise or kl, an optimizer that can't take vectors of all weights; or, with example_privacy, BatchNorm
-        or another inference than "backprop".
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     local_epochs, batch_size = checked(passes)

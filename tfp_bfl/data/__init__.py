@@ -5,6 +5,9 @@ They follow each other:
     clients = load("cifar10").partition(dirichlet(num_clients=10, alpha=0.5), seed=0)
     clients.dataset(0)                                      # one element: all examples of client 0
     cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
+
+Tables pass four stages: read (`tables`, `columns`, `cells`), describe (`messages`), agree (`agreement`) and encode
+(`encoding`). An argument outside its range, and data that do not fit, raise InvalidArgument with one sentence.
 """
 
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
@@ -12,18 +15,16 @@ from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
 from tfp_bfl.data.clients import ClientData, ClientExamples, ClientRows, Clients
 from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.encoding import Feature
-from tfp_bfl.data.hierarchical import pachinko
+from tfp_bfl.data.equal_partitions import lda, pachinko
 from tfp_bfl.data.images import Images, read_images
-from tfp_bfl.data.in_memory import kind_of
 from tfp_bfl.data.loading import EMBEDDED_TABLES, list_sources, load, names_clients, peek
 from tfp_bfl.data.names import EMPTY
-from tfp_bfl.data.own import OwnData, digest, is_own, read_own, read_part
+from tfp_bfl.data.own import OwnData, digest, is_own, kind_of, read_own, read_part
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
-from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
-from tfp_bfl.data.parts import Part, PartData
+from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, like, noniid_datasets
+from tfp_bfl.data.parts import Part, PartData, Parties, Schema
 from tfp_bfl.data.rows import EncodedRows, read_encoded, read_rows
-from tfp_bfl.data.schema import Parties, Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import TABLES

@@ -27,11 +27,7 @@ PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a p
 
 
 def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = None) -> Any:
-    """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be.
-
-    Raises:
-      InvalidArgument: as `tfp_bfl.data.load` says.
-    """
+    """Return the prepared TFDS builder of an image classification dataset; download and prepare it if need be."""
     import tensorflow_datasets as tfds
 
     if data_dir is not None:
@@ -65,11 +61,7 @@ def find(name: str, known: Sequence[str], data_dir: str | os.PathLike | None = N
 
 
 def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Return images uint8 [N, height, width, channels], labels int32 [N] and the class names of one split.
-
-    Raises:
-      InvalidArgument: there is no such split, or it has no examples or can't be read.
-    """
+    """Return images uint8 [N, height, width, channels], labels int32 [N] and the class names of one split."""
     info = builder.info
     try:
         num_examples = info.splits[split].num_examples

@@ -1,26 +1,58 @@
-"""The columns of a model that follow from what clients, or sites, say of the columns of their tables.
+"""Agree: the columns of a model follow from what clients, or sites, say of the columns of their tables.
 
-Each client of a table in one place is asked as a site is asked for its table, and a site of a linear model likewise:
+Each client of a table in one place is asked as a site is asked for its table, and a site of a linear model likewise.
+Messages (`describe_column`) have a column's number of rows, its number of filled cells, their mean and standard
+deviation, or the counts of its categories. From these follow the columns of the model (`encoding`), and the means and
+standard deviations by which they are scaled: with N rows, n filled cells, and share q of 0 and 1,
 
-    describe_column   the message about a column: its kind, and counts, or mean and standard deviation
-    numbers_rows      whether the column numbers the rows, of each client or of all together
-    check_one_kind    numbers, dates or text: one of these at all clients
-    agree_columns     the columns of the model, from all messages
+    number: m, s sqrt(n / N);   level: q, sqrt(q (1 - q) n / N);   missing: p = (N - n) / N, sqrt(p (1 - p))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import BLANK, COUNTERS, MOST_LEVELS, NUMBERING, NUMERIC, ROWS, TEXT_KINDS, Cells
-from tfp_bfl.data.encoding import Feature, fit_column
-from tfp_bfl.data.messages import ColumnMessage
-from tfp_bfl.data.names import check_spelling
-from tfp_bfl.data.statistics import Column
+from tfp_bfl.data.cells import (
+    BLANK,
+    COUNTERS,
+    MOST_LEVELS,
+    NUMBERING,
+    NUMERIC,
+    ROWS,
+    TEXT_KINDS,
+    Cells,
+    read_cells,
+)
+from tfp_bfl.data.clients import rows_by_client
+from tfp_bfl.data.columns import Columns, Troubles
+from tfp_bfl.data.encoding import Feature, Raw
+from tfp_bfl.data.messages import ColumnMessage, describe_column
+from tfp_bfl.data.names import check_spelling, natural
+from tfp_bfl.data.statistics import Column, pooled_column
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+
+# A level is rare in fewer rows than this, and in less than this share of the rows.
+RARE_ROWS, RARE_SHARE = 10, 0.01
+# Of more levels than this the most frequent ones are used, and the others are rare.
+MOST_USED = 255
+# The name and the rows [n_k] of each client of a table, in the order of the names; [] for one client.
+Rows = Sequence[tuple[str, np.ndarray]]
+
+
+class TableOptions(NamedTuple):
+    """Options by which all sites read their tables, as of `data.read_own`; whoever submits the run gives them."""
+
+    drop: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    date_unit: str | None = None
+
+
+# Of data without options.
+NO_OPTIONS = TableOptions()
 
 
 def numbers_rows(kinds: Sequence[str], numbering: Sequence[tuple[int, int] | None]) -> bool:
@@ -73,21 +105,103 @@ def check_levels(name: str, levels: Sequence[str], categorical: Sequence[str]) -
         )
 
 
-class TableOptions(NamedTuple):
-    """Options by which all sites read their tables; whoever submits the run gives them.
+def rows_of_clients(owners: np.ndarray | None) -> Rows:
+    """Return the clients of a table by their names [N], "" for none; None for one client."""
+    if owners is None:
+        return []
+    names, numbers = np.unique(owners.astype(str), return_inverse=True)
+    return [pair for pair in zip(names.tolist(), rows_by_client(numbers, len(names))) if pair[0]]
 
-    Fields:
-      drop, only, categorical, date_unit: as of `data.read_own`.
+
+def counts(cells: Cells, clients: Rows) -> bool:
+    """Return whether a column in one place numbers the rows, of the whole table or of each client."""
+    whole = cells.numbered()
+    if not (cells.is_whole and clients) or (whole and whole.kind == ROWS):
+        return bool(whole and whole.kind == ROWS)
+    parts = [cells._replace(values=cells.values[own]) for _, own in clients]
+    found = [part.numbered() for part in parts]
+    kinds = [one.kind if one else BLANK if part.empty.all() else cells.kind for one, part in zip(found, parts)]
+    return numbers_rows(kinds, [one and one[1:] for one in found])
+
+
+def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
+    """Check that none of the columns of a table is a category, unless it is in `categorical`, and numbers at a client.
+
+    At a site the column would be one of numbers.
     """
+    for cells in columns if clients else ():
+        name, column = cells.name, table[cells.name]
+        if cells.kind not in TEXT_KINDS or name in categorical or not column.is_text or column.has_codes:
+            continue
+        is_number, kinds = column.numerals.match().good & ~column.empty, dict[str, str]()
+        for client, own in clients:
+            if np.all(cells.values[own] == ""):
+                continue
+            part = read_cells(column.take(own), Troubles("", "")) if is_number[own].any() else cells
+            kinds[client] = "text" if part is not None and part.kind in TEXT_KINDS else "numbers"
+        check_one_kind(name, kinds.items())
 
-    drop: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    date_unit: str | None = None
+
+def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
+    """Return the features of a table and the columns of the model, from one message of each client.
+
+    `owners` are the clients of the training rows [N]; None for one client.
+    """
+    parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
+    fitted = [
+        fit_column(x, [describe_column(x._replace(values=x.values[part])) for part in parts], raw.unit)
+        for x in raw.columns
+    ]
+    return tuple(feature for feature, _ in fitted), tuple(column for _, own in fitted for column in own)
 
 
-# Of data without options.
-NO_OPTIONS = TableOptions()
+def fit_column(
+    cells: Cells, messages: Sequence[ColumnMessage], unit: str | None = None
+) -> tuple[Feature, tuple[Column, ...]]:
+    """Return how a column becomes columns of the model, and their means and standard deviations.
+
+    Args:
+      cells: name, kind, declared levels and sign of the column; its values are not used.
+      messages: of the clients.
+      unit: of dates.
+    """
+    rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
+    if not count:
+        raise InvalidArgument(
+            f"The column {shown(cells.name)} has no value in the training rows: leave it out with --drop."
+        )
+    missing, filled = count < rows, (count / rows) ** 0.5
+    if cells.kind in TEXT_KINDS:
+        feature, shares = _levels(cells, messages, count, rows)
+        feature = feature._replace(has_missing=missing)
+        moments = [(q, (q * (1 - q)) ** 0.5 * filled) for q in shares]
+    else:
+        pooled = pooled_column(cells.name, *zip(*((m.filled, m.mean, m.stddev) for m in messages if m.filled)))
+        unit = unit if cells.kind == "date" else cells.sign or None
+        feature = Feature(cells.name, cells.kind, has_missing=missing, unit=unit)
+        moments = [(pooled.mean, pooled.stddev * filled)]
+    if missing:
+        share = 1 - count / rows
+        moments.append((share, (share * (1 - share)) ** 0.5))
+    return feature, tuple(Column(name, *moment) for name, moment in zip(feature.columns, moments))
+
+
+def _levels(cells: Cells, messages: Sequence[ColumnMessage], count: int, rows: int) -> tuple[Feature, list[float]]:
+    """Return the feature of a column of text, and the mean of each of its columns over the filled cells."""
+    counts: dict[str, int] = {}
+    for message in messages:
+        for level, number in message.levels.items():
+            counts[level] = counts.get(level, 0) + number
+    if cells.kind == "ordinal":
+        feature = Feature(cells.name, cells.kind, tuple(x for x in cells.levels if counts.get(x)))
+    else:
+        frequent = sorted(counts, key=lambda x: (-counts[x], natural(x)))[:MOST_USED]
+        used = {x for x in frequent if counts[x] >= min(RARE_ROWS, RARE_SHARE * rows)}
+        feature = Feature(cells.name, cells.kind, tuple(sorted(used, key=natural)), len(used) < len(counts))
+    used = set(feature.levels)
+    by_level = [*(counts[x] for x in feature.levels), sum(n for x, n in counts.items() if x not in used)]
+    shares = np.array(by_level) / count @ np.nan_to_num(feature.codes)
+    return feature, [float(min(x, 1.0)) for x in shares]
 
 
 def agree_columns(
@@ -113,11 +227,11 @@ def agree_columns(
     names = [*(name for name in options.only if name in there), *(name for name in there if name not in options.only)]
     for option in ("only", "categorical"):
         for name in getattr(options, option):
-            if name not in names:
-                lookup(dict.fromkeys(names), name, "column", f"at any site for --{option}")
+            lookup(dict.fromkeys(names), name, "column", f"at any site for --{option}")
     if not names:
         raise InvalidArgument("The tables of the sites have no columns besides the labels: there is nothing to learn.")
-    found = {name: {site: own.get(name, _absent(name)) for site, own in of_sites.items()} for name in names}
+    absent = ColumnMessage.model_construct(name="", kind=BLANK, rows=0, filled=0, levels={}, numbering=None)
+    found = {name: {site: own.get(name, absent) for site, own in of_sites.items()} for name in names}
     counting = {
         name
         for name, own in found.items()
@@ -135,10 +249,6 @@ def agree_columns(
         columns += own_columns
     is_plain = all(x.kind in NUMERIC and not (x.has_missing or x.unit) for x in features)
     return () if is_plain else tuple(features), tuple(columns)
-
-
-def _absent(name: str) -> ColumnMessage:
-    return ColumnMessage.model_construct(name=name, kind=BLANK, rows=0, filled=0, levels={}, numbering=None)
 
 
 def _counted(message: ColumnMessage, size: int) -> ColumnMessage:

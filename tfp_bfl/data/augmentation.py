@@ -25,9 +25,6 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
     Args:
       padding: pixels on each side; 0 mirrors alone.
 
-    Raises:
-      InvalidArgument: a padding below 0; on call: features that are not images.
-
     Source: Krizhevsky et al. 2012, section 4.1; with padding by He et al. 2016 (arXiv:1512.03385), section 4.2.
     """
     check_count(padding, "padding", 0)
@@ -58,9 +55,5 @@ AUGMENTATIONS: Table = {
 
 
 def parse_augmentation(text: str) -> Augmentation:
-    """Return "crop_and_flip:PADDING" as an augmentation.
-
-    Raises:
-      InvalidArgument: no such augmentation, or a number outside its range.
-    """
+    """Return "crop_and_flip:PADDING" as an augmentation."""
     return parse(AUGMENTATIONS, text, "augmentation")()

@@ -1,4 +1,9 @@
-"""Cells of a table as they are: numbers, truth values, categories, dates and empty cells."""
+"""Cells of a table as they are: numbers, truth values, categories, dates and empty cells.
+
+`read_columns` reads columns by the values that they hold, or in the form in which a model requires them. What is wrong
+with a column is recorded in `Troubles`, with its first cell and the options that help; the column is then left out, or
+its cells are empty if a model requires it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.columns import Columns, Decoded, Troubles, check_full, to_float
+from tfp_bfl.data.columns import Columns, Decoded, Troubles
 from tfp_bfl.data.names import note_spellings
-from tfp_bfl.data.outliers import within_bounds
-from tfp_bfl.data.signs import doubts
+from tfp_bfl.data.numerals import doubts
+from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.errors import lookup, shown
 
 # Text with more values than this is rather a name than a category.
@@ -63,8 +68,8 @@ class Cells(NamedTuple):
       values: numbers float64 [N], NaN for an empty cell; or text, object [N], "" for an empty cell.
       levels: of ordinal cells, in their order; () otherwise.
       is_whole: whether the numbers have an integer type.
-      numbering: `numbered` of the column in one site's table, which may be divided since.
       sign: beside all numbers in the table, such as "%"; "" for none.
+      numbering: `numbered` of the column in one site's table, which may be divided since.
     """
 
     name: str
@@ -82,11 +87,7 @@ class Cells(NamedTuple):
         return empty
 
     def within_bounds(self, limit: bool = True) -> tuple[Cells, list[str]]:
-        """Return the column as a model is trained on it, and sentences on values that may be mistakes.
-
-        Args:
-          limit: as of `outliers.within_bounds`.
-        """
+        """Return the column with typing errors limited (`statistics.within_bounds`), and sentences on its values."""
         if self.kind in TEXT_KINDS:
             return self, note_spellings(self.values.tolist(), self.name)
         values, notes = within_bounds(self.values, self.name, limit)
@@ -104,6 +105,11 @@ class Cells(NamedTuple):
         return Numbering(kind, len(self.values), int(self.values.sum()))
 
 
+def blank(name: str, number: int) -> Cells:
+    """Return a column of `number` empty cells."""
+    return Cells(name, BLANK, np.full(number, np.nan))
+
+
 def read_columns(
     table: Columns,
     names: Sequence[str],
@@ -117,8 +123,6 @@ def read_columns(
 ) -> list[Cells]:
     """Return columns by the values that they hold, or in the form in which a model requires them.
 
-    A column with a trouble is left out, or its cells are empty if its kind is given.
-
     Args:
       table: of `read_table`.
       names: of the columns.
@@ -130,31 +134,24 @@ def read_columns(
       signs: column of these -> the sign that its numbers must have beside them, "" for none; columns that are not there
         may have any.
       among: other columns that are read as numbers, as of `Columns.decimal_commas`.
-
-    Raises:
-      InvalidArgument: there is no such unit.
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
     are_numbers = {name for name in names if name not in categorical and kinds.get(name) not in TEXT_KINDS}
     commas = table.decimal_commas(are_numbers.union(among))
-    found = {
-        name: _read_as(table[name], kinds[name], troubles, date_unit, commas, signs.get(name))
-        if name in kinds
-        else read_cells(table[name], troubles, name in categorical, date_unit, commas)
-        for name in names
-    }
-    site = next((name for name, cells in found.items() if cells is None and _looks_like_names(table[name])), None)
-    if client is None and site is not None:
-        troubles.advise(f"give --client-column {site} if it names the client of each row")
-    return [cells for cells in found.values() if cells is not None]
-
-
-def _looks_like_names(column: Decoded) -> bool:
-    """Return whether a column holds text with repeated values, as a client column does."""
-    if not column.is_text or not MOST_LEVELS < len(column.values.unique()) <= len(column.empty) / 2:
-        return False
-    return bool(np.mean(column.numerals.match().good) < 0.5)
+    read, suspect = [], None
+    for name in names:
+        column = table[name]
+        if name in kinds:
+            read.append(_read_as(column, kinds[name], troubles, date_unit, commas, signs.get(name)))
+        elif cells := read_cells(column, troubles, name in categorical, date_unit, commas):
+            read.append(cells)
+        # Text with repeated values, as a client column has.
+        elif column.is_text and MOST_LEVELS < len(column.values.unique()) <= len(column.empty) / 2:
+            suspect = suspect or (name if np.mean(column.numerals.match().good) < 0.5 else None)
+    if client is None and suspect is not None:
+        troubles.advise(f"give --client-column {suspect} if it names the client of each row")
+    return read
 
 
 def read_cells(
@@ -174,8 +171,7 @@ def read_cells(
       troubles: gets an entry for a column without any value; dates without `date_unit`; text that is mostly dates in
         another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
         column of numbers; numbers that are not finite.
-      is_category: the column is a category, whatever it holds.
-      date_unit: one of `DATE_UNITS`, in which dates become numbers.
+      is_category, date_unit: as of `read_columns`.
       commas: of its table, as `Columns.decimal_commas` says.
     """
     import pyarrow.types as types
@@ -197,13 +193,13 @@ def read_cells(
     dates = _as_dates(column.text, name, troubles)
     if dates is not None:
         return _dates(dates, name, troubles, date_unit) if len(dates) else None
-    found, signs = column.numerals.match(bool(commas)), column.numerals.signs
-    bad, filled = ~(found.good | signs.aside), np.sum(~(column.empty | signs.aside))
+    numerals = column.numerals
+    found = numerals.match(bool(commas))
+    bad, filled = ~(found.good | numerals.aside), np.sum(~(column.empty | numerals.aside))
     many = bad.sum() < 0.5 * filled and len(column.text.unique()) > MOST_LEVELS
-    if found.ambiguous or not signs.words.any() or bad.sum() <= _MOST_ERRORS * filled or many:
-        if bad.any() and not found.ambiguous and not signs.wrong:
-            troubles.advise("correct the cell")
-            troubles.advise("give --categorical for categories")
+    if found.ambiguous or not numerals.words.any() or bad.sum() <= _MOST_ERRORS * filled or many:
+        if bad.any() and not found.ambiguous and not numerals.wrong:
+            troubles.advise("correct the cell", "give --categorical for categories")
         return _numbers(column, troubles, commas)
     return _few(Cells(name, "category", column.categories), troubles)
 
@@ -228,35 +224,11 @@ def _read_as(
     return _dates(plain, column.name, troubles, date_unit) or nothing
 
 
-def numbers(
-    table: Columns,
-    columns: Sequence[str],
-    troubles: Troubles,
-    full: bool = True,
-    among: Collection[str] = (),
-    sign: str | None = "",
-) -> np.ndarray:
-    """Return columns as float64 [N, D]; what is no number is recorded in `troubles`, and undefined in the result.
-
-    Args:
-      table: of `read_table`.
-      columns: names, all in the table.
-      troubles: gets an entry for each column with a cell that is empty, no number, not finite or too large.
-      full: an empty cell is a trouble; otherwise it becomes NaN.
-      among: other columns that are read as numbers, as of `Columns.decimal_commas`.
-      sign: beside the numbers, as of `to_float`.
-    """
-    signs = {} if sign is None else dict.fromkeys(columns, sign)
-    kinds = dict.fromkeys(columns, "number")
-    read = read_columns(table, columns, troubles, kinds=kinds, signs=signs, among=among)
-    for name in columns if full else ():
-        check_full(table[name].empty, name, troubles)
-    return np.stack([cells.values for cells in read], -1)
-
-
-def blank(name: str, number: int) -> Cells:
-    """Return a column of `number` empty cells."""
-    return Cells(name, BLANK, np.full(number, np.nan))
+def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
+    """Record a trouble if a cell of a column is empty."""
+    if empty.any():
+        number, row = int(empty.sum()), int(np.argmax(empty)) + 1
+        troubles.add(name, f"has {number} empty cell{'s' if number > 1 else ''}, the first in row {row}")
 
 
 def _few(cells: Cells, troubles: Troubles) -> Cells | None:
@@ -268,11 +240,76 @@ def _few(cells: Cells, troubles: Troubles) -> Cells | None:
     if number > MOST_LEVELS:
         row = int(np.argmax(cells.values != ""))
         problem = f"holds {number} texts, such as {shown(cells.values[row])} in row {row + 1}"
-        troubles.add(cells.name, problem)
-        troubles.advise("give --categorical for categories")
+        troubles.add(cells.name, problem, "give --categorical for categories")
         return None
     troubles.notes += doubts(cells.values, cells.name)
     return cells
+
+
+def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None = None) -> Cells | None:
+    """Return a column with a value, and without dictionaries, as numbers; None if a cell is no number.
+
+    `sign` must be beside the numbers, "" for none; None for any.
+    """
+    import pyarrow
+    import pyarrow.types as types
+
+    values, kind = column.text if column.is_text else column.values, column.values.type
+    first = int(np.argmin(column.empty))
+    example, beside = shown(str(values[first].as_py())), column.numerals.sign if column.is_text else ""
+    exact = _from_text(column, troubles, commas) if column.is_text else None
+    if column.is_text and exact is None:
+        return None
+    if sign is not None and beside != sign:
+        words = [f"the sign {shown(x)} beside it" if x else "no sign beside it" for x in (beside, sign)]
+        problem = f"holds {example} in row {first + 1}, with {words[0]}, but must have {words[1]}"
+        troubles.add(column.name, problem, "write the numbers of all data with one sign, or without")
+        return None
+    if beside:
+        unit = "per cent" if beside == "%" else f"units of {beside}"
+        sentence = f"{shown(column.name)} has {shown(beside)} beside all numbers, such as {example}"
+        troubles.notes.append(f"{sentence}: they are read as numbers in {unit}.")
+    if exact is None:
+        if not any(f(kind) for f in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)):
+            troubles.add(column.name, f"holds {example} in row {first + 1}, which is no number")
+            return None
+        values = values.cast(pyarrow.float64()) if types.is_decimal(kind) else values
+        exact = values.fill_null(False if types.is_boolean(kind) else 0).to_numpy().astype(np.float64)
+        exact[column.empty] = np.nan
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(exact.astype(np.float32)) & ~column.empty
+    if bad.any():
+        row = int(np.argmax(bad))
+        troubles.add(column.name, f"holds {exact[row]} in row {row + 1}, which is not finite, or too large")
+    of_kind = "truth" if types.is_boolean(kind) else "number"
+    return Cells(column.name, of_kind, exact, is_whole=types.is_integer(kind), sign=beside)
+
+
+def _from_text(column: Decoded, troubles: Troubles, commas: str) -> np.ndarray | None:
+    """Return the numbers in text, float64 [N]; None if a cell is no number."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    numerals = column.numerals
+    found = numerals.match(bool(commas))
+    wrong, why = ~found.good, "which is no number"
+    if numerals.wrong:
+        row, why, advice = numerals.wrong
+        wrong = np.arange(len(wrong)) == row
+        troubles.advise(advice)
+    elif found.ambiguous:
+        wrong = compute.match_substring(numerals.column, found.ambiguous).fill_null(False).to_numpy()
+        mark = {",": "comma", ".": "point"}[found.ambiguous]
+        why = f"where the {mark} may be decimal or group thousands"
+        if commas:
+            why += f", as the column {shown(commas)} has decimal commas"
+        troubles.advise(f"write numbers without such {mark}s")
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        troubles.add(column.name, f"holds {shown(column.text[row].as_py())} in row {row + 1}, {why}")
+        return None
+    exact: np.ndarray = found.column.cast(pyarrow.float64()).to_numpy().astype(np.float64)
+    return exact
 
 
 def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
@@ -297,26 +334,9 @@ def _as_dates(column: Any, name: str, troubles: Troubles) -> Any:
     else:
         row = int(np.argmax(like))
         problem = f"holds dates as text, such as {shown(column[row].as_py())} in row {row + 1}"
-    troubles.add(name, problem)
-    troubles.advise("write dates as 2020-12-31 and give --date-unit")
-    troubles.advise("give --categorical for categories")
+    remedy = "write dates as 2020-12-31 and give --date-unit"
+    troubles.add(name, problem, remedy, "give --categorical for categories")
     return column.slice(0, 0)
-
-
-def _numbers(column: Decoded, troubles: Troubles, commas: str, sign: str | None = None) -> Cells | None:
-    """Return a column without dictionaries as numbers; None if a cell is no number."""
-    import pyarrow.types as types
-
-    exact, beside = to_float(column, troubles, commas, sign)
-    if exact is None:
-        return None
-    with np.errstate(over="ignore"):
-        bad = ~np.isfinite(exact.astype(np.float32)) & ~column.empty
-    if bad.any():
-        row = int(np.argmax(bad))
-        troubles.add(column.name, f"holds {exact[row]} in row {row + 1}, which is not finite, or too large")
-    kind = "truth" if types.is_boolean(column.values.type) else "number"
-    return Cells(column.name, kind, exact, is_whole=types.is_integer(column.values.type), sign=beside)
 
 
 def _dates(column: Any, name: str, troubles: Troubles, unit: str | None) -> Cells | None:
@@ -327,13 +347,13 @@ def _dates(column: Any, name: str, troubles: Troubles, unit: str | None) -> Cell
     example = f"{shown(str(column[first].as_py()))} in row {first + 1}"
     if not (types.is_date(column.type) or types.is_timestamp(column.type)):
         troubles.add(name, f"holds {example}, which is no date")
-    elif unit is None:
-        troubles.add(name, f"holds dates, such as {example}")
-        troubles.advise("give --date-unit years (or months, weeks, days) to count them")
-    else:
-        # Nanoseconds are cut off.
-        exact = column.cast(pyarrow.timestamp("us", getattr(column.type, "tz", None)), safe=False).cast(pyarrow.int64())
-        days = exact.to_numpy().astype(np.float64) / (24 * 3600 * 1e6)
-        days[~column.is_valid().to_numpy()] = np.nan
-        return Cells(name, "date", days / DATE_UNITS[unit])
-    return None
+        return None
+    if unit is None:
+        remedy = "give --date-unit years (or months, weeks, days) to count them"
+        troubles.add(name, f"holds dates, such as {example}", remedy)
+        return None
+    # Nanoseconds are cut off.
+    exact = column.cast(pyarrow.timestamp("us", getattr(column.type, "tz", None)), safe=False).cast(pyarrow.int64())
+    days = exact.to_numpy().astype(np.float64) / (24 * 3600 * 1e6)
+    days[~column.is_valid().to_numpy()] = np.nan
+    return Cells(name, "date", days / DATE_UNITS[unit])

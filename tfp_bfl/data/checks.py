@@ -15,7 +15,7 @@ _IMAGE_DIMENSIONS = 4
 MOST_OFFSET = 1e5
 
 
-def checked_features(features: object) -> np.ndarray:
+def checked_features(features: object, rounds: bool = True) -> np.ndarray:
     """Return features as a `Source` holds them, [N, ...]; their values decide, not their type.
 
     Tables and sequences become float32, of whichever type. Images [N, height, width, channels] become bytes if they
@@ -30,23 +30,16 @@ def checked_features(features: object) -> np.ndarray:
         is not float32 is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
     """
     array = _checked(features)
-    _check_rounding(features, array)
+    if rounds:
+        _check_rounding(features, array)
     return array
 
 
-def exact_features(features: object) -> np.ndarray:
-    """Return features as `checked_features` does, but tables [N, columns] as they are.
-
-    A table is standardised next, in float64, and rounded once.
-
-    Raises:
-      InvalidArgument: as `checked_features`, but columns of tables may be far from zero.
-    """
-    array = _checked(features)
-    if len(array.shape) == 2:
-        return np.asarray(features)
-    _check_rounding(features, array)
-    return array
+def exact_features(features: Any) -> np.ndarray:
+    """Check features, and leave tables [N, columns] as they are: they are standardised in float64, and rounded once."""
+    is_table = len(np.shape(features)) == 2
+    array = checked_features(features, rounds=not is_table)
+    return np.asarray(features) if is_table else array
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -56,9 +49,6 @@ def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
 
     Args:
       train, test: results of `exact_features`.
-
-    Raises:
-      InvalidArgument: their examples differ in shape, or their images in scale.
     """
     if train.shape[1:] != test.shape[1:]:
         raise InvalidArgument(
@@ -112,9 +102,6 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
 
     Text and numbers that stand for classes are mapped, in their order, and named by themselves where `class_names` is
     empty. Text labels are looked up in `class_names` where it is not.
-
-    Raises:
-      InvalidArgument: they are not one a feature row, or not of the classes.
     """
     array = np.asarray(labels)
     names = tuple(as_text([str(name) for name in class_names]))
@@ -155,11 +142,7 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
 
 
 def checked_targets(targets: object, num_examples: int) -> np.ndarray:
-    """Return numbers to regress on: float64 [N], each of which has a finite float32.
-
-    Raises:
-      InvalidArgument: they are not one a feature row, no numbers, or not finite.
-    """
+    """Return numbers to regress on: float64 [N], each of which has a finite float32."""
     array = np.asarray(targets)
     if array.shape == (num_examples, 1):
         array = array[:, 0]

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
-from tfp_bfl.data.schema import Schema
+from tfp_bfl.data.parts import Schema
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import write_arrays
 
@@ -26,13 +26,7 @@ _IN_A_FOLDER = 1000
 
 
 class Reference(NamedTuple):
-    """Clients by where their examples are.
-
-    Fields:
-      folder: of a `ClientFiles`.
-      digest: of what it holds.
-      numbers: of the clients.
-    """
+    """Clients by where their examples are: the folder of a `ClientFiles`, its digest, and the clients' numbers."""
 
     folder: str
     digest: str
@@ -40,8 +34,6 @@ class Reference(NamedTuple):
 
 
 class _Index(BaseModel):
-    """The content of `INDEX`."""
-
     version: int
     digest: str
     source: Schema
@@ -61,9 +53,6 @@ class ClientFiles(ClientData):
       folder: its absolute path.
       source: what the examples look like, a `Schema`.
       digest: of the clients and their labels.
-
-    Raises:
-      InvalidArgument: the folder holds no clients, or those of another version.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -85,11 +74,7 @@ class ClientFiles(ClientData):
         return f"{self.num_clients} of {self.source.name} in files ({self.digest[:8]})"
 
     def examples(self, k: int) -> ClientExamples:
-        """Return the examples of client k as arrays.
-
-        Raises:
-          InvalidArgument: there is no client k, or its file is missing, damaged or another's.
-        """
+        """Return the examples of client k as arrays."""
         path = self.folder / _path(self._checked(k))
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -129,9 +114,6 @@ def write_clients(clients: Clients, folder: str | os.PathLike[str]) -> ClientFil
 
     Returns:
       The clients as they are there.
-
-    Raises:
-      InvalidArgument: the folder holds something else.
     """
     folder = pathlib.Path(folder).absolute()
     digest = _digest(clients)

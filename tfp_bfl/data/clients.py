@@ -95,11 +95,7 @@ class ClientData(abc.ABC):
 
     @abc.abstractmethod
     def examples(self, k: int) -> ClientExamples:
-        """Return the examples of client k as arrays.
-
-        Raises:
-          InvalidArgument: there is no client k.
-        """
+        """Return the examples of client k as arrays."""
 
     @functools.cached_property  # Once, as `sizes` may cost time in proportion to K.
     def num_clients(self) -> int:
@@ -120,9 +116,6 @@ class ClientData(abc.ABC):
         """Return the dataset of the chosen clients: one element a client, its `ClientExamples`.
 
         A federated round takes one client or several in a dataset; several work one after another.
-
-        Raises:
-          InvalidArgument: there is no such client, or none is chosen.
         """
         import tensorflow as tf
 
@@ -151,11 +144,7 @@ class ClientData(abc.ABC):
         return ClientRows(examples, np.cumsum(self.sizes[list(chosen)]))
 
     def shares(self, chosen: Iterable[int], most: int) -> list[list[int]]:
-        """Split the chosen clients into at most `most` parts with about the same number of examples.
-
-        Raises:
-          InvalidArgument: there is no such client, none is chosen, or `most` is below 1.
-        """
+        """Split the chosen clients into at most `most` parts with about the same number of examples."""
         chosen = [self._checked(int(k)) for k in chosen]
         if not chosen:
             raise InvalidArgument("shares needs at least one client.")
@@ -272,9 +261,6 @@ class Clients(ClientData):
         """Return clients with at most `examples_per_client` examples, drawn uniformly without replacement.
 
         Clients that have no more than that keep what they have. The order of examples stays.
-
-        Raises:
-          InvalidArgument: `examples_per_client` is below 1.
         """
         most = check_count(examples_per_client, "examples_per_client")
         limited = []
@@ -285,11 +271,7 @@ class Clients(ClientData):
         return Clients(self.source, limited)
 
     def split(self, first: int) -> tuple[Clients, Clients]:
-        """Return the first clients and all others, such as clients who never take part in training.
-
-        Raises:
-          InvalidArgument: no client is left on either side.
-        """
+        """Return the first clients and all others, such as clients who never take part in training."""
         if not 0 < first < self.num_clients:
             raise InvalidArgument(
                 f"first is {first}, but must be at least 1 and below {self.num_clients}, the number of clients."
@@ -300,9 +282,6 @@ class Clients(ClientData):
         """Take a share of all examples for the server: that share as one client, and the clients with the rest.
 
         The examples are drawn uniformly from those of all clients, round(share n) of n.
-
-        Raises:
-          InvalidArgument: the share is not between 0 and 1, takes nothing, or leaves a client empty.
         """
         if not 0 < share < 1:
             raise InvalidArgument(f"share must be above 0 and below 1, but is {share}.")
@@ -322,11 +301,7 @@ class Clients(ClientData):
         return Clients(self.source, [np.sort(taken)]), Clients(self.source, rest)
 
     def examples(self, k: int) -> ClientExamples:
-        """Return the examples of client k as arrays.
-
-        Raises:
-          InvalidArgument: there is no client k.
-        """
+        """Return the examples of client k as arrays."""
         part = self.indices[self._checked(k)]
         client, features = np.full(len(part), k, np.int32), self.source.features[part]
         if not self.source.is_image:  # Read on demand, they have the type of their file.

@@ -38,10 +38,6 @@ def cohort(
     Returns:
       Sorted client indices, int64 [cohort_size].
 
-    Raises:
-      InvalidArgument: `cohort_size` is below 1 or above `num_clients`, `popularity` is not above 0, or another argument
-        is negative.
-
     Example:
       >>> bfl.data.cohort(num_clients=100, cohort_size=5, round_number=0, seed=0)
       array([ 2,  5, 37, 61, 71])
@@ -52,10 +48,8 @@ def cohort(
     round_number = check_count(round_number, "round_number", least=0)
     if cohort_size == num_clients:
         return np.arange(num_clients, dtype=np.int64)
-    rng = generator(seed, "cohort", round_number, *_again(attempt))
-    shares = None
-    if popularity is not None:
-        shares = _popularity(num_clients, float(popularity), seed)
+    rng = generator(seed, "cohort", round_number, *([attempt] if attempt else []))
+    shares = None if popularity is None else _popularity(num_clients, float(popularity), seed)
     return np.sort(rng.choice(num_clients, size=cohort_size, replace=False, p=shares)).astype(np.int64)
 
 
@@ -80,9 +74,6 @@ def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) ->
     Returns:
       Sorted client indices, int64; there may be none.
 
-    Raises:
-      InvalidArgument: as `cohort`.
-
     Example:
       >>> bfl.data.each_drawn(num_clients=100, expected=5, round_number=0, seed=0)
       array([19, 62, 85])
@@ -92,11 +83,7 @@ def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) ->
 
 
 def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:
-    """Return the number of clients a round, which is K for None, without a draw.
-
-    Raises:
-      InvalidArgument: one is below 1, or `cohort_size` is above `num_clients`.
-    """
+    """Return the number of clients a round, which is K for None, without a draw."""
     num_clients = check_count(num_clients, "num_clients")
     if cohort_size is None:
         return num_clients
@@ -121,18 +108,11 @@ def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, 
     Returns:
       Those who answer, int64 [at most n].
 
-    Raises:
-      InvalidArgument: `dropout` is below 0, or 1 and above.
-
     Example:
       >>> bfl.data.answering(np.arange(10), dropout=0.3, round_number=0, seed=0)
       array([2, 7, 8])
     """
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout is {dropout}, but must be a probability of at least 0 and below 1.")
-    rng = generator(seed, "dropout", round_number, *_again(attempt))
+    rng = generator(seed, "dropout", round_number, *([attempt] if attempt else []))
     return chosen[rng.random(1 + max(chosen, default=0))[chosen] >= dropout]  # The k-th draw is client k's.
-
-
-def _again(attempt: int) -> tuple[int, ...]:
-    return (attempt,) if attempt else ()

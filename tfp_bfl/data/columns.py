@@ -31,14 +31,11 @@ class BadColumns(InvalidArgument):
 
 
 class Troubles:
-    """Collect all that is wrong with a table's columns, to report it in one sentence.
+    """Collect all that is wrong with a table's columns, to report it in one sentence, and notes on its cells.
 
     Args:
       where: the table's name in errors.
       advice: what the user can do about it.
-
-    Attributes:
-      notes: sentences on cells that were read as something else than they say, such as 12%.
     """
 
     def __init__(self, where: str, advice: str):
@@ -46,14 +43,14 @@ class Troubles:
         self.notes: list[str] = []
         self._found: list[tuple[str, str]] = []
 
-    def add(self, column: str, problem: str) -> None:
-        """Record a problem of a column."""
+    def add(self, column: str, problem: str, *advice: str) -> None:
+        """Record a problem of a column, and what else the user can do about it."""
         self._found.append((shown(column), f"the column {shown(column)} {problem}"))
+        self.advise(*advice)
 
-    def advise(self, advice: str) -> None:
+    def advise(self, *advice: str) -> None:
         """Record what else the user can do about the problems."""
-        if advice not in self._advice:
-            self._advice.append(advice)
+        self._advice += [x for x in advice if x not in self._advice]
 
     def check(self) -> None:
         """Raise `BadColumns` if anything was recorded."""
@@ -136,7 +133,7 @@ class Decoded:
     @functools.cached_property
     def numerals(self) -> Numerals:
         """The numbers in text."""
-        return Numerals(self.text, self.empty)
+        return Numerals(self.text)
 
     @functools.cached_property
     def distinct(self) -> tuple[np.ndarray, list[Any]]:
@@ -171,12 +168,7 @@ def _written(values: Any) -> list[Any]:
 
 
 class Columns:
-    """A table whose columns are decoded once.
-
-    Args:
-      columns: of the table, at least one.
-      commas, points: names of the columns with marks that can only be decimal (`decimal_commas`).
-    """
+    """A table whose columns are decoded once, and which knows those with marks that can only be decimal."""
 
     def __init__(self, columns: Sequence[Decoded], commas: Collection[str] = (), points: Collection[str] = ()):
         self._columns = {column.name: column for column in columns}
@@ -196,17 +188,11 @@ class Columns:
         return Columns([column.take(rows) for column in self._columns.values()], self._commas, self._points)
 
     def decimal_commas(self, names: Collection[str]) -> str:
-        """Return a column with commas that can only be decimal; "" if there is none.
+        """Return a column with commas that can only be decimal, among the names of those read as numbers; "" for none.
 
-        It is "" too if another column has points that can only be decimal: the columns then have notations of their
-        own.
-
-        Args:
-          names: the columns that are read as numbers.
+        It is "" too if another column has points that can only be decimal: notations then differ by column.
         """
-        if {*names}.intersection(self._points):
-            return ""
-        return next((name for name in self._commas if name in names), "")
+        return "" if {*names}.intersection(self._points) else next((x for x in self._commas if x in names), "")
 
 
 def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[Any]] | None = None) -> Columns:
@@ -240,87 +226,3 @@ def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[An
             else:
                 points.append(text.name)
     return Columns(columns, commas, points)
-
-
-def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
-    """Record a trouble if a cell of a column is empty."""
-    if empty.any():
-        number, row = int(empty.sum()), int(np.argmax(empty)) + 1
-        troubles.add(name, f"has {number} empty cell{'s' if number > 1 else ''}, the first in row {row}")
-
-
-def to_float(
-    column: Decoded, troubles: Troubles, commas: str = "", sign: str | None = None
-) -> tuple[np.ndarray | None, str]:
-    """Return a column as float64 [N], NaN for an empty cell, None if a cell is no number; and the sign of its numbers.
-
-    Args:
-      column: of a table, with a cell that is not empty.
-      troubles: gets an entry for the first cell that is no number, or has another sign; and notes.
-      commas: of its table, as `Columns.decimal_commas` says.
-      sign: that numbers must have beside them (`signs`), "" for none; None for any.
-    """
-    import pyarrow
-    import pyarrow.types as types
-
-    values = column.values
-    kind, first = values.type, int(np.argmin(column.empty))
-    if column.is_text:
-        return _from_text(column, troubles, commas, sign)
-    if sign:
-        _check_sign(column, values, first, troubles, "", sign)
-        return None, ""
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        if types.is_decimal(kind):
-            values = values.cast(pyarrow.float64())
-        filled = values.fill_null(False if types.is_boolean(kind) else 0)
-        exact: np.ndarray = filled.to_numpy().astype(np.float64)
-        exact[column.empty] = np.nan
-        return exact, ""
-    troubles.add(column.name, f"holds {shown(str(values[first].as_py()))} in row {first + 1}, which is no number")
-    return None, ""
-
-
-def _check_sign(column: Decoded, values: Any, row: int, troubles: Troubles, found: str, wanted: str) -> bool:
-    """Return whether numbers have the sign that they must have beside them; else record a trouble."""
-    if found != wanted:
-        beside = [f"the sign {shown(sign)} beside it" if sign else "no sign beside it" for sign in (found, wanted)]
-        where = f"{shown(str(values[row].as_py()))} in row {row + 1}"
-        troubles.add(column.name, f"holds {where}, with {beside[0]}, but must have {beside[1]}")
-        troubles.advise("write the numbers of all data with one sign, or without")
-    return found == wanted
-
-
-def _from_text(column: Decoded, troubles: Troubles, commas: str, sign: str | None) -> tuple[np.ndarray | None, str]:
-    """Return the result of `to_float` for a column of text."""
-    import pyarrow
-    import pyarrow.compute as compute
-
-    text, signs = column.text, column.numerals.signs
-    found = column.numerals.match(bool(commas))
-    wrong, why = ~found.good, "which is no number"
-    if signs.wrong:
-        row, why, advice = signs.wrong
-        wrong = np.arange(len(text)) == row
-        troubles.advise(advice)
-    elif found.ambiguous:
-        wrong = compute.match_substring(signs.column, found.ambiguous).fill_null(False).to_numpy()
-        mark = {",": "comma", ".": "point"}[found.ambiguous]
-        why = f"where the {mark} may be decimal or group thousands"
-        if commas:
-            why += f", as the column {shown(commas)} has decimal commas"
-        troubles.advise(f"write numbers without such {mark}s")
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        troubles.add(column.name, f"holds {shown(text[row].as_py())} in row {row + 1}, {why}")
-        return None, ""
-    if not column.empty.all():
-        first = int(np.argmin(column.empty))
-        if not _check_sign(column, text, first, troubles, signs.sign, signs.sign if sign is None else sign):
-            return None, ""
-        if signs.sign:
-            example, unit = text[first].as_py(), "per cent" if signs.sign == "%" else f"units of {signs.sign}"
-            sentence = f"{shown(column.name)} has {shown(signs.sign)} beside all numbers, such as {shown(example)}"
-            troubles.notes.append(f"{sentence}: they are read as numbers in {unit}.")
-    exact: np.ndarray = found.column.cast(pyarrow.float64()).to_numpy().astype(np.float64)
-    return exact, signs.sign

@@ -1,16 +1,9 @@
-"""Encoding of a table's cells as numbers, from one message of each client.
+"""Encode: the cells of a table as the columns of a model.
 
-A client sends for each column its number of rows, its number of filled cells, their mean and standard deviation, or the
-counts of its categories. From these follow the columns of the model:
-
-    number, truth, date   the number; an empty cell becomes the mean m of the filled cells
-    category              0 or 1 for each level, and for all rare levels together; an empty cell becomes their shares
-    ordinal               0 or 1 for each level but the first: is the cell at least that level?
-    missing               0 or 1 for a column with empty cells in training: is the cell empty?
-
-and the means and standard deviations by which they are scaled: with N rows, n filled cells, and share q of 0 and 1,
-
-    number: m, s sqrt(n / N);   level: q, sqrt(q (1 - q) n / N);   missing: p = (N - n) / N, sqrt(p (1 - p))
+number, truth, date   the number; an empty cell becomes the mean m of the filled cells
+category              0 or 1 for each level, and for all rare levels together; an empty cell becomes their shares
+ordinal               0 or 1 for each level but the first: is the cell at least that level?
+missing               0 or 1 for a column with empty cells in training: is the cell empty?
 """
 
 from __future__ import annotations
@@ -21,15 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data.cells import TEXT_KINDS, Cells
-from tfp_bfl.data.messages import ColumnMessage, describe_column
-from tfp_bfl.data.names import natural
-from tfp_bfl.data.statistics import Column, pooled_column
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.data.statistics import Column
+from tfp_bfl.errors import shown
 
-# A level is rare in fewer rows than this, and in less than this share of the rows.
-RARE_ROWS, RARE_SHARE = 10, 0.01
-# Of more levels than this the most frequent ones are used, and the others are rare.
-MOST_USED = 255
 # Of a record, before anything is read from it.
 _MOST_FEATURES = 100_000
 _KINDS = ("number", "truth", "date", "category", "ordinal")
@@ -96,14 +83,7 @@ class Feature(NamedTuple):
 
 
 def parse_features(given: object) -> tuple[Feature, ...]:
-    """Return the features of a record.
-
-    Args:
-      given: a list of `Feature._asdict()`.
-
-    Raises:
-      ValueError: it is none.
-    """
+    """Return the features of a record, a list of `Feature._asdict()`; ValueError if it is none."""
     if not isinstance(given, (list, tuple)) or len(given) > _MOST_FEATURES:
         raise ValueError(given)
     features = []
@@ -144,60 +124,6 @@ class Raw:
         return all(map(is_plain, self.columns))
 
 
-def fit_column(
-    cells: Cells, messages: Sequence[ColumnMessage], unit: str | None = None
-) -> tuple[Feature, tuple[Column, ...]]:
-    """Return how a column becomes columns of the model, and their means and standard deviations.
-
-    Args:
-      cells: name, kind, declared levels and sign of the column; its values are not used.
-      messages: of the clients.
-      unit: of dates.
-
-    Raises:
-      InvalidArgument: no client has a value.
-    """
-    rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
-    if not count:
-        raise InvalidArgument(
-            f"The column {shown(cells.name)} has no value in the training rows: leave it out with --drop."
-        )
-    missing = count < rows
-    filled = (count / rows) ** 0.5
-    if cells.kind in TEXT_KINDS:
-        feature, shares = _levels(cells, messages, count, rows)
-        feature = feature._replace(has_missing=missing)
-        moments = [(q, (q * (1 - q)) ** 0.5 * filled) for q in shares]
-    else:
-        sent = [(m.filled, m.mean, m.stddev) for m in messages if m.filled]
-        pooled = pooled_column(cells.name, *zip(*sent))
-        unit = unit if cells.kind == "date" else cells.sign or None
-        feature = Feature(cells.name, cells.kind, has_missing=missing, unit=unit)
-        moments = [(pooled.mean, pooled.stddev * filled)]
-    if missing:
-        share = 1 - count / rows
-        moments.append((share, (share * (1 - share)) ** 0.5))
-    return feature, tuple(Column(name, *moment) for name, moment in zip(feature.columns, moments))
-
-
-def _levels(cells: Cells, messages: Sequence[ColumnMessage], count: int, rows: int) -> tuple[Feature, list[float]]:
-    """Return the feature of a column of text, and the mean of each of its columns over the filled cells."""
-    counts: dict[str, int] = {}
-    for message in messages:
-        for level, number in message.levels.items():
-            counts[level] = counts.get(level, 0) + number
-    if cells.kind == "ordinal":
-        feature = Feature(cells.name, cells.kind, tuple(x for x in cells.levels if counts.get(x)))
-    else:
-        frequent = sorted(counts, key=lambda x: (-counts[x], natural(x)))[:MOST_USED]
-        used = {x for x in frequent if counts[x] >= min(RARE_ROWS, RARE_SHARE * rows)}
-        feature = Feature(cells.name, cells.kind, tuple(sorted(used, key=natural)), len(used) < len(counts))
-    used = set(feature.levels)
-    by_level = [*(counts[x] for x in feature.levels), sum(n for x, n in counts.items() if x not in used)]
-    shares = np.array(by_level) / count @ np.nan_to_num(feature.codes)
-    return feature, [float(min(x, 1.0)) for x in shares]
-
-
 def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
     """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.
 
@@ -226,39 +152,13 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
 
 def scaled(values: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
     """Return numbers [N, D] less the means of the columns, over their scales, float32 [N, D]."""
-    means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
+    means, scales = np.array([(c.mean, c.scale) for c in columns]).T
     standardised: np.ndarray = ((values - means) / scales).astype(np.float32)
     return standardised
 
 
-def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
-    """Return the features of a table and the columns of the model, from one message of each client.
-
-    Args:
-      raw: the training rows.
-      owners: the client of each row [N]; None for one client.
-
-    Raises:
-      InvalidArgument: a column has no value.
-    """
-    parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
-    features: list[Feature] = []
-    columns: list[Column] = []
-    for cells in raw.columns:
-        messages = [describe_column(cells._replace(values=cells.values[part])) for part in parts]
-        feature, own = fit_column(cells, messages, raw.unit)
-        features.append(feature)
-        columns += own
-    return tuple(features), tuple(columns)
-
-
 def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:
-    """Return a sentence for each column with levels, or empty cells, that the training did not have.
-
-    Args:
-      raw: rows with the columns of `features`.
-      features: of the model.
-    """
+    """Return a sentence for each column with levels, or empty cells, that the training (`features`) did not have."""
     sentences = []
     for cells, feature in zip(raw.columns, features):
         name, empty = shown(feature.name), int(cells.empty.sum())

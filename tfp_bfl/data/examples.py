@@ -1,4 +1,4 @@
-"""Examples of tables and archives as they were read, and the options of reading them."""
+"""Examples of tables and arrays as they were read, from files or from memory, and the options of reading them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.by_client import Rows, check_kinds, counts, rows_of_clients
-from tfp_bfl.data.cells import BLANK, TEXT_KINDS, blank, numbers, read_columns
-from tfp_bfl.data.columns import Columns, Troubles, check_full
-from tfp_bfl.data.encoding import Raw
+from tfp_bfl.data.agreement import check_kinds, counts, rows_of_clients
+from tfp_bfl.data.cells import BLANK, blank, check_full, read_columns
+from tfp_bfl.data.checks import exact_features
+from tfp_bfl.data.columns import Columns, Troubles
+from tfp_bfl.data.encoding import Feature, Raw
 from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
-from tfp_bfl.data.outliers import table_within_bounds, within_bounds
-from tfp_bfl.data.signs import is_nothing
+from tfp_bfl.data.numerals import is_nothing
+from tfp_bfl.data.statistics import within_bounds
+from tfp_bfl.data.tables import as_table, is_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Of the columns of a table that errors list.
 _MOST_NAMES = 10
+_FORMS = (
+    "a Source, Clients, arrays (features, labels) or (features, labels, clients), or a table such as a pandas DataFrame"
+)
+_PARTS = ("features", "labels", "clients")
 
 
 class Examples(NamedTuple):
@@ -39,6 +45,11 @@ class Examples(NamedTuple):
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def select(self, keep: np.ndarray) -> Examples:
+        """Return the examples of a mask [N]."""
+        owners = None if self.owners is None else self.owners[keep]
+        return self._replace(features=self.features[keep], labels=self.labels[keep], owners=owners)
+
 
 class Reading(NamedTuple):
     """The options of reading examples.
@@ -47,13 +58,9 @@ class Reading(NamedTuple):
       label: the column with the labels.
       client: the column, or array, with the names of the clients; None for none.
       regresses: labels are numbers.
-      drop: columns that are left out.
-      separator: between the columns of a file; None for that of its header.
-      only: the features; () for all other columns.
-      categorical: columns that are categories, whatever they hold.
-      date_unit: in which dates become numbers, one of `DATE_UNITS`; None where dates are refused.
-      columns: the features of a test set, in order; () for a training set.
-      kinds, signs: of the cells of `columns`; () where all must be numbers.
+      drop, separator, only, categorical, date_unit: as of `data.read_own`.
+      columns: the features of a test set, in order and in the form of the training set; () for a training set.
+      is_full: whether `columns` are numbers of which none is empty.
       left_out: columns that are left out where the table has them.
       plain_labels: labels that are numbers have no sign beside them, as those of other data may have another.
       is_part: the data are one site's, as its file describes them: other sites have the columns, categories and values
@@ -68,29 +75,30 @@ class Reading(NamedTuple):
     only: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     date_unit: str | None = None
-    columns: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    signs: tuple[str, ...] = ()
+    columns: tuple[Feature, ...] = ()
+    is_full: bool = False
     left_out: tuple[str, ...] = ()
     plain_labels: bool = False
     is_part: bool = False
 
-    @property
-    def option_prefix(self) -> str:
-        """The characters before the name of an option of these in errors."""
-        return "" if self.is_part else "--"
+    def of_test(self, train: Examples) -> Reading:
+        """Return how the test set is read: the columns of the training set, in the same form."""
+        of_train = train.features.columns if isinstance(train.features, Raw) else ()
+        columns = [Feature(x.name, x.kind, unit=x.sign or None) for x in of_train]
+        columns = columns or [Feature(name, "number") for name in train.columns]
+        how = self._replace(drop=(), only=(), categorical=(), columns=tuple(columns))
+        return how._replace(is_full=bool(columns and not of_train))
 
     @property
     def text(self) -> tuple[str, ...]:
         """The columns that are read as text."""
-        of_kinds = [name for name, kind in zip(self.columns, self.kinds) if kind in TEXT_KINDS]
-        named = (None if self.regresses else self.label, self.client, *self.categorical, *of_kinds)
-        return tuple(x for x in named if x is not None)
+        named = (None if self.regresses else self.label, self.client, *self.categorical)
+        return (*(x for x in named if x is not None), *(x.name for x in self.columns if x.is_text))
 
     @property
     def named(self) -> tuple[str, ...]:
         """The columns that are read although they are a row index."""
-        return (*self.text, self.label, *self.columns, *self.only)
+        return (*self.text, self.label, *(x.name for x in self.columns), *self.only)
 
 
 def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
@@ -100,102 +108,88 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
       table: of `read_table`.
       where: the table's name in errors.
       reading: names its columns.
-
-    Raises:
-      InvalidArgument: there is no such column, or a column can't be used.
     """
-    label, client = reading.label, reading.client
-    if reading.columns and client not in table.column_names:
+    label, client, is_test = reading.label, reading.client, bool(reading.columns)
+    if is_test and client not in table.column_names:
         client = None  # A test set need not name the clients.
-    if label == Reading().label and label not in table.column_names and not reading.columns:
-        some = ", ".join(map(shown, table.column_names[:_MOST_NAMES]))
-        raise InvalidArgument(
-            f"The table {where} has no column 'label': name the column with the labels by "
-            f"{reading.option_prefix}label; its columns are {some}."
-        )
-    for option, given in (
-        ("label", [label]),
-        ("client-column", [client] if client is not None else []),
-        ("only", reading.only),
-        ("categorical", reading.categorical),
-    ):
-        for name in given:
-            if name not in table.column_names and not (reading.is_part and option in ("only", "categorical")):
-                lookup(
-                    dict.fromkeys(table.column_names), name, "column", f"in {where} for {reading.option_prefix}{option}"
-                )
-    if client == label:
-        raise InvalidArgument(f"The column {shown(label)} is label and client-column: name two columns.")
-    check_columns(table, reading.columns, where)
-    rest = [name for name in reading.only or table.column_names if name not in (label, client, *reading.left_out)]
-    if reading.is_part:
-        rest = [name for name in rest if name in table.column_names]
-    columns = reading.columns or tuple(rest)
-    if not columns:
-        raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
-    strict = bool(reading.columns and not reading.kinds)
+    columns = _chosen(table, where, reading, client)
     numeric = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
-    troubles = Troubles(where, numeric if strict else "leave columns out with --drop")
-    features: Any = numbers(table, columns, troubles) if strict else _raw(table, columns, reading, troubles)
+    troubles = Troubles(where, numeric if reading.is_full else "leave columns out with --drop")
+    raw = _raw(table, columns, reading, troubles)
     owners: np.ndarray | None = None
-    of_clients: list[str] = []
+    notes: list[str] = []
     if client is not None:
-        distinct, of_clients = client_names(table[client].distinct[1], client)
+        distinct, notes = client_names(table[client].distinct[1], client)
         owners = table[client].spread(distinct)
-        if reading.columns and (owners == "").any():
+        if is_test and (owners == "").any():
             raise InvalidArgument(
                 f"The column {shown(client)} of {where} has {np.sum(owners == '')} empty cells, the first in row "
                 f"{int(np.argmax(owners == '')) + 1}: name the client of each test row, or leave the column out."
             )
     if reading.regresses:
-        sign = "" if reading.plain_labels else None
-        labels = numbers(table, [label], troubles, strict, among=columns, sign=sign)[:, 0]
+        signs = {label: ""} if reading.plain_labels else {}
+        of_label = read_columns(table, [label], troubles, kinds={label: "number"}, signs=signs, among=columns)
+        labels = of_label[0].values
         filled = ~np.isnan(labels)
     else:
         labels = table[label].spread(as_text(table[label].distinct[1]))
         filled = labels != ""
-        if strict:
-            check_full(~filled, label, troubles)
+    for name in (*columns, label) if reading.is_full else ():
+        check_full(~filled if name == label and not reading.regresses else table[name].empty, name, troubles)
     troubles.check()
-    notes = [*of_clients, *troubles.notes]
-    if reading.regresses and not reading.columns:
+    notes += troubles.notes
+    if reading.regresses and not is_test:
         labels, of_labels = within_bounds(labels, label)
         notes += of_labels
     elif not reading.regresses:
         notes += [*_words_among(labels, label), *note_spellings(labels, label, shortest=2)]
-    if not strict:
-        clients = [] if reading.columns or reading.is_part else rows_of_clients(owners)
-        check_kinds(table, features.columns, clients, reading.categorical)
-        features, columns, of_features = _features(features, reading, clients)
-        notes += of_features
-        filled &= True if owners is None else owners != ""
-        if not filled.all():
-            rest_are = f"{np.sum(~filled):,} row{'s' if np.sum(~filled) > 1 else ''}"
-            notes.append(f"{rest_are} without a label or a client left out.")
-            if not filled.any():
-                raise InvalidArgument(f"No row of {where} has a label and a client: name other columns.")
-            features, labels = features[filled], labels[filled]
-            owners = None if owners is None else owners[filled]
-    names = () if reading.regresses else ordered(labels)
-    return Examples(features, labels, owners, columns, names, tuple(notes))
+    clients = [] if is_test or reading.is_part else rows_of_clients(owners)
+    check_kinds(table, raw.columns, clients, reading.categorical)
+    limited = [x.within_bounds(limit=not is_test) for x in raw.columns]
+    notes += [note for _, own in limited for note in own]
+    cells = [x for x, _ in limited]
+    may_count = [] if is_test or reading.is_part else [x for x in cells if x.name not in reading.only]
+    counting = [x.name for x in may_count if counts(x, clients)]
+    if len(counting) < len(cells):
+        cells = [x for x in cells if x.name not in counting]
+        notes += [
+            f"The column {shown(x)} numbers the rows and is left out: name it with --only to use it." for x in counting
+        ]
+    features: Any = Raw(cells, raw.unit)
+    if reading.is_full or (not (is_test or reading.is_part) and features.is_plain):
+        features = np.stack([x.values for x in cells], -1)
+    filled &= True if owners is None else owners != ""
+    found = Examples(features, labels, owners, tuple(x.name for x in cells))
+    if not filled.all():
+        rows = f"{np.sum(~filled):,} row{'s' if np.sum(~filled) > 1 else ''}"
+        notes.append(f"{rows} without a label or a client left out.")
+        if not filled.any():
+            raise InvalidArgument(f"No row of {where} has a label and a client: name other columns.")
+        found = found.select(filled)
+    return found._replace(class_names=() if reading.regresses else ordered(found.labels), notes=tuple(notes))
 
 
-def of_arrays(examples: Examples, regresses: bool) -> Examples:
-    """Return examples of arrays with the columns and numeric labels of a table limited (`outliers.within_bounds`).
-
-    Args:
-      examples: as given.
-      regresses: labels are numbers.
-    """
-    features, notes = examples.features, list(examples.notes)
-    if isinstance(features, np.ndarray):
-        features, found = table_within_bounds(features, examples.columns)
-        notes += found
-    labels = examples.labels
-    if regresses and labels.ndim == 1 and labels.dtype.kind in "iuf":
-        labels, found = within_bounds(labels.astype(np.float64), "labels")
-        notes += found
-    return examples._replace(features=features, labels=labels, notes=tuple(notes))
+def _chosen(table: Columns, where: str, reading: Reading, client: str | None) -> list[str]:
+    """Return the names of the features, after a check of all that options name."""
+    label, prefix, there = reading.label, "" if reading.is_part else "--", dict.fromkeys(table.column_names)
+    if label == Reading().label and label not in there and not reading.columns:
+        raise InvalidArgument(
+            f"The table {where} has no column 'label': name the column with the labels by {prefix}label; its columns "
+            f"are {', '.join(map(shown, table.column_names[:_MOST_NAMES]))}."
+        )
+    of_sites = {} if reading.is_part else {"only": reading.only, "categorical": reading.categorical}
+    given = {"label": [label], "client-column": [] if client is None else [client], **of_sites}
+    for option, name in ((option, name) for option, names in given.items() for name in names):
+        lookup(there, name, "column", f"in {where} for {prefix}{option}")
+    if client == label:
+        raise InvalidArgument(f"The column {shown(label)} is label and client-column: name two columns.")
+    if reading.columns:
+        check_columns(table, [x.name for x in reading.columns], where)
+        return [x.name for x in reading.columns]
+    rest = [name for name in reading.only or there if name not in (label, client, *reading.left_out)]
+    if not (rest := [name for name in rest if name in there]):
+        raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
+    return rest
 
 
 def _words_among(labels: np.ndarray, label: str) -> list[str]:
@@ -214,8 +208,8 @@ def _raw(table: Columns, columns: Sequence[str], reading: Reading, troubles: Tro
     Other sites may fill columns that are empty at one site, in its training set or in its test set.
     """
     filled = [name for name in columns if not (reading.is_part and table[name].empty.all())]
-    fixed = {name: x for name, *x in zip(columns, reading.kinds, reading.signs) if x[0] != BLANK}
-    kinds, signs = ({name: x[i] for name, x in fixed.items()} for i in (0, 1))
+    fixed = [x for x in reading.columns if x.kind != BLANK]
+    kinds, signs = {x.name: x.kind for x in fixed}, {x.name: x.sign for x in fixed}
     unit = reading.date_unit
     read = read_columns(table, filled, troubles, reading.categorical, unit, reading.client, kinds, signs)
     if not reading.is_part:
@@ -224,33 +218,8 @@ def _raw(table: Columns, columns: Sequence[str], reading: Reading, troubles: Tro
     return Raw([*(found | {x.name: x._replace(numbering=x.numbered()) for x in read}).values()], unit)
 
 
-def _features(raw: Raw, reading: Reading, clients: Rows) -> tuple[np.ndarray | Raw, tuple[str, ...], list[str]]:
-    """Return the features, their names, and sentences on columns that count the rows and on doubtful values."""
-    limited = [x.within_bounds(limit=not reading.columns) for x in raw.columns]
-    raw, notes = Raw([x for x, _ in limited], raw.unit), [note for _, own in limited for note in own]
-    if reading.is_part:
-        return raw, tuple(x.name for x in raw.columns), notes
-    counting = [x.name for x in raw.columns if x.name not in reading.only and counts(x, clients)]
-    if reading.columns or len(counting) == len(raw.columns):
-        counting = []
-    raw = Raw([x for x in raw.columns if x.name not in counting], raw.unit)
-    notes += [
-        f"The column {shown(x)} numbers the rows and is left out: name it with --only to use it." for x in counting
-    ]
-    names = tuple(x.name for x in raw.columns)
-    if raw.is_plain and not reading.kinds:
-        return np.stack([x.values for x in raw.columns], -1), names, notes
-    return raw, names, notes
-
-
 def check_columns(table: Columns, columns: Sequence[str], where: str) -> None:
-    """Raise InvalidArgument unless a table has the columns.
-
-    Args:
-      table: of `read_table`.
-      columns: names.
-      where: the table's name in errors.
-    """
+    """Raise InvalidArgument unless a table of the name `where` has the columns."""
     for name in columns:
         if name not in table.column_names:
             raise InvalidArgument(
@@ -260,15 +229,31 @@ def check_columns(table: Columns, columns: Sequence[str], where: str) -> None:
 
 
 def check_no_table(reading: Reading, where: str) -> None:
-    """Raise InvalidArgument if options of tables are given for other data.
-
-    Args:
-      reading: of the data.
-      where: the name of the data in errors.
-    """
+    """Raise InvalidArgument if options of tables are given for other data, of the name `where`."""
     for name in ("drop", "separator", "only", "categorical", "date_unit"):
         if getattr(reading, name):
             raise InvalidArgument(f"{name} belongs to tables, and {where} is none: leave it out.")
+
+
+def examples_in(value: object, where: str, reading: Reading) -> Examples:
+    """Return the examples of a table or of arrays in memory.
+
+    Args:
+      value: a table, a sequence (features, labels) or (features, labels, clients), or a mapping of these names.
+      where: what errors call the data.
+      reading: of a table, names its columns.
+    """
+    if is_table(value):
+        return examples_of(as_table(value, where, reading.drop, reading.named), where, reading)
+    check_no_table(reading, where)
+    if not isinstance(value, (tuple, list, Mapping)):
+        raise InvalidArgument(f"{where} has the type {type(value).__name__}, but must be {_FORMS}.")
+    arrays = dict(value) if isinstance(value, Mapping) else dict(zip(_PARTS, value))
+    for name in arrays:
+        lookup(dict.fromkeys(_PARTS), name, "array", f"in {where}")
+    if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
+        raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
+    return of_named_arrays({**arrays, "features": exact_features(arrays["features"])}, "clients", where)
 
 
 def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examples:
@@ -278,9 +263,6 @@ def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examp
       arrays: in memory or of an archive.
       client: the name of the array with the client of each example.
       where: the name of the data in errors.
-
-    Raises:
-      InvalidArgument: the clients are not one an example, or a name is empty.
     """
     features, owners, notes = arrays["features"], arrays.get(client), list[str]()
     if owners is not None:
@@ -298,16 +280,7 @@ def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examp
 
 
 def names_of(array: object, name: str, where: str) -> np.ndarray:
-    """Return an array of names as of `names.as_text`, object [N].
-
-    Args:
-      array: [N].
-      name: of the array in errors.
-      where: the name of the data in errors.
-
-    Raises:
-      InvalidArgument: a name is empty.
-    """
+    """Return an array of names [N] as of `names.as_text`, object [N]."""
     names = as_text(np.asarray(array).tolist())
     empty = [i for i, x in enumerate(names) if not x]
     if empty:
@@ -316,3 +289,19 @@ def names_of(array: object, name: str, where: str) -> np.ndarray:
             "or leave those examples out."
         )
     return names
+
+
+def of_arrays(examples: Examples, regresses: bool) -> Examples:
+    """Limit the columns and numeric labels of arrays, as those of a table (`within_bounds`)."""
+    features, labels, notes = examples.features, examples.labels, list(examples.notes)
+    if examples.columns and isinstance(features, np.ndarray) and features.dtype.kind in "iuf":
+        for j, name in enumerate(examples.columns):
+            values, found = within_bounds(features[:, j].astype(np.float64), name)
+            if found:
+                features = features.copy()
+                features[:, j] = values
+                notes += found
+    if regresses and labels.ndim == 1 and labels.dtype.kind in "iuf":
+        labels, found = within_bounds(labels.astype(np.float64), "labels")
+        notes += found
+    return examples._replace(features=features, labels=labels, notes=tuple(notes))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import collections
 import pathlib
 from collections.abc import Iterator
-from typing import NamedTuple
-
-import numpy as np
 
 from tfp_bfl import files
+from tfp_bfl.data.examples import Examples
 from tfp_bfl.data.images import FORMATS, is_hidden, read_images, shape_of
 from tfp_bfl.data.names import as_names, as_text, canonical
 from tfp_bfl.errors import InvalidArgument, shown
@@ -20,26 +18,8 @@ _TEST = ("test", "testing", "val", "valid", "validation")
 _OTHER_FORMATS = (".avif", ".dcm", ".heic", ".jp2", ".nii", ".tif", ".tiff", ".webp")
 
 
-class LabelledImages(NamedTuple):
-    """Images with the names of their folders.
-
-    Fields:
-      pixels: uint8 [N, height, width, channels].
-      labels: object [N], names of classes.
-      owners: object [N], names of clients; None where the folder has none.
-    """
-
-    pixels: np.ndarray
-    labels: np.ndarray
-    owners: np.ndarray | None = None
-
-
 def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield the image files of a folder and its subfolders, without hidden ones.
-
-    Args:
-      folder: to search.
-    """
+    """Yield the image files of a folder and its subfolders, without hidden ones."""
     for path in folder.rglob("*"):
         if path.suffix.lower() in FORMATS and not is_hidden(path.relative_to(folder)):
             yield path
@@ -50,9 +30,6 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
     "Train", "training" and the like are read as "train"; "test", or without it "val", "valid" and "validation", as
     "test". A subfolder that holds images directly is a class.
-
-    Args:
-      folder: to search.
 
     Raises:
       InvalidArgument: there are several of one kind, further subfolders with images, or a test set alone.
@@ -79,11 +56,8 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return dict(zip(("train", "test"), found))
 
 
-def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, LabelledImages | None]:
-    """Read the images of a folder, and its test set if it has one (`splits`).
-
-    Args:
-      folder: to read.
+def read_folder(folder: pathlib.Path) -> tuple[Examples, Examples | None]:
+    """Read the images of a folder, with the names of their classes and clients, and its test set if it has one.
 
     Raises:
       InvalidArgument: images lie elsewhere than in CLASS/ or CLIENT/CLASS/, differ in size or can't be read.
@@ -94,7 +68,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, LabelledImages | 
     return _read(parts["train"]), _read(parts["test"]) if "test" in parts else None
 
 
-def _read(folder: pathlib.Path) -> LabelledImages:
+def _read(folder: pathlib.Path) -> Examples:
     paths = sorted(image_files(folder), key=lambda p: (*as_names(p.relative_to(folder).parts), p))
     depths = {len(p.relative_to(folder).parts) for p in paths}
     if depths not in ({2}, {3}):
@@ -122,4 +96,4 @@ def _read(folder: pathlib.Path) -> LabelledImages:
         more = f", and {len(images.failures) - 1} more are not either" if len(images.failures) > 1 else ""
         raise InvalidArgument(f"The image {name} {reason}{more}: all must be readable and of the size of the first.")
     labels, owners = (as_text([p.parts[-depth] for p in paths]) for depth in (2, 3))
-    return LabelledImages(images.pixels, labels, owners if depths == {3} else None)
+    return Examples(images.pixels, labels, owners if depths == {3} else None)

@@ -147,11 +147,7 @@ def load(name: str, split: str = "train", data_dir: str | os.PathLike | None = N
 
 
 def peek(name: str, data_dir: str | os.PathLike | None = None) -> Source:
-    """Return one example or more of the train split, read at once: enough to know the shapes and the classes.
-
-    Raises:
-      InvalidArgument: as `load`.
-    """
+    """Return one example or more of the train split, read at once: enough to know the shapes and the classes."""
     return load(name, "train" if name in EMBEDDED or name in FEDERATIONS else "train[:1]", data_dir)
 
 

@@ -1,4 +1,4 @@
-"""The message of a client, or of a site, about a column of its table."""
+"""Describe: the message of a client, or of a site, about a column of its table."""
 
 from __future__ import annotations
 
@@ -66,11 +66,6 @@ class ColumnMessage(BaseModel):
     levels: Annotated[dict[Level, Size], Field(max_length=MOST_CATEGORIES)] = {}
     numbering: Annotated[tuple[Size, _Total], Field(strict=False)] | None = None
 
-    @property
-    def is_text(self) -> bool:
-        """Whether the cells are text."""
-        return self.kind in TEXT_KINDS
-
     @model_validator(mode="after")
     def _fits(self) -> ColumnMessage:
         well = (
@@ -78,7 +73,7 @@ class ColumnMessage(BaseModel):
             and bool(self.order) == (self.kind == "ordinal")
             and len({*self.order}) == len(self.order)
             and (not self.sign or (self.kind in NUMERIC and self.sign.isprintable()))
-            and sum(self.levels.values()) == (self.filled if self.is_text else 0)
+            and sum(self.levels.values()) == (self.filled if self.kind in TEXT_KINDS else 0)
             and not (self.kind == BLANK and self.filled)
             and (self.numbering is None) == (self.kind not in NUMBERING)
         )
@@ -88,21 +83,16 @@ class ColumnMessage(BaseModel):
 
 
 def describe_column(cells: Cells, is_chosen: bool = False) -> ColumnMessage:
-    """Return the message about a column.
-
-    Args:
-      cells: of the column.
-      is_chosen: the column is used even if it numbers the rows.
-    """
+    """Describe a column; `is_chosen` if it is used even though it numbers the rows."""
     filled = cells.values[~cells.empty]
-    found: dict[str, Any] = {"rows": len(cells.values), "filled": len(filled), "levels": {}, "numbering": None}
-    found |= {"name": cells.name, "kind": cells.kind, "order": list(cells.levels), "sign": cells.sign}
+    message: dict[str, Any] = {"rows": len(cells.values), "filled": len(filled), "levels": {}, "numbering": None}
+    message |= {"name": cells.name, "kind": cells.kind, "order": list(cells.levels), "sign": cells.sign}
     if cells.numbering and not is_chosen:
-        found |= {"kind": cells.numbering.kind, "numbering": cells.numbering[1:]}
+        message |= {"kind": cells.numbering.kind, "numbering": cells.numbering[1:]}
     if cells.kind in TEXT_KINDS:
         levels, numbers = np.unique(filled.astype(str), return_counts=True)
-        found["levels"] = dict(zip(levels.tolist(), numbers.tolist()))
+        message["levels"] = dict(zip(levels.tolist(), numbers.tolist()))
     elif len(filled):
         own = column_of(cells.name, filled)
-        found |= {"mean": own.mean, "stddev": own.stddev}
-    return ColumnMessage.model_construct(**found)
+        message |= {"mean": own.mean, "stddev": own.stddev}
+    return ColumnMessage.model_construct(**message)

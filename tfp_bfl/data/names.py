@@ -104,11 +104,7 @@ def _parts(letter: str) -> set[str]:
 
 
 def value(name: str) -> Decimal | None:
-    """Return the number that a name states, exactly; None for other text.
-
-    Args:
-      name: of a class or a client, or a cell of a table.
-    """
+    """Return the number that a name states, exactly; None for other text."""
     name = canonical(name)
     return Decimal(name) if _NUMBER.fullmatch(name) else None
 
@@ -116,11 +112,8 @@ def value(name: str) -> Decimal | None:
 def as_text(values: Sequence[Any], form: Callable[[str], str] = canonical) -> np.ndarray:
     """Return values as names in one form, object [N].
 
-    Bytes are UTF-8, whole numbers have no fraction, None and NaN become "".
-
-    Args:
-      values: N numbers, texts, bytes or other objects.
-      form: of a name.
+    Values are numbers, texts, bytes or other objects. Bytes are UTF-8, whole numbers have no fraction, None and NaN
+    become "".
 
     Raises:
       InvalidArgument: bytes are not UTF-8, or a name contains the character NUL, which NumPy drops from its end.
@@ -147,11 +140,7 @@ def _text(x: object) -> str:
 def as_category(text: str, rules: Sequence[tuple[str, str]] = (*_NUMBER_RULES, *_TRUTH_RULES)) -> str:
     """Return the category that text names, by `CATEGORY_RULES`.
 
-    Readers of files and of tables in memory, and the graphs of exports, use these rules.
-
-    Args:
-      text: of a cell.
-      rules: after those of `canonical`.
+    Readers of files and of tables in memory, and the graphs of exports, use these rules, after those of `canonical`.
 
     Example:
       >>> from tfp_bfl.data.names import as_category
@@ -184,9 +173,6 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
 
     Returns:
       Names, object [N], "" where there is no client; and sentences on spellings of one client.
-
-    Raises:
-      InvalidArgument: as of `as_text`.
     """
     written = as_text(values, str)
     spellings: dict[str, list[str]] = {}
@@ -210,11 +196,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
 
 
 def natural(name: str) -> tuple[Any, ...]:
-    """Return a sort key: numbers first, by value; then text, with the numbers in it by value.
-
-    Args:
-      name: of a class or a client.
-    """
+    """Return a sort key: numbers first, by value; then text, with the numbers in it by value."""
     number = value(name)
     if number is not None:
         return 0, number, (), name
@@ -223,24 +205,15 @@ def natural(name: str) -> tuple[Any, ...]:
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct class names in order: by value if all are numbers, else as text.
-
-    Args:
-      names: of classes, repeated or not.
-    """
+    """Return the distinct class names in order: by value if all are numbers, else as text."""
     distinct = set(names)
     return tuple(sorted(distinct, key=natural if all(value(x) is not None for x in distinct) else None))
 
 
 def check_distinct(names: Iterable[str], where: str) -> None:
-    """Check that no two class names are one number, written in two ways.
+    """Raise InvalidArgument if two class names are one number, written in two ways, such as 1 and 1.0.
 
-    Args:
-      names: of classes.
-      where: of the labels, as an error says it.
-
-    Raises:
-      InvalidArgument: two distinct names are alike, such as 1 and 1.0.
+    `where` names the labels, as an error says it.
     """
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
@@ -253,16 +226,13 @@ def check_distinct(names: Iterable[str], where: str) -> None:
 
 
 def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -> None:
-    """Check that no class or column has one spelling at one client and another, which differs in case, at others.
+    """Raise InvalidArgument if a class or column has one spelling at one client and another, by case, at others.
 
     Names of one letter are left alone: "a" and "A" are classes of letters.
 
     Args:
       names_of: client -> its names.
       what: a name is of, as an error says it.
-
-    Raises:
-      InvalidArgument: two names differ in case only, and no client has both.
     """
     spellings: dict[str, dict[str, set[str]]] = {}
     for client, names in names_of.items():
@@ -281,10 +251,7 @@ def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -
 def note_spellings(values: Iterable[str], column: str, shortest: int = 1) -> list[str]:
     """Return a sentence on the first two values of a column that differ in case only; [] if none do.
 
-    Args:
-      values: of the column.
-      column: its name.
-      shortest: letters of a value that is compared; 2 where "a" and "A" may be two letters.
+    `shortest` is the length of values that are compared: 2 where "a" and "A" may be two letters.
     """
     first: dict[str, str] = {}
     for x in sorted(set(values)):

@@ -1,31 +1,55 @@
-"""Numbers that a table holds as text: which mark is decimal, and which one groups thousands.
+"""Numbers that a table holds as text: their notation, the sign beside them, and cells that are no numbers.
 
 A spreadsheet writes 1234.5 as 1,234.5 in English, 1.234,5 in German, 1 234,5 in French and 1'234.5 in Swiss notation.
 A column is read in the one notation that all its cells have. If two notations give different numbers, such as 1.234
 and 1234 for the text 1,234, it is ambiguous.
+
+A spreadsheet writes 12% or $12 for a number, and #DIV/0! if it has none; SAS writes a dot; a laboratory writes <5. In a
+column of numbers
+
+    percent or one currency, at all cells     is the sign of the column: the numbers are read without it
+    several signs, or numbers without one     are refused
+    error codes, dots, dashes, "?"            are refused, however many there are: an empty cell is a missing value
+    limits of detection                       are refused
+
+and a column with words is a category, which a note names if other cells look like numbers.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.signs import signs_of
+from tfp_bfl.data.names import EMPTY
+from tfp_bfl.errors import shown
 
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
 _MINUS = "\u2212"
-_SIGN = f"[+{_MINUS}-]?"
+# Text that consists of digits, their marks and an exponent, whatever notation it has.
+_LOOSE = "[+\u2212-]?[0-9., '\u2019]*[0-9][0-9., '\u2019]*(?:[eE][+-]?[0-9]+)?"
+# Percent, per mille and the currencies of Unicode.
+_SIGN = (
+    "[%\u2030$\xa2-\xa5\u058f\u060b\u09f2\u09f3\u09fb\u0af1\u0bf9\u0e3f\u17db\u20a0-\u20c0\ua838\ufdfc\ufe69\uff04\uffe0\uffe1"
+    "\uffe5\uffe6]"
+)
+_BEFORE = re.compile(f"(?P<minus>[+\u2212-]?) ?(?P<sign>{_SIGN}) ?(?P<number>{_LOOSE})")
+_AFTER = re.compile(f"(?P<number>{_LOOSE}?) ?(?P<sign>{_SIGN})(?P<minus>)")
+# Error codes of spreadsheets, the dots of SAS and of statistical offices, and question marks.
+_MARK = re.compile(r"#[A-Z][A-Z0-9_/]*[!?]|Err:[0-9]{3}|\.[A-Za-z_]?|\.{2,3}|\?{1,3}")
+_KINDS = {
+    "number": re.compile(_LOOSE),
+    "mark": _MARK,
+    "dash": re.compile("[-\u2013\u2014\u2212]{1,3}"),
+    "limit": re.compile(f"(?:[<>\u2264\u2265]=?|=[<>]) ?{_SIGN}? ?{_LOOSE} ?{_SIGN}?"),
+}
+# What begins with a number.
+_BEGINS = re.compile(f"[(~\u2248<>\u2264\u2265=+\u2212-]* ?{_SIGN}? ?[0-9]")
 
 
 class Notation(NamedTuple):
-    """A way to write numbers.
-
-    Fields:
-      pattern: of a cell.
-      decimal: the decimal mark.
-      groups: the marks between groups of thousands.
-    """
+    """A way to write numbers: the pattern of a cell, the decimal mark, and the marks between groups of thousands."""
 
     pattern: str
     decimal: str
@@ -34,26 +58,17 @@ class Notation(NamedTuple):
 
 def _plain(decimal: str) -> Notation:
     d = f"[{decimal}]"
-    return Notation(rf"^{_SIGN}(\d+{d}?\d*|{d}\d+)([eE][+-]?\d+)?$", decimal)
+    return Notation(rf"^[+{_MINUS}-]?(\d+{d}?\d*|{d}\d+)([eE][+-]?\d+)?$", decimal)
 
 
 def _grouped(decimal: str, groups: str) -> Notation:
-    d = f"[{decimal}]"
-    g = f"[{groups}]"
+    d, g = f"[{decimal}]", f"[{groups}]"
     thousands, lakhs = rf"[1-9]\d{{0,2}}({g}\d{{3}})+", rf"[1-9]\d?({g}\d{{2}})+{g}\d{{3}}"
-    return Notation(rf"^{_SIGN}({thousands}|{lakhs}|\d+)({d}\d*)?$", decimal, groups)
+    return Notation(rf"^[+{_MINUS}-]?({thousands}|{lakhs}|\d+)({d}\d*)?$", decimal, groups)
 
 
-_POINT, _COMMA = _plain("."), _plain(",")
-_ENGLISH, _GERMAN = _grouped(".", ","), _grouped(",", ".")
-_NOTATIONS = (
-    _POINT,
-    _COMMA,
-    _ENGLISH,
-    _GERMAN,
-    _grouped(".", _SPACES_AND_APOSTROPHES),
-    _grouped(",", _SPACES_AND_APOSTROPHES),
-)
+_POINT, _COMMA, _ENGLISH, _GERMAN = _plain("."), _plain(","), _grouped(".", ","), _grouped(",", ".")
+_OTHERS = _COMMA, _ENGLISH, _GERMAN, *(_grouped(decimal, _SPACES_AND_APOSTROPHES) for decimal in ".,")
 # What differs: the cell is 1.234 in the first notation, and 1234 in the second.
 _DOUBTS = {",": (_COMMA, _ENGLISH), ".": (_POINT, _GERMAN)}
 
@@ -77,22 +92,45 @@ class Numerals:
 
     Args:
       text: `names.canonical` text of a pyarrow Table, null for an empty cell.
-      empty: mask of the empty cells, bool [N].
 
     Attributes:
-      signs: of the text.
+      column: the text, without the sign that all numbers have beside them.
+      aside: mask of the cells that no column of numbers may hold, and that are no words [N].
+      words: mask of the cells that are words [N].
+      sign: "%", a currency, or "" for none.
+      wrong: the row of a cell that no column of numbers may hold, why, and the remedy; None for none.
     """
 
-    def __init__(self, text: Any, empty: np.ndarray):
-        self.signs, self._empty = signs_of(text), empty
+    def __init__(self, text: Any):
+        import pyarrow
+        import pyarrow.compute as compute
+
+        self.column, self.sign = text, ""
+        self.wrong: tuple[int, str, str] | None = None
         self._masks: dict[Notation, np.ndarray] = {}
+        self.aside = self.words = np.zeros(len(text), bool)
+        if compute.all(compute.match_substring_regex(text, f"^(?:{_LOOSE})?$")).as_py() is not False:
+            return
+        encoded = text.combine_chunks().dictionary_encode()
+        places, texts = encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist()
+        cells = [_cell(x) for x in texts]
+        kinds = np.array([kind for kind, _, _ in cells])
+        if {*kinds} <= {"dash", "empty"}:  # As "+" and "-" of a test may be at one client.
+            kinds[kinds == "dash"] = "word"
+        self.aside = np.isin(places, np.flatnonzero(np.isin(kinds, ("mark", "dash", "limit"))))
+        self.words = np.isin(places, np.flatnonzero(kinds == "word"))
+        self.wrong = _fault(kinds.tolist(), [sign for _, _, sign in cells], texts, places)
+        signs = {sign for kind, _, sign in cells if kind == "number"}
+        if self.wrong is None and len(signs) == 1 and (sign := signs.pop()):
+            self.sign, bare = sign, pyarrow.array([number for _, number, _ in cells], pyarrow.string())
+            self.column = pyarrow.chunked_array([compute.take(bare, encoded.indices)])
 
     def mask(self, notation: Notation) -> np.ndarray:
         """Return the mask of the cells that are in a notation or empty, bool [N]."""
         import pyarrow.compute as compute
 
         if notation not in self._masks:
-            found = compute.match_substring_regex(self.signs.column, notation.pattern)
+            found = compute.match_substring_regex(self.column, notation.pattern)
             self._masks[notation] = found.fill_null(True).to_numpy()
         return self._masks[notation]
 
@@ -105,12 +143,10 @@ class Numerals:
         """
         import pyarrow.compute as compute
 
-        column = self.signs.column
-        first = () if self.mask(_POINT).all() and not decimal_commas else _NOTATIONS[1:]
-        good = {notation: self.mask(notation) for notation in (_POINT, *first)}
-        complete = {notation for notation in good if good[notation].all()}
-        mark = "." if decimal_commas else ","
-        if {*_DOUBTS[mark]} <= complete and has(column, mark):
+        column, mark = self.column, "." if decimal_commas else ","
+        others = () if self.mask(_POINT).all() and not decimal_commas else _OTHERS
+        good = {notation: self.mask(notation) for notation in (_POINT, *others)}
+        if all(x in good and good[x].all() for x in _DOUBTS[mark]) and has(column, mark):
             return Matches(column, good[_DOUBTS[mark][0]], mark)
         found = max(good, key=lambda notation: int(good[notation].sum()))
         if found.groups:
@@ -122,15 +158,79 @@ class Numerals:
 
     def are_surely(self, decimal: str) -> bool:
         """Return whether all cells are numbers, and one has a mark that can only be decimal."""
-        if self._empty.all():
-            return False
-        number = np.any([self.mask(notation) for notation in _NOTATIONS if notation.decimal == decimal], 0)
+        number = np.any([self.mask(x) for x in (_POINT, *_OTHERS) if x.decimal == decimal], 0)
         return bool(number.all() and not self.mask(_ENGLISH if decimal == "," else _GERMAN).all())
 
     @property
     def may_group(self) -> bool:
         """Whether points may group thousands in all cells."""
         return bool(self.mask(_GERMAN).all())
+
+
+def _fault(kinds: list[str], signs: list[str], texts: list[str], places: np.ndarray) -> tuple[int, str, str] | None:
+    """Return what is wrong with a column of numbers, as `Numerals.wrong`."""
+    row_of = lambda i: int(np.argmax(places == i))
+    first: dict[str, int] = {}
+    for i, kind in enumerate(kinds):
+        if kind == "limit":
+            advice = "write a number for a limit, such as half of it, or give --categorical"
+            return row_of(i), "a limit of detection", advice
+        if kind in ("mark", "dash"):
+            advice = "empty the cells that stand for a missing value, or give --categorical"
+            return row_of(i), "which is no number", advice
+        if kind == "number":
+            first.setdefault(signs[i], i)
+    if len(first) < 2:
+        return None
+    i, j = list(first.values())[:2]
+    what = f"and {shown(texts[i])} in row {row_of(i) + 1}, which have not the same sign beside them"
+    return row_of(j), what, "write all numbers of a column with one sign, or without"
+
+
+def _cell(text: str) -> tuple[str, str, str]:
+    """Return the kind of a cell, its text without a sign beside a number, and the sign."""
+    if text in ("", *EMPTY):
+        return "empty", text, ""
+    for kind, pattern in _KINDS.items():
+        if pattern.fullmatch(text):
+            return kind, text, ""
+    found = _BEFORE.fullmatch(text) or _AFTER.fullmatch(text)
+    return ("number", found["minus"] + found["number"].strip(), found["sign"]) if found else ("word", text, "")
+
+
+def is_nothing(text: str) -> bool:
+    """Return whether text alone is an error code of a spreadsheet, dots or question marks: no word, in any column."""
+    return _MARK.fullmatch(text) is not None
+
+
+def doubts(categories: np.ndarray, name: str) -> list[str]:
+    """Return sentences on a column that became a category though its cells look like numbers, or like missing values.
+
+    Args:
+      categories: its cells, object [N]; "" for an empty one.
+      name: of the column.
+    """
+    found, counts = np.unique(categories[categories != ""].astype(str), return_counts=True)
+    values = found.tolist()
+    kinds = [_cell(x)[0] for x in values]
+    begin = np.array([_BEGINS.match(x) is not None for x in values], bool)
+    numbers = [x for x, kind in zip(values, kinds) if kind in ("number", "limit")]
+    if 2 * counts[begin].sum() >= counts.sum() > 0:
+        numbers = numbers or found[begin].tolist()
+    notes = []
+    if numbers:
+        few = ", ".join(map(shown, numbers[:3]))
+        notes.append(
+            f"{shown(name)} is a category, though cells such as {few} look like numbers: if it is a column of numbers, "
+            "correct the cells that are none."
+        )
+    marks = [x for x, kind in zip(values, kinds) if kind in ("mark", "dash")]
+    if marks:
+        notes.append(
+            f"{shown(name)} has the category {' and '.join(map(shown, marks[:3]))}: empty these cells if they stand "
+            "for missing values."
+        )
+    return notes
 
 
 def are_thousandths(column: Any) -> bool:

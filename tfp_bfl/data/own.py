@@ -7,19 +7,28 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data._random import generator
-from tfp_bfl.data.checks import checked_labels, checked_targets
+from tfp_bfl.data.agreement import fit_encoding
+from tfp_bfl.data.checks import checked_labels, checked_targets, exact_features, of_one_form
 from tfp_bfl.data.clients import Clients, rows_by_client
-from tfp_bfl.data.encoding import Feature, Raw, encode, fit_encoding, scaled
-from tfp_bfl.data.examples import Examples, Reading, check_no_table, examples_of, names_of, of_arrays, of_named_arrays
+from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
+from tfp_bfl.data.examples import (
+    Examples,
+    Reading,
+    check_no_table,
+    examples_in,
+    examples_of,
+    names_of,
+    of_arrays,
+    of_named_arrays,
+)
 from tfp_bfl.data.folders import image_files, read_folder, splits
-from tfp_bfl.data.in_memory import ARRAYS, check_alike, examples_in, in_one_form, kind_of, split_clients
 from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
@@ -35,6 +44,7 @@ TASKS = {"classification": "labels are classes", "regression": "labels are numbe
 _MOST_CLASSES = 20
 # Of tables and arrays in memory, which have no name of their own.
 NAME = "data"
+ARRAYS = "arrays"
 
 Path = str | os.PathLike[str]
 
@@ -61,12 +71,18 @@ def is_own(name: str) -> bool:
     return pathlib.PurePath(name).suffix.lower() in SUFFIXES or os.path.isdir(name)
 
 
-def folders_name_clients(path: Path) -> bool:
-    """Return whether folders or arrays name the client of each example.
+def kind_of(value: object) -> str | None:
+    """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table, such as "DataFrame".
 
-    Args:
-      path: of an archive or a folder.
+    Returns None for anything else, such as a path.
     """
+    if isinstance(value, (Source, Clients)) or is_table(value):
+        return type(value).__name__
+    return ARRAYS if isinstance(value, (tuple, list, Mapping)) else None
+
+
+def folders_name_clients(path: Path) -> bool:
+    """Return whether folders, or arrays of an archive, name the client of each example."""
     try:
         if os.path.isdir(path):
             root = pathlib.Path(path)
@@ -140,7 +156,11 @@ def read_own(
     reading = Reading(label, client, task == "regression", drop, separator, only, categorical, date_unit)
     parts, target = _split(path, reading, test)
     first, second = _standardised(NAME if kind else pathlib.Path(path).stem, *parts, target=target)
-    notes = (*parts[0].notes, *_in_words(first))
+    notes = parts[0].notes
+    if first.encoding:
+        texts, gaps = sum(x.is_text for x in first.encoding), sum(x.has_missing for x in first.encoding)
+        before = f"{len(first.encoding)} columns of the table ({texts} of text, {gaps} with empty cells)"
+        notes = (*notes, f"{before} become {len(first.columns)} columns of numbers.")
     return OwnData(first, second, first.clients, first.client_names, notes)
 
 
@@ -186,58 +206,6 @@ def read_part(
     return PartData(first, second, notes)
 
 
-def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples], Column | None]:
-    """Return the examples for training and test with checked labels, and the target of a regression."""
-    label, is_part = reading.label, reading.is_part
-    reading = reading._replace(plain_labels=is_part or test is not None)
-    train, given = _read(path, reading)
-    if kind_of(path) == ARRAYS or (isinstance(path, (str, os.PathLike)) and str(path).lower().endswith(".npz")):
-        train = of_arrays(train, reading.regresses)
-    if test is not None:
-        given, _ = _read(test, _of_test(reading, train), is_test=True)
-    has_names = bool(train.class_names)
-    regresses, labels_are = reading.regresses, f"The labels of {_name_of(path, label)}"
-    train, given = in_one_form(train, given)
-    if regresses:
-        train = train._replace(labels=checked_targets(train.labels, len(train.features)))
-    else:
-        labels, class_names = checked_labels(train.labels, len(train.features), train.class_names)
-        train = train._replace(labels=labels, class_names=class_names)
-        _check_classes(train, labels_are, is_part)
-    if given is None:
-        held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)
-        parts = [_part(train, ~held), _part(train, held)]
-    else:
-        labels = given.labels if has_names or regresses else as_text(np.asarray(given.labels).tolist())
-        parts = [train, given._replace(labels=labels, class_names=train.class_names)]
-    target = None
-    if regresses:
-        checked = [checked_targets(part.labels, len(part.features)) for part in parts]
-        target, _ = standardised_target(label, checked[0], checked[0])
-        if not target.stddev and not is_part:
-            raise InvalidArgument(
-                f"{labels_are} are {checked[0][0]:g} in all training rows: there is nothing to predict."
-            )
-        parts = [p._replace(labels=standardised_target(label, checked[0], y)[1]) for p, y in zip(parts, checked)]
-    return parts, target
-
-
-def _in_words(source: Source) -> list[str]:
-    """Return a sentence on the encoding of a table; nothing for a table of numbers."""
-    if not source.encoding:
-        return []
-    texts, gaps = sum(x.is_text for x in source.encoding), sum(x.has_missing for x in source.encoding)
-    before = f"{len(source.encoding)} columns of the table ({texts} of text, {gaps} with empty cells)"
-    return [f"{before} become {len(source.columns)} columns of numbers."]
-
-
-def _of_test(reading: Reading, train: Examples) -> Reading:
-    """Return how the test set is read: the columns of the training set, in the same form."""
-    cells = train.features.columns if isinstance(train.features, Raw) else ()
-    reading = reading._replace(drop=(), only=(), categorical=(), columns=train.columns)
-    return reading._replace(kinds=tuple(x.kind for x in cells), signs=tuple(x.sign for x in cells))
-
-
 def digest(data: OwnData) -> str:
     """Return the SHA-256 sum of training and test data, their classes and scales, and of who holds what."""
     scales = [[c.mean, c.stddev] for c in (*data.train.columns, *([data.train.target] if data.train.target else []))]
@@ -246,24 +214,52 @@ def digest(data: OwnData) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _of_source(given: Source | Clients, client: str | None, test: Any, task: str) -> OwnData:
-    """Return the parts of a source or of clients in memory."""
-    source, clients = (given, given.clients) if isinstance(given, Source) else (given.source, given)
-    if client is not None:
-        raise InvalidArgument(f"client_column is of tables, and dataset is a {type(given).__name__}: leave it out.")
-    if (source.target is None) != (task == "classification"):
-        labels = "classes" if source.target is None else "numbers"
-        raise InvalidArgument(f"task is {task}, but the labels of dataset are {labels}: give the other task.")
-    names = source.client_names if isinstance(given, Source) else given.client_names
-    names = names or tuple(str(k) for k in range(clients.num_clients if clients else 0))
+def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples], Column | None]:
+    """Return the examples for training and test with checked labels, and the target of a regression."""
+    regresses, is_part = reading.regresses, reading.is_part
+    reading = reading._replace(plain_labels=is_part or test is not None)
+    train, given = _read(path, reading)
+    where, suffix = "dataset", ""
+    if isinstance(path, (str, os.PathLike)):
+        where, suffix = files.name(pathlib.Path(path)), pathlib.Path(path).suffix.lower()
+    of_column = f"the column {shown(reading.label)} of " if is_table(path) or suffix in TABLES else ""
+    labels_are = f"The labels of {of_column}{where}"
+    if kind_of(path) == ARRAYS or suffix == ".npz":
+        train = of_arrays(train, regresses)
     if test is not None:
-        return OwnData(source, check_alike(source, test), clients, names)
-    train, owners = split_clients(clients) if clients else (source, None)
-    held = _held_out(train.labels if train.target is None else np.zeros(train.num_examples), owners)
-    rest, test = train.select(~held, "train"), train.select(held, "test")
-    if owners is None or clients is None:
-        return OwnData(rest, test)
-    return OwnData(rest, test, Clients(rest, rows_by_client(owners[~held], clients.num_clients)), names)
+        given, _ = _read(test, reading.of_test(train), is_test=True)
+    has_names, target = bool(train.class_names), None
+    is_raw = [isinstance(x.features, Raw) for x in (train, given) if x is not None]
+    if len({*is_raw}) > 1:
+        raise InvalidArgument("One of training and test data is a table, the other is none: give both in one form.")
+    if not is_raw[0]:
+        arrays = [exact_features(x.features) for x in (train, given) if x is not None]
+        if given is not None:
+            arrays = list(of_one_form(*arrays))
+            given = given._replace(features=arrays[1])
+        train = train._replace(features=arrays[0])
+    if regresses:
+        train = train._replace(labels=checked_targets(train.labels, len(train.features)))
+    else:
+        labels, class_names = checked_labels(train.labels, len(train.features), train.class_names)
+        train = train._replace(labels=labels, class_names=class_names)
+        _check_classes(train, labels_are, is_part)
+    if given is None:
+        held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)
+        parts = [train.select(~held), train.select(held)]
+    else:
+        labels = given.labels if has_names or regresses else as_text(np.asarray(given.labels).tolist())
+        parts = [train, given._replace(labels=labels, class_names=train.class_names)]
+    if regresses:
+        checked = [checked_targets(part.labels, len(part.features)) for part in parts]
+        target, _ = standardised_target(reading.label, checked[0], checked[0])
+        if not target.stddev and not is_part:
+            raise InvalidArgument(
+                f"{labels_are} are {checked[0][0]:g} in all training rows: there is nothing to predict."
+            )
+        scaled_to = (standardised_target(reading.label, checked[0], y)[1] for y in checked)
+        parts = [part._replace(labels=labels) for part, labels in zip(parts, scaled_to)]
+    return parts, target
 
 
 def _read(data: object, reading: Reading, is_test: bool = False) -> tuple[Examples, Examples | None]:
@@ -277,19 +273,23 @@ def _read(data: object, reading: Reading, is_test: bool = False) -> tuple[Exampl
         return examples_of(table, where, reading), None
     check_no_table(reading, where)
     if os.path.isdir(path):
-        train, test = read_folder(path)
-        return Examples(*train), None if test is None else Examples(*test)
-    if suffix == ".npz":
-        return _read_archive(path, reading.client, is_test)
-    raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
-
-
-def _name_of(data: object, label: str) -> str:
-    """Return a dataset as errors name it, with the column of its labels."""
-    if not isinstance(data, (str, os.PathLike)):
-        return f"the column {shown(label)} of dataset" if is_table(data) else "dataset"
-    path = pathlib.Path(data)
-    return (f"the column {shown(label)} of " if path.suffix.lower() in TABLES else "") + files.name(path)
+        return read_folder(path)
+    if suffix != ".npz":
+        raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
+    arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
+    for name in ("features", "labels", *([reading.client] if reading.client and not is_test else [])):
+        lookup(arrays, name, "array", f"in {where}")
+    for name in ("labels", "test_labels"):
+        if name in arrays and arrays[name].dtype.kind in "US":
+            arrays[name] = names_of(arrays[name], name, where)
+    owners = reading.client or "clients"
+    train = of_named_arrays(arrays, owners, where)
+    if ("test_features" in arrays) != ("test_labels" in arrays):
+        raise InvalidArgument(f"{where} has one of test_features and test_labels, but must have both or none.")
+    if "test_features" not in arrays:
+        return train, None
+    of_test = {**arrays, "features": arrays["test_features"], "labels": arrays["test_labels"]}
+    return train, of_named_arrays(of_test, f"test_{owners}", where)
 
 
 def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
@@ -314,25 +314,6 @@ def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
         check_spelling({client: [names[i] for i in found] for client, found in labels.items()})
 
 
-def _read_archive(path: pathlib.Path, client: str | None, is_test: bool) -> tuple[Examples, Examples | None]:
-    arrays = {canonical(name): x for name, x in read_arrays(path, "archive", MOST_BYTES, compressed=True).items()}
-    for name in ("features", "labels", *([client] if client and not is_test else [])):
-        if name not in arrays:
-            lookup(arrays, name, "array", f"in {files.name(path)}")
-    for name in ("labels", "test_labels"):
-        if name in arrays and arrays[name].dtype.kind in "US":
-            arrays[name] = names_of(arrays[name], name, files.name(path))
-    train = of_named_arrays(arrays, client or "clients", files.name(path))
-    if ("test_features" in arrays) != ("test_labels" in arrays):
-        raise InvalidArgument(
-            f"{files.name(path)} has one of test_features and test_labels, but must have both or none."
-        )
-    if "test_features" not in arrays:
-        return train, None
-    test = {**arrays, "features": arrays["test_features"], "labels": arrays["test_labels"]}
-    return train, of_named_arrays(test, f"test_{client or 'clients'}", files.name(path))._replace(notes=())
-
-
 def _held_out(labels: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
     """Return a mask of test examples: `TEST_SHARE` of each client's and class's, but not all of a client's."""
     places = np.zeros(len(labels), np.int64) if owners is None else np.unique(owners, return_inverse=True)[1]
@@ -349,11 +330,6 @@ def _held_out(labels: np.ndarray, owners: np.ndarray | None) -> np.ndarray:
     if not held.any():
         raise InvalidArgument(f"There are too few examples, {len(labels)}, to hold a test set out: give one.")
     return held
-
-
-def _part(examples: Examples, keep: np.ndarray) -> Examples:
-    owners = None if examples.owners is None else examples.owners[keep]
-    return examples._replace(features=examples.features[keep], labels=examples.labels[keep], owners=owners)
 
 
 def _standardised(name: str, *parts: Examples, target: Column | None) -> list[Source]:
@@ -375,3 +351,50 @@ def _standardised(name: str, *parts: Examples, target: Column | None) -> list[So
         Source(name, split, x, part.labels, () if target else part.class_names, columns, target, encoding, part.owners)
         for split, x, part in zip(("train", "test"), features, parts)
     ]
+
+
+def _of_source(given: Source | Clients, client: str | None, test: Any, task: str) -> OwnData:
+    """Return the parts of a source or of clients in memory."""
+    source, clients = (given, given.clients) if isinstance(given, Source) else (given.source, given)
+    if client is not None:
+        raise InvalidArgument(f"client_column is of tables, and dataset is a {type(given).__name__}: leave it out.")
+    if (source.target is None) != (task == "classification"):
+        labels = "classes" if source.target is None else "numbers"
+        raise InvalidArgument(f"task is {task}, but the labels of dataset are {labels}: give the other task.")
+    names = source.client_names if isinstance(given, Source) else given.client_names
+    names = names or tuple(str(k) for k in range(clients.num_clients if clients else 0))
+    if test is not None:
+        return OwnData(source, _check_alike(source, test), clients, names)
+    train, owners = _examples_of_clients(clients) if clients else (source, None)
+    held = _held_out(train.labels if train.target is None else np.zeros(train.num_examples), owners)
+    rest, test = train.select(~held, "train"), train.select(held, "test")
+    if owners is None or clients is None:
+        return OwnData(rest, test)
+    return OwnData(rest, test, Clients(rest, rows_by_client(owners[~held], clients.num_clients)), names)
+
+
+def _examples_of_clients(clients: Clients) -> tuple[Source, np.ndarray]:
+    """Return the examples that clients hold, in the order of the source, and each example's client [N]."""
+    rows = np.concatenate(clients.indices)
+    if len(np.unique(rows)) < len(rows):
+        raise InvalidArgument(
+            "The clients of dataset share examples, of which no test set can be held out: give test_data, a Source."
+        )
+    order = np.argsort(rows)
+    return clients.source.select(rows[order]), np.repeat(np.arange(clients.num_clients), clients.sizes)[order]
+
+
+def _check_alike(train: Source, given: object) -> Source:
+    """Return a test set, a source or the rows of clients, of the form and the classes of the training set."""
+    test = _examples_of_clients(given)[0] if isinstance(given, Clients) else given
+    if not isinstance(test, Source):
+        raise InvalidArgument(
+            f"test_data has the type {type(test).__name__}, but must be a Source or Clients, as the training data are."
+        )
+    for name in ("element_shape", "is_image", "class_names", "target", "columns", "encoding"):
+        ours, theirs = getattr(train, name), getattr(test, name)
+        if ours != theirs:
+            raise InvalidArgument(
+                f"The {name} of test_data is {shown(theirs)}, but of the training data {shown(ours)}: both must agree."
+            )
+    return test

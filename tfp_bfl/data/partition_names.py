@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfp_bfl import named
 from tfp_bfl.data import partitions
-from tfp_bfl.data.hierarchical import pachinko
+from tfp_bfl.data.equal_partitions import lda, pachinko
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.named import WithArgument
 
@@ -17,7 +17,7 @@ PARTITIONS: named.Table = {
     "iid": partitions.iid,
     "label_skew": WithArgument(partitions.label_skew, "classes_per_client", int),
     "dirichlet": WithArgument(partitions.dirichlet, "alpha"),
-    "lda": WithArgument(partitions.lda, "alpha"),
+    "lda": WithArgument(lda, "alpha"),
     "pachinko": WithArgument(pachinko, "alpha"),
     "noniid_datasets": WithArgument(partitions.noniid_datasets, "other_interest"),
 }
@@ -25,9 +25,6 @@ PARTITIONS: named.Table = {
 
 def parse(text: str, num_clients: int) -> Partition:
     """Return the partition that text names, such as "iid" or "dirichlet:0.5": see `partition_forms`.
-
-    Raises:
-      InvalidArgument: there is no such partition, or its argument is missing, superfluous or not a number.
 
     Example:
       >>> train = bfl.data.load("digits")

@@ -76,9 +76,6 @@ def iid(num_clients: int) -> Partition:
 
     Sizes differ by at most one; every example is used.
 
-    Raises:
-      InvalidArgument: `num_clients` is below 1.
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> clients = train.partition(bfl.data.iid(num_clients=3), seed=0)
@@ -165,10 +162,6 @@ def dirichlet(num_clients: int, alpha: float, min_examples: int = 1) -> Partitio
     Source: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019,
     section 4; Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, section IV-A.
 
-    Raises:
-      InvalidArgument: `num_clients` or `min_examples` is below 1, or `alpha` is not positive and finite; on
-        call: the clients can't all have `min_examples`.
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> clients = train.partition(bfl.data.dirichlet(num_clients=3, alpha=0.5), seed=0)
@@ -244,9 +237,6 @@ def like(clients: Clients) -> Partition:
     Args:
       clients: of the training data, of the same classes.
 
-    Raises:
-      InvalidArgument: of the partition: a class that no client or no example has, or too few examples for all.
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> test = bfl.data.load("digits", split="test")
@@ -321,64 +311,6 @@ def _cuts(weights: np.ndarray, counts: np.ndarray, shifts: np.ndarray | float = 
     # By their own sum: a sum just below one would leave an example to a last client of weight zero.
     places = ends[:, :-1] / ends[:, -1:] * counts[:, None] + np.reshape(shifts, [-1, 1])
     return np.minimum(places.astype(np.int64), counts[:, None])  # a shift just below one can round up to one
-
-
-def lda(num_clients: int, alpha: float) -> Partition:
-    """Give clients of equal size Dirichlet class proportions (Hsu et al. 2019, section 2).
-
-        q_k ~ Dir(alpha 1_C) for each client k;  its floor(N / K) examples have labels ~ Categorical(q_k)
-
-    without replacement: once a class runs out, q_k is renormalised over the classes that are left. N mod K
-    examples stay unused. `alpha` is the concentration of each class: Hsu et al. write Dir(alpha p) with p
-    the prior over classes, so that their alpha is C times this one if p is uniform. Later clients'
-    proportions are distorted most, as classes run out; the clients are therefore served in random order.
-
-    Source: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-    Classification", arXiv:1909.06335.
-
-    Raises:
-      InvalidArgument: `num_clients` is below 1, or `alpha` is not positive and finite.
-
-    Example:
-      >>> train = bfl.data.load("digits")
-      >>> clients = train.partition(bfl.data.lda(num_clients=3, alpha=0.5), seed=0)
-      >>> clients.sizes
-      array([479, 479, 479])
-    """
-    num_clients = check_count(num_clients, "num_clients")
-    alpha = check_alpha(alpha)
-
-    def assign(classes: list[np.ndarray], seed: int) -> list[np.ndarray]:
-        rng = generator(seed, "lda")
-        shuffled = [rng.permutation(members) for members in classes]
-        left = np.array([len(members) for members in classes])
-        size = int(left.sum()) // num_clients
-        parts: list[np.ndarray] = [np.empty(0, np.int64)] * num_clients
-        for client in rng.permutation(num_clients):
-            counts = draw_labels(left, size, alpha, rng)
-            parts[client] = np.concatenate(
-                [members[n - count : n] for members, n, count in zip(shuffled, left, counts)]
-            )
-            left = left - counts
-        return parts
-
-    return Partition(f"lda:{alpha:g}", num_clients, assign)
-
-
-def draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw how many examples of each class a client gets, with `left` [C] examples to be had."""
-    share = rng.dirichlet(np.full(len(left), alpha))
-    counts = np.zeros_like(left)
-    # Drawing all, cutting at what is left and drawing the shortfall from the other classes has the
-    # distribution of drawing one by one: draws of an exhausted class are rejected either way.
-    while (short := size - counts.sum()) > 0:
-        open_classes = counts < left
-        share = np.where(open_classes, share, 0.0)
-        if share.sum() <= 0.0:  # a small alpha puts all weight on classes that ran out
-            share[open_classes] = rng.dirichlet(np.full(open_classes.sum(), alpha))
-        share = share / share.sum()
-        counts = np.minimum(counts + rng.multinomial(short, share), left)
-    return counts
 
 
 def check_alpha(alpha: float, name: str = "alpha") -> float:

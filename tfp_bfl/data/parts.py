@@ -1,8 +1,10 @@
-"""Tables of one site as they are, before all sites have agreed on their encoding."""
+"""Data of sites: the table of one as it is, and the shape of examples that lie elsewhere."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,15 +12,16 @@ import numpy as np
 
 from tfp_bfl.data.cells import BLANK, TEXT_KINDS, Cells, blank
 from tfp_bfl.data.checks import checked_labels, checked_targets
+from tfp_bfl.data.clients import ClientExamples
 from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
-from tfp_bfl.data.sources import Source
+from tfp_bfl.data.sources import Learnt, Source
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import InvalidArgument, shown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """One split of a site's table.
+    """One split of a site's table, before all sites have agreed on its encoding.
 
     Attributes:
       name: of the data.
@@ -55,9 +58,6 @@ class Part:
         Args:
           encoding: the features that all sites agreed on; () where all columns are full and hold numbers.
           columns: D, of all features.
-
-        Raises:
-          InvalidArgument: a column holds text here and numbers in the encoding, or the other way round.
         """
         features = encoding or [Feature(column.name, "number") for column in columns]
         found = {cells.name: cells for cells in self.features.columns}
@@ -93,3 +93,51 @@ def _as_feature(cells: Cells, feature: Feature) -> Cells:
             f"{shown(feature.sign)} in the federation: write them alike."
         )
     return cells
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema(Learnt):
+    """The shape of examples, as far as a model must know it: attributes as of `Source`, which all sites have alike."""
+
+    name: str
+    element_shape: tuple[int, ...]
+    is_image: bool
+    class_names: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    target: Column | None = None
+    encoding: tuple[Feature, ...] = ()
+
+
+class Parties(NamedTuple):
+    """Clients with examples that are elsewhere: `simulate` takes them with the engine that reaches them.
+
+    Fields:
+      source: what their data look like.
+      names: of each, by its number.
+      sizes: how many examples each has, int64 [K].
+    """
+
+    source: Schema
+    names: tuple[str, ...]
+    sizes: np.ndarray
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.names)
+
+    @property
+    def element_spec(self) -> ClientExamples:
+        """The specification of a batch, as of `Clients`."""
+        return self.source.element_spec
+
+    def shards(self, numbers: Sequence[int], count: int) -> list[int]:
+        """Return the numbers by which the engine knows the clients."""
+        del count
+        return [int(number) for number in numbers]
+
+    @property
+    def description(self) -> str:
+        """The sites and their sizes, as a checkpoint records them."""
+        digest = hashlib.sha256(json.dumps([self.names, self.sizes.tolist()]).encode()).hexdigest()[:8]
+        return f"{self.num_clients} parties of {self.source.name} ({digest})"

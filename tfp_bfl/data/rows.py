@@ -1,4 +1,8 @@
-"""Rows of tables for a model: the columns that it was trained on, in the form that it requires."""
+"""Rows of tables for a model: the columns that it was trained on, in the form that it requires.
+
+Paths are of .csv, .tsv or .parquet files; separators as of `read_own`. A table that can't be read, or lacks a column,
+raises InvalidArgument.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import numbers, read_columns
+from tfp_bfl.data.cells import check_full, read_columns
 from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
 from tfp_bfl.data.examples import check_columns
@@ -34,27 +38,10 @@ class EncodedRows(NamedTuple):
 
 
 def read_rows(path: Path, columns: Sequence[str], separator: str | None = None) -> np.ndarray:
-    """Read the columns that a model requires from a table, by name; other columns are ignored.
-
-    Args:
-      path: of a .csv, .tsv or .parquet file.
-      columns: D names.
-      separator: as of `read_own`.
-
-    Returns:
-      float64 [N, D].
-
-    Raises:
-      InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
-    """
-    path, columns = pathlib.Path(path), as_names(columns)
-    where = files.name(path)
-    troubles = Troubles(where, "give numbers, as in the training data")
-    table = read_table(path, separator, keep=columns)
-    check_columns(table, columns, where)
-    rows = numbers(table, columns, troubles)
-    troubles.check()
-    return rows
+    """Read the D columns that a model requires from a table, by name, float64 [N, D]; other columns are ignored."""
+    features = [Feature(name, "number") for name in as_names(columns)]
+    raw, _ = _read(path, features, separator, "give numbers, as in the training data", is_full=True)
+    return np.stack([cells.values for cells in raw.columns], -1)
 
 
 def read_encoded(
@@ -63,38 +50,36 @@ def read_encoded(
     """Read the columns that a model requires from a table as it is, and encode categories and empty cells.
 
     Args:
-      path: of a .csv, .tsv or .parquet file.
+      path, separator: of the table.
       features: of the model; () for a model of numbers, as of `read_rows`.
       columns: D, of all features.
-      separator: as of `read_own`.
-
-    Raises:
-      InvalidArgument: it can't be read, lacks a column, or a cell that must be a number is none.
     """
     if not features:
         return EncodedRows(read_rows(path, [column.name for column in columns], separator), ())
+    advice = "give numbers and dates as in the training data, or leave cells empty"
+    raw, notes = _read(path, features, separator, advice)
+    return EncodedRows(encode(raw, features, columns), (*notes, *unknown_levels(raw, features)))
+
+
+def _read(
+    path: Path, features: Sequence[Feature], separator: str | None, advice: str, is_full: bool = False
+) -> tuple[Raw, list[str]]:
     path = pathlib.Path(path)
-    where = files.name(path)
-    names = [feature.name for feature in features]
+    where, names = files.name(path), [x.name for x in features]
     table = read_table(path, separator, text=[x.name for x in features if x.is_text], keep=names)
     check_columns(table, names, where)
-    troubles = Troubles(where, "give numbers and dates as in the training data, or leave cells empty")
+    troubles = Troubles(where, advice)
     unit = next((x.unit for x in features if x.kind == "date"), None)
-    signs = {x.name: x.sign for x in features}
-    kinds = {x.name: x.kind for x in features}
+    kinds, signs = {x.name: x.kind for x in features}, {x.name: x.sign for x in features}
     raw = Raw(read_columns(table, names, troubles, date_unit=unit, kinds=kinds, signs=signs))
+    for cells in raw.columns if is_full else ():
+        check_full(table[cells.name].empty, cells.name, troubles)
     troubles.check()
-    return EncodedRows(encode(raw, features, columns), (*troubles.notes, *unknown_levels(raw, features)))
+    return raw, troubles.notes
 
 
 def read_clients(path: Path, column: str, separator: str | None = None) -> np.ndarray | None:
-    """Read the client of each row of a table, object [N], "" for none; None without such a column.
-
-    Args:
-      path: of a .csv, .tsv or .parquet file.
-      column: names the clients.
-      separator: as of `read_own`.
-    """
+    """Read the client of each row of a table from a column, object [N], "" for none; None without such a column."""
     column = canonical(column)
     table = read_table(pathlib.Path(path), separator, text=[column])
     if column not in table.column_names:

@@ -1,4 +1,4 @@
-"""Means and standard deviations of columns, of one table and pooled from several."""
+"""Statistics of columns: means and standard deviations, of one table or pooled, and numbers far from all others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from tfp_bfl.errors import shown
+
+# Probabilities outside a central range on each side, and the range's width in standard deviations of a normal column.
+_RANGES = ((0.25, 1.349), (0.1, 2.563), (0.05, 3.29), (0.01, 4.653))
+# A column is searched if the central range spans less than this many standard deviations in place of 1.349. A value is
+# far beyond this multiple of the scale of that range, and of the distance of all other rows.
+_NARROW, _FAR = 0.1, 20.0
+# The largest share of rows that typing errors have; of fewer rows than `_LEAST` no quartiles are known.
+_MOST_SHARE, _LEAST = 0.005, 20
+_MOST_SHOWN = 3
 
 
 class Column(NamedTuple):
@@ -27,12 +38,7 @@ class Column(NamedTuple):
 
 
 def column_of(name: str, numbers: np.ndarray) -> Column:
-    """Compute the statistics of a column, in float64.
-
-    Args:
-      name: of the column.
-      numbers: [N].
-    """
+    """Compute the statistics of a column of numbers [N], in float64."""
     exact = np.asarray(numbers, np.float64)
     # The mean of equal numbers is off by a rounding error.
     if exact.min() == exact.max():
@@ -41,15 +47,10 @@ def column_of(name: str, numbers: np.ndarray) -> Column:
 
 
 def pooled_column(name: str, sizes: Sequence[int], means: Sequence[float], stddevs: Sequence[float]) -> Column:
-    """Compute the statistics of a column from those of its parts.
+    """Compute the statistics of a column from those of its K parts.
 
     With n_k rows, means m_k and standard deviations s_k, m = sum_k n_k m_k / N and
     s^2 = sum_k n_k (s_k^2 + (m_k - m)^2) / N.
-
-    Args:
-      name: of the column.
-      sizes: rows of each part, [K].
-      means, stddevs: of each part, [K].
     """
     if len(set(means)) == 1 and not any(stddevs):
         return Column(name, float(means[0]), 0.0)
@@ -58,3 +59,57 @@ def pooled_column(name: str, sizes: Sequence[int], means: Sequence[float], stdde
     mean = float(weights @ exact)
     variance = float(weights @ (spread**2 + (exact - mean) ** 2))
     return Column(name, mean, variance**0.5)
+
+
+def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np.ndarray, list[str]]:
+    """Limit a typing error that would determine the scale of a column; name the rows that determine it.
+
+    With quantiles x_p, the scale of the column is s = (x_(1-p) - x_p) / (width of a normal column's range), of the
+    first range among p = 25, 10, 5 and 1 % that is wider than 0. The column is ordinary if its interquartile range
+    spans 0.1 standard deviations or more, or s / 0.074 is at least the standard deviation. Otherwise rows further than
+    20 s from the median are named. If they are at most one row, or 0.5 % of the rows, and 20 times as far from the
+    median as all others, they are typing errors rather than a long tail or a code, and become the nearest value of the
+    other rows. Columns of 0 and 1, and those of less than 20 rows, are ordinary.
+
+    Args:
+      values: numbers [N]; NaN for an empty cell.
+      name: of the column.
+      limit: whether outlying numbers are replaced; else they are named alone.
+
+    Returns:
+      The numbers [N], and sentences.
+    """
+    filled = values[~np.isnan(values)]
+    largest = float(np.max(np.abs(filled), initial=0.0))
+    if len(filled) < _LEAST or not 0 < largest < np.inf:
+        return values, []
+    whole = np.sort(filled / largest)  # Squares of large numbers overflow.
+    places = ((int(p * len(whole)), width) for p, width in _RANGES)
+    ranges = ((whole[-1 - place] - whole[place], width) for place, width in places)
+    scale = next((spanned / width for spanned, width in ranges if spanned > 0), 0.0)
+    if scale == 0 or scale * _RANGES[0][1] >= _NARROW * (filled / largest).std():
+        return values, []
+    distance = np.abs(values / largest - whole[len(whole) // 2])
+    far, near = distance > _FAR * scale, distance <= _FAR * scale
+    if not far.any():
+        return values, []
+    rows, rest = np.flatnonzero(far), values[near]
+    are_few = len(rows) <= max(1, int(_MOST_SHARE * len(filled))) and distance[far].min() > _FAR * distance[near].max()
+    named = [f"row {row + 1} of {shown(name)} holds {values[row]:.10g}" for row in rows[:_MOST_SHOWN]]
+    named += [f"{len(rows) - _MOST_SHOWN:,} more rows"] if len(rows) > _MOST_SHOWN else []
+    away = np.min(np.abs(values[rows] - rest.mean())) / rest.std()
+    or_more = " or more" if len(rows) > 1 else ""
+    advice = (
+        "correct or empty the cell"
+        if are_few
+        else "these rows determine its scale; empty the cells if they are codes of missing values, or use the logarithm"
+    )
+    notes = [
+        f"Far from all others: {' and '.join(named)}, {away:,.0f} standard deviations{or_more} from the mean of the "
+        f"others: {advice}."
+    ]
+    if not (are_few and limit):
+        return values, notes
+    low, high = float(rest.min()), float(rest.max())
+    changed = f"{shown(name)} is limited to {low:.10g} to {high:.10g}, the range of its other rows."
+    return np.clip(values, low, high), [*notes, changed]

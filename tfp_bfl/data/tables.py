@@ -1,8 +1,13 @@
-"""Tables from files (.csv, .tsv, .parquet) and from memory, as pyarrow Tables without their row index."""
+"""Read: tables from files (.csv, .tsv, .parquet) and from memory, as decoded columns without their row index.
+
+Columns have `names.canonical` names. InvalidArgument is raised for a table that can't be read, has no rows, or has
+columns without a name, or two of which the names are one; it calls the table by its file's name, or by `where`.
+"""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import json
@@ -32,10 +37,10 @@ def read_table(
     drop: Collection[str] = (),
     keep: Collection[str] = (),
 ) -> Columns:
-    """Read a table, without the columns that are a row index; names of columns are `names.canonical`.
+    """Read a table from a .csv, .tsv or .parquet file.
 
     Args:
-      path: of a .csv, .tsv or .parquet file.
+      path: of the file.
       separator: between the columns of a .csv or .tsv file; None for the one of comma, semicolon, tab and pipe that
         splits the header into most columns.
       text: columns that are read as text, as they are written.
@@ -43,17 +48,20 @@ def read_table(
       keep: columns that are read although they are a row index, as those of `text` are.
 
     Raises:
-      InvalidArgument: the file can't be read, is not UTF-8 or UTF-16, has no rows, lacks a column of `drop`, or has
-        columns without a name, or two of which the names are one.
+      InvalidArgument: the file is not UTF-8 or UTF-16, or lacks a column of `drop`.
     """
+    import pyarrow.parquet
+
     text, drop, keep = as_names(text), as_names(drop), as_names(keep)
     is_parquet = path.suffix.lower() == ".parquet"
     if is_parquet and separator is not None:
         raise InvalidArgument(f"{files.name(path)} has no separator, but one is given: leave it out.")
     with files.open_regular(path, "table") as file:
-        written = None if is_parquet else (lambda names: _read_csv(file, path, separator, {*text, *names}))
-        read = (lambda: _read_parquet(file)) if written is None else (lambda: written([]))
-        return _checked(read, files.name(path), drop, {*text, *drop, *keep}, written)
+        how = files.name(path), drop, {*text, *drop, *keep}
+        if is_parquet:
+            return _checked(lambda: pyarrow.parquet.read_table(file), *how)
+        written = lambda names: _read_csv(file, path, separator, {*text, *names})
+        return _checked(lambda: written([]), *how, written)
 
 
 def is_table(value: object) -> bool:
@@ -66,15 +74,15 @@ def _is_of_pandas(value: object) -> bool:
 
 
 def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Columns:
-    """Return a table in memory; the index of a DataFrame is left out.
+    """Return a table in memory, for which `is_table` holds; the index of a DataFrame is left out.
 
     Args:
-      value: for which `is_table` holds.
+      value: the table.
       where: the table's name in errors.
       drop, keep: as of `read_table`.
 
     Raises:
-      InvalidArgument: a column holds values of several types, or the columns have no names of their own.
+      InvalidArgument: a column holds values of several types.
     """
     import pyarrow
 
@@ -147,7 +155,7 @@ def _checked(
     named: Collection[str],
     written: Callable[[list[str]], Any] | None = None,
 ) -> Columns:
-    """Return the result of `read` without the columns of `drop` and without row indices that are not in `named`.
+    """Decode the result of `read`, without the columns of `drop` and without row indices that are not in `named`.
 
     `written` reads columns as text, for `with_notation`; None for a table whose numbers are not text.
     """
@@ -177,33 +185,25 @@ def _checked(
     return every.select(names)
 
 
-def _read_parquet(file: BinaryIO) -> Any:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(file)
-
-
 def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: Collection[str]) -> Any:
     import pyarrow
     import pyarrow.csv
 
     start = file.read(4)
     # That of UTF-32, little-endian, begins with that of UTF-16.
-    wide = start in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE) or b"\0" in start[:2]
-    if wide:
+    if start in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE) or b"\0" in start[:2]:
         raise InvalidArgument(f"The table {files.name(path)} is not UTF-8 text, first in line 1: save it as UTF-8.")
     encoding = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
-    file.seek(0)
     has_quotes = _check_encoding(file, encoding, path)
-    head = file.read(_HEAD_BYTES).decode(encoding, "ignore")
     file.seek(0)
-    head = head.lstrip("\ufeff")
+    head = file.read(_HEAD_BYTES).decode(encoding, "ignore").lstrip("\ufeff")
     first_line = _SEP_LINE.match(head)
     skipped, lines = (1, head[first_line.end() :]) if first_line else (0, head)
-    if separator is None:
-        between = first_line[1] if first_line else _separator(lines, path)
-    else:
-        between = SEPARATORS.get(separator, separator)
+    between = first_line[1] if first_line else None
+    between = between if separator is None else SEPARATORS.get(separator, separator)
+    if between is None:  # The one that splits the header into most columns.
+        first = "\t" if path.suffix.lower() == ".tsv" else ","
+        between = max((first, *",;\t|"), key=lambda x: len(_header(lines, x)))
     if len(between) != 1 or between in '"\n\r':
         raise InvalidArgument(
             f"The separator is {shown(separator)}, but must be one character, or one of {', '.join(SEPARATORS)}."
@@ -217,31 +217,29 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: C
 
     def read(use_threads: bool) -> Any:
         file.seek(0)
-        return pyarrow.csv.read_csv(
+        options = {"delimiter": between, "newlines_in_values": has_quotes}
+        strings = dict.fromkeys(of_text, pyarrow.string())
+        table = pyarrow.csv.read_csv(
             file,
             pyarrow.csv.ReadOptions(encoding=encoding, use_threads=use_threads, skip_rows=skipped),
-            pyarrow.csv.ParseOptions(
-                delimiter=between,
-                newlines_in_values=has_quotes,
-                invalid_row_handler=None if use_threads else keep,
-            ),
-            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(of_text, pyarrow.string()), null_values=["", *EMPTY]),
+            pyarrow.csv.ParseOptions(**options, invalid_row_handler=None if use_threads else keep),
+            pyarrow.csv.ConvertOptions(column_types=strings, null_values=["", *EMPTY]),
         )
+        return _without_blank_end(table)
 
+    with contextlib.suppress(pyarrow.ArrowInvalid):
+        return read(use_threads=True)
+    # With one thread it says which row. What this raises is the error.
     try:
-        return _without_blank_end(read(use_threads=True))
+        return read(use_threads=False)
     except pyarrow.ArrowInvalid:
-        # With one thread it says which row. What this raises is the error.
-        try:
-            return _without_blank_end(read(use_threads=False))
-        except pyarrow.ArrowInvalid:
-            if not rows:
-                raise
-            row = rows[0]
-            raise InvalidArgument(
-                f"Row {row.number - 1 - skipped} of {files.name(path)} has {row.actual_columns} cells, but the header "
-                f"has {row.expected_columns}, separated by {shown(between)}: correct the row, or give --separator."
-            ) from None
+        if not rows:
+            raise
+        row = rows[0]
+        raise InvalidArgument(
+            f"Row {row.number - 1 - skipped} of {files.name(path)} has {row.actual_columns} cells, but the header "
+            f"has {row.expected_columns}, separated by {shown(between)}: correct the row, or give --separator."
+        ) from None
 
 
 def _without_blank_end(table: Any) -> Any:
@@ -256,26 +254,18 @@ def _without_blank_end(table: Any) -> Any:
 def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> bool:
     """Check that a file is text, and return whether it has a quote."""
     decoder, line, has_quotes = codecs.getincrementaldecoder(encoding)(), 1, False
-    while True:
-        block = file.read(_BLOCK)
-        try:
-            text = decoder.decode(block, final=not block)
-            line, has_quotes = line + text.count("\n"), has_quotes or '"' in text
-        except UnicodeDecodeError as error:
-            line += error.object[: error.start].count(b"\n")
-            raise InvalidArgument(
-                f"The table {files.name(path)} is not {encoding.upper()} text, first in line {line}: save it as UTF-8."
-            ) from None
-        if not block:
-            break
     file.seek(0)
+    try:
+        while block := file.read(_BLOCK):
+            text = decoder.decode(block)
+            line, has_quotes = line + text.count("\n"), has_quotes or '"' in text
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        line += error.object[: error.start].count(b"\n")
+        raise InvalidArgument(
+            f"The table {files.name(path)} is not {encoding.upper()} text, first in line {line}: save it as UTF-8."
+        ) from None
     return has_quotes
-
-
-def _separator(head: str, path: pathlib.Path) -> str:
-    """Return the separator that splits the header into most columns."""
-    first = "\t" if path.suffix.lower() == ".tsv" else ","
-    return max((first, *",;\t|"), key=lambda separator: len(_header(head, separator)))
 
 
 def _header(head: str, separator: str) -> list[str]:
@@ -302,15 +292,7 @@ def _without_index(table: Any, names: Sequence[str], named: Collection[str]) -> 
 
 
 def with_canonical_names(table: Any, where: str) -> Columns:
-    """Return a pyarrow Table with `names.canonical` names of its columns; a `Columns` has them.
-
-    Args:
-      table: of pyarrow, or a `Columns`.
-      where: the table's name in errors.
-
-    Raises:
-      InvalidArgument: a column has no name, or the names of two are one.
-    """
+    """Decode a pyarrow Table of the name `where`; a `Columns` stays as it is."""
     if isinstance(table, Columns):
         return table
     names = as_names(table.column_names)
@@ -319,13 +301,7 @@ def with_canonical_names(table: Any, where: str) -> Columns:
 
 
 def _check_names(names: Sequence[str], stored: Sequence[str], where: str) -> None:
-    """Raise InvalidArgument if a column has no name that can be printed, or the names of two columns are one.
-
-    Args:
-      names: of the columns.
-      stored: the names that the table has for them, and for columns that were left out.
-      where: the table's name in errors.
-    """
+    """Check the names of columns; `stored` are those in the table, of columns that were left out too."""
     for i, name in enumerate(names):
         if not name:
             raise InvalidArgument(f"The table {where} has a column without a name, number {i + 1}: name it.")

@@ -1,4 +1,7 @@
-"""Predictive sampling, uncertainty and its parts, calibration, retention, out-of-distribution scores."""
+"""Predictive sampling, uncertainty and its parts, calibration, retention, out-of-distribution scores.
+
+Letters: S weight samples, B or N examples, C classes. Arguments that do not fit raise `errors.InvalidArgument`.
+"""
 
 from tfp_bfl.evaluation.baselines import Baseline, better_baseline, class_frequencies, training_mean
 from tfp_bfl.evaluation.calibration import (
@@ -20,7 +23,6 @@ from tfp_bfl.evaluation.classification import (
 )
 from tfp_bfl.evaluation.client_scores import client_scores, client_warnings, scores_of_sums
 from tfp_bfl.evaluation.client_sets import ClientCalibration, calibrate_clients, label_histogram
-from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
 from tfp_bfl.evaluation.conformal import SCORES, aps, conformal_limit, prediction_sets, raps
 from tfp_bfl.evaluation.decomposition import (
     EntropyParts,
@@ -53,7 +55,6 @@ from tfp_bfl.evaluation.limits import (
     fit_temperature,
     risk_coverage,
 )
-from tfp_bfl.evaluation.memory import check_num_samples
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     agreement,
@@ -64,22 +65,22 @@ from tfp_bfl.evaluation.metrics import (
     total_variation,
 )
 from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, auroc_interval, out_of_distribution
-from tfp_bfl.evaluation.permutation import evaluate_permuted, permuted_stddevs
 from tfp_bfl.evaluation.predictive import (
     PRECISIONS,
     Evaluation,
+    check_num_samples,
     draw_outputs,
-    draw_probabilities,
     evaluate,
+    evaluate_permuted,
     evaluator,
     is_stochastic,
+    permuted_stddevs,
     predict,
     sample_probabilities,
     sample_seeds,
 )
 from tfp_bfl.evaluation.regression import (
     COVERAGE,
-    GaussianSummary,
     RegressionEvaluation,
     central_interval,
     evaluate_regression,
@@ -88,9 +89,14 @@ from tfp_bfl.evaluation.regression import (
     mixture_nll,
     summarise_gaussians,
 )
-from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_difference
-from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
-from tfp_bfl.evaluation.rounds import rounds_to, running_mean
+from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_difference, rounds_to, running_mean
+from tfp_bfl.evaluation.retention import (
+    ConfidenceCurve,
+    RetentionCurve,
+    area_under_retention_curve,
+    confidence_curve,
+    retention_curve,
+)
 from tfp_bfl.evaluation.sums import (
     NUMBER_SUMS,
     SUMS,
@@ -98,13 +104,12 @@ from tfp_bfl.evaluation.sums import (
     as_examples,
     check_sums,
     from_sums,
-    is_of_numbers,
     number_sums,
     reliability_of,
     risk_coverage_of,
     score_sums,
 )
-from tfp_bfl.evaluation.unusual import FeatureSums, Unusual, feature_sums, fit_unusual, merge_feature_sums
+from tfp_bfl.evaluation.unusual import Unusual, fit_unusual
 
 __all__ = [
     "COVERAGE",
@@ -120,8 +125,6 @@ __all__ = [
     "Drift",
     "EntropyParts",
     "Evaluation",
-    "FeatureSums",
-    "GaussianSummary",
     "Histograms",
     "Limit",
     "NoThreshold",
@@ -169,7 +172,6 @@ __all__ = [
     "decompose_entropy",
     "different_proportions",
     "draw_outputs",
-    "draw_probabilities",
     "drifts",
     "evaluate",
     "evaluate_permuted",
@@ -177,20 +179,17 @@ __all__ = [
     "evaluator",
     "expected_calibration_error",
     "feature_histograms",
-    "feature_sums",
     "fit_temperature",
     "fit_unusual",
     "from_sums",
     "gaussians",
     "homogeneity",
-    "is_of_numbers",
     "is_stochastic",
     "label_histogram",
     "least_p_value",
     "macro_precision",
     "macro_recall",
     "maximum_calibration_error",
-    "merge_feature_sums",
     "mixture_crps",
     "mixture_nll",
     "negative_log_likelihood",

@@ -30,18 +30,11 @@ class Baseline(NamedTuple):
 
 
 def class_frequencies(counts: object, labels: object) -> Baseline:
-    """Score the class frequencies of the training data, predicted for every example.
-
-        p_c = (n_c + 1) / (N + C)
-
-    Its most probable class is the majority class.
+    """Score p_c = (n_c + 1) / (N + C), the class frequencies of the training data, predicted for every example.
 
     Args:
       counts: n_c, numbers of training examples of all clients [C].
       labels: of the test examples [B].
-
-    Raises:
-      InvalidArgument: there are no labels, or labels beyond the classes.
 
     Example:
       >>> bfl.evaluation.class_frequencies([8, 2], np.array([0, 0, 0, 1])).metrics["accuracy"]
@@ -55,14 +48,7 @@ def class_frequencies(counts: object, labels: object) -> Baseline:
 
 
 def training_mean(mean: float, stddev: float, labels: object) -> Baseline:
-    """Score the normal distribution with the mean and the standard deviation of the training labels.
-
-    Args:
-      mean, stddev: of the training labels of all clients.
-      labels: of the test examples [B].
-
-    Raises:
-      InvalidArgument: there are no labels.
+    """Score N(mean, stddev^2) of the training labels of all clients, predicted for every test label [B].
 
     Example:
       >>> bfl.evaluation.training_mean(1.0, 2.0, np.array([0.0, 2.0])).metrics["rmse"]
@@ -103,14 +89,10 @@ def nll_of_numbers(mean: np.ndarray, stddev: np.ndarray, truth: np.ndarray) -> n
 
 
 def better_baseline(losses: np.ndarray, baselines: Sequence[Baseline]) -> Baseline | None:
-    """Return the baseline with the lowest NLL of those that are better than a model on test data, else None.
+    """Return the baseline with the lowest NLL of those that are better than a model, with losses [N], else None.
 
     A baseline is better if the mean difference of the NLL, example by example, is above `STANDARD_ERRORS` of its
     standard errors.
-
-    Args:
-      losses: negative log likelihoods of the labels by the model [N].
-      baselines: on the same test examples.
     """
     better = []
     for baseline in baselines:

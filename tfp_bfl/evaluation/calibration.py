@@ -14,21 +14,17 @@ from tfp_bfl.errors import check_count, lookup
 from tfp_bfl.evaluation.metrics import correct, of_classes
 
 # What calibration is over.
-_OVER = {
-    "top_label": "the probability of the most probable class, one an example",
-    "classes": "the probabilities of all classes, each against whether it is the label: C an example",
-}
+_OVER = {"top_label": "the most probable class of each example", "classes": "all classes, C an example"}
 
 
 class Reliability(NamedTuple):
-    """Confidence and accuracy in M bins of equal width.
+    """Confidence and accuracy in M bins of equal width; over classes, predictions are the probabilities of all.
 
     Fields:
-      confidence: [M], mean probability of the predicted class in each bin; NaN in an empty bin. Over classes: of all.
-      accuracy: [M], share of right predictions in each bin; NaN in an empty bin. Over classes: share of them that are
-        the label.
-      count: [M], number of examples in each bin, int64. Over classes: of probabilities.
-      edges: [M + 1], from 0 to 1; bin m is (edges[m], edges[m + 1]], and the first one also holds 0.
+      confidence: [M], mean probability of the predictions in each bin; NaN in an empty bin.
+      accuracy: [M], fraction of them that are the label; NaN in an empty bin.
+      count: [M], number of predictions in each bin, int64.
+      edges: [M + 1], from 0 to 1.
     """
 
     confidence: tf.Tensor
@@ -41,19 +37,12 @@ class Reliability(NamedTuple):
 def reliability(
     probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int = 15, over: str = "top_label"
 ) -> Reliability:
-    """Return the mean confidence and accuracy of the predicted class, binned by confidence.
+    """Compute mean confidence and accuracy, binned by confidence.
 
-        confidence_m = mean of max_c p_bc         over the b with edges_m < max_c p_bc <= edges_m+1
-        accuracy_m   = mean of [argmax_c p_bc = y_b]   over the same b
-
-    Over classes, of the B C probabilities by themselves:
-
-        confidence_m = mean of p_bc,   accuracy_m = mean of [c = y_b]   over the (b, c) with edges_m < p_bc <= edges_m+1
+        confidence_m = mean of max_c p_bc,   accuracy_m = mean of [argmax_c p_bc = y_b]   over the b in bin m
+        over classes:  confidence_m = mean of p_bc,   accuracy_m = mean of [c = y_b]      over the (b, c) in bin m
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
-
-    Returns:
-      A `Reliability`; all but its counts have the dtype of the probabilities.
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -61,9 +50,8 @@ def reliability(
       >>> print(np.array(bins.count), np.round(bins.accuracy, 2))
       [0 0 1 2 1] [nan nan  0.  1.  1.]
     """
-    num_bins = check_count(num_bins, "num_bins")
     lookup(_OVER, over, "calibration over")
-    return _reliability(probabilities, labels, num_bins, over)
+    return _reliability(probabilities, labels, check_count(num_bins, "num_bins"), over)
 
 
 # Traced, since single operations are slow for a client with few examples.
@@ -80,18 +68,9 @@ def _reliability(probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int, ove
     bins = tf.searchsorted(edges[1:-1], confidence, side="left")
     count = tf.math.bincount(bins, minlength=num_bins, maxlength=num_bins, dtype=tf.int64)
     # Sums in float64: in float32 the mean over a large bin would drift.
-    total = tf.cast(count, tf.float64)
-    hits = tf.cast(right, tf.float64)
-    return Reliability(
-        confidence=tf.cast(_sums(tf.cast(confidence, tf.float64), bins, num_bins) / total, dtype),
-        accuracy=tf.cast(_sums(hits, bins, num_bins) / total, dtype),
-        count=count,
-        edges=edges,
-    )
-
-
-def _sums(values: tf.Tensor, bins: tf.Tensor, num_bins: int) -> tf.Tensor:
-    return tf.math.unsorted_segment_sum(values, bins, num_bins)
+    sums = (tf.math.unsorted_segment_sum(tf.cast(x, tf.float64), bins, num_bins) for x in (confidence, right))
+    mean_confidence, accuracy = (tf.cast(x / tf.cast(count, tf.float64), dtype) for x in sums)
+    return Reliability(mean_confidence, accuracy, count, edges)
 
 
 def _gaps(bins: Reliability) -> tf.Tensor:
@@ -103,10 +82,7 @@ def _gaps(bins: Reliability) -> tf.Tensor:
 def expected_calibration_error(
     probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
-    """Return the mean gap between confidence and accuracy (ECE, bins of equal width) of the predicted class, or of all
-    classes.
-
-        ece = sum_m count_m / sum count * |accuracy_m - confidence_m|
+    """Compute ece = sum_m count_m / sum count * |accuracy_m - confidence_m| (`reliability`).
 
     The estimate is biased upwards where bins hold few examples. Over classes most probabilities are small and right, so
     that it is small too: compare it with others of as many classes. Source: Naeini et al. 2015; Guo et al. 2017
@@ -125,13 +101,10 @@ def expected_calibration_error(
 def maximum_calibration_error(
     probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
-    """Return the largest gap between confidence and accuracy, of the predicted class or of all, in any bin that is not
-    empty.
+    """Compute mce = max_m |accuracy_m - confidence_m| over the bins with examples (`reliability`).
 
-        mce = max_m |accuracy_m - confidence_m|
-
-    One example in a bin is enough to set it: read it beside the counts. Source: Naeini et al. 2015; Guo et
-    al. 2017 (arXiv:1706.04599), equation 5.
+    One example in a bin is enough to set it: read it beside the counts. Source: as of `expected_calibration_error`,
+    equation 5.
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -143,16 +116,12 @@ def maximum_calibration_error(
 
 @of_classes
 def adaptive_calibration_error(probabilities: tf.Tensor, labels: tf.Tensor, num_bins: int = 15) -> float:
-    """Compute the expected calibration error of the predicted class in bins of equally many examples.
+    """Compute the expected calibration error of the predicted class in M bins of equally many examples, up to one.
 
         ace = sum_m count_m / B * |accuracy_m - confidence_m|
 
-    The examples are sorted by confidence and divided into M bins of equal counts up to one. Examples of equal
-    confidence stay together, in the bin that holds the middle one of them, so that the value does not depend on the
-    order of the examples.
-
-    Args:
-      num_bins: M, the number of bins; B of them if there are fewer examples.
+    Examples of equal confidence stay together, in the bin that holds the middle one of them, so that the value does not
+    depend on the order of the examples.
 
     Source: Nguyen & O'Connor 2015 (arXiv:1508.05154), section 4.1; Nixon et al. 2019 (arXiv:1904.01685).
 
@@ -162,7 +131,7 @@ def adaptive_calibration_error(probabilities: tf.Tensor, labels: tf.Tensor, num_
       0.15
     """
     right = correct(probabilities, labels).numpy()
-    return _equal_mass_error(probabilities.numpy().max(-1), right, check_count(num_bins, "num_bins"))
+    return _error(probabilities.numpy().max(-1), right, check_count(num_bins, "num_bins"), equal_mass=True)
 
 
 @of_classes
@@ -173,12 +142,8 @@ def classwise_calibration_error(
 
         cwce = 1/C sum_c sum_m count_cm / B * |frequency_cm - confidence_cm|
 
-    frequency_cm is the fraction of the label c among the examples with p_bc in bin m, confidence_cm their mean p_bc. It
-    is zero only if the probability of every class is calibrated, not only that of the most probable one.
-
-    Args:
-      num_bins: M, the number of bins of each class.
-      equal_mass: use bins of equally many examples, as `adaptive_calibration_error`, instead of equal width.
+    frequency_cm is the fraction of the label c among the examples with p_bc in bin m, confidence_cm their mean p_bc.
+    The bins have equal width, or with `equal_mass` equally many examples (`adaptive_calibration_error`).
 
     Source: Kull et al. 2019 (arXiv:1910.12656), section 2; Nixon et al. 2019 (arXiv:1904.01685).
 
@@ -188,24 +153,18 @@ def classwise_calibration_error(
       0.225
     """
     true, values = labels.numpy(), probabilities.numpy().astype(np.float64)
-    error = _equal_mass_error if equal_mass else _equal_width_error
     number = check_count(num_bins, "num_bins")
-    return float(np.mean([error(values[:, c], true == c, number) for c in range(values.shape[1])]))
+    return float(np.mean([_error(values[:, c], true == c, number, equal_mass) for c in range(values.shape[1])]))
 
 
-def _equal_mass_error(confidence: np.ndarray, hits: np.ndarray, num_bins: int) -> float:
-    _, places, counts = np.unique(confidence, return_inverse=True, return_counts=True)
-    gaps = np.bincount(places.ravel(), hits - confidence.astype(np.float64))
-    # The bins of `np.array_split`; a value belongs to the bin with the middle of its examples.
-    size, longer = divmod(len(confidence), num_bins)
-    ends = np.cumsum(size + (np.arange(num_bins) < longer))
-    middles = np.cumsum(counts) - (counts + 1) / 2
-    bins = np.searchsorted(ends, middles, side="right")
-    return float(np.abs(np.bincount(bins, gaps)).sum() / len(confidence))
-
-
-def _equal_width_error(confidence: np.ndarray, hits: np.ndarray, num_bins: int) -> float:
-    # In float32, so that a confidence of 0.3 equals the edge 3/10.
-    edges = (np.arange(1, num_bins) / num_bins).astype(np.float32)
-    bins = np.searchsorted(edges, confidence.astype(np.float32))
-    return float(np.abs(np.bincount(bins, hits - confidence, num_bins)).sum() / len(confidence))
+def _error(confidence: np.ndarray, hits: np.ndarray, num_bins: int, equal_mass: bool) -> float:
+    if equal_mass:
+        _, places, counts = np.unique(confidence, return_inverse=True, return_counts=True)
+        # The bins of `np.array_split`; a value belongs to the bin with the middle of its examples.
+        size, longer = divmod(len(confidence), num_bins)
+        ends = np.cumsum(size + (np.arange(num_bins) < longer))
+        middles = np.cumsum(counts) - (counts + 1) / 2
+        bins = np.searchsorted(ends, middles, side="right")[places.ravel()]
+    else:  # In float32, so that a confidence of 0.3 equals the edge 3/10.
+        bins = np.searchsorted((np.arange(1, num_bins) / num_bins).astype(np.float32), confidence.astype(np.float32))
+    return float(np.abs(np.bincount(bins, hits - confidence.astype(np.float64))).sum() / len(confidence))

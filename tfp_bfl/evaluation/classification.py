@@ -18,12 +18,7 @@ INTERVALS = {"wilson": "wilson", "clopper_pearson": "exact"}
 
 
 class Proportion(NamedTuple):
-    """A fraction of examples and its confidence interval.
-
-    Fields:
-      value: the fraction.
-      low, high: the ends of the interval.
-    """
+    """A fraction of examples, and the ends of its confidence interval."""
 
     value: float
     low: float
@@ -55,10 +50,7 @@ class ClassScores(NamedTuple):
 
 @of_classes
 def confusion_matrix(probabilities: tf.Tensor, labels: tf.Tensor) -> np.ndarray:
-    """Count the examples of each label and each predicted class.
-
-    Returns:
-      int64 [C, C]: a row for each label, a column for each predicted class.
+    """Count the examples: int64 [C, C], a row for each label, a column for each predicted class.
 
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
@@ -77,11 +69,7 @@ def auroc(probabilities: tf.Tensor, labels: tf.Tensor) -> float | None:
 
         auroc_c = P(p_c of an example of class c > p_c of another) + P(equal) / 2,    auroc = mean_c auroc_c
 
-    over the classes with examples of them and of others (macro average, one versus rest).
-
-    Returns:
-      A number in [0, 1], 1/2 by chance; None if all examples are of one class.
-
+    over the classes with examples of them and of others (macro average, one versus rest); None if all are of one class.
     Source: Hanley & McNeil 1982.
 
     Example:
@@ -109,19 +97,11 @@ def _area(values: np.ndarray, positive: np.ndarray) -> float | None:
 def proportion_interval(
     count: int, number: int, confidence: float = 0.95, interval: str = "wilson"
 ) -> tuple[float, float]:
-    """Compute a confidence interval of a proportion.
+    """Compute the ends of a confidence interval of `count` successes in `number` trials.
 
     Args:
-      count: the number of successes.
-      number: the number of trials, at least 1.
       confidence: above 0 and below 1.
       interval: "wilson", close to the stated confidence on average, or "clopper_pearson", at least the stated one.
-
-    Returns:
-      The lower and the upper end.
-
-    Raises:
-      InvalidArgument: a number is outside its range, or there is no such interval.
 
     Sources: Wilson 1927; Clopper & Pearson 1934; computed by SciPy.
 
@@ -149,11 +129,7 @@ def different_proportions(counts: Mapping[str, tuple[float, float]], error_rate:
     most `error_rate`.
 
     Args:
-      counts: group -> number of successes, and of trials.
-      error_rate: of the whole search.
-
-    Returns:
-      Group -> p, of the groups with trials; of the last one without another 1.
+      counts: group -> number of successes, and of trials; a group without trials has no p-value.
 
     Source: Fisher 1935; the bound over groups is Bonferroni's, of which each later step keeps the level.
 
@@ -183,12 +159,7 @@ def different_proportions(counts: Mapping[str, tuple[float, float]], error_rate:
 def class_scores(
     probabilities: object, labels: object, confidence: float = 0.95, interval: str = "wilson"
 ) -> ClassScores:
-    """Compute the confusion matrix, recall and precision of each class, balanced accuracy and AUROC.
-
-    For two classes also sensitivity and specificity with confidence intervals.
-
-    Args:
-      confidence, interval: as of `proportion_interval`.
+    """Compute `ClassScores`; `confidence` and `interval` as of `proportion_interval`.
 
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)

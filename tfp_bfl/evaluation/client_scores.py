@@ -59,9 +59,6 @@ def client_scores(
       "sensitivity" and "specificity" (two classes), each but the NLL with "..._low" and "..._high"; of numbers
       "large_errors", the share above that quartile; and "p_value" where another client has rows.
 
-    Raises:
-      InvalidArgument: arguments that do not fit each other.
-
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
       >>> rows = bfl.evaluation.client_scores(probabilities, [0, 1, 1, 0], ["north", "north", "south", "south"])
@@ -104,12 +101,11 @@ def _columns(predictions: Any, labels: Any, losses: Any | None) -> dict[str, np.
 
 
 def scores_of_sums(sums: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of `client_scores` from sums over each client's rows.
+    """Compute the rows of `client_scores` from sums over each client's rows, those of `score_sums` or `number_sums`.
 
     Args:
-      sums: client -> "count", "nll" and "correct" or the sums of errors, "square", "fourth" and "errors", of
-        `number_sums`; where known "covered", and of two classes "label_0", "label_1", "correct_0" and "correct_1",
-        numbers of rows and of right predictions by label.
+      sums: client -> "count", "nll" and "correct" or the sums of errors, "square", "fourth" and "errors"; where known
+        "covered", and of two classes "label_0", "label_1", "correct_0" and "correct_1".
     """
     filled = {name: x for name, x in sums.items() if x["count"]}
     large = _large(filled) if any("errors" in x for x in filled.values()) else {}
@@ -170,9 +166,6 @@ def client_warnings(rows: Sequence[Row]) -> list[str]:
     RMSE so far off, if the difference is significant: its labels or columns may be at fault. Swapped labels that the
     model has learned give the higher accuracy. If clients do not differ, there is a warning with a probability of at
     most `LEVEL`.
-
-    Args:
-      rows: of `client_scores`.
     """
     tested = [row for row in rows if "p_value" in row]
     others = [row for row in tested if row["p_value"] > LEVEL]

@@ -20,18 +20,10 @@ _NEGLIGIBLE, _ROUNDING = 1e-15, 1e-9
 def label_histogram(
     probabilities: object, labels: object, bins: int = BINS, score: str | Score = "probability"
 ) -> np.ndarray:
-    """Return how often the score of the label lies in each of equal bins of [0, 1]: int64 [bins].
+    """Count the scores of the labels in equal bins of [0, 1]: int64 [bins].
 
-    Histograms of clients add up to that of all their examples, so that secure sums serve.
-
-    Args:
-      probabilities: [B, C] of held-out examples.
-      labels: [B].
-      bins: the number of bins.
-      score: as of `conformal_limit`; `prediction_sets` then takes the same.
-
-    Raises:
-      InvalidArgument: no probabilities, labels that do not fit, or no bins.
+    Histograms of clients add up to that of all their examples, so that secure sums serve. Arguments are those of
+    `conformal_limit`.
 
     Example:
       >>> bfl.evaluation.label_histogram(np.array([[0.9, 0.1], [0.3, 0.7]]), [0, 0], bins=4)
@@ -50,8 +42,7 @@ class ClientCalibration(NamedTuple):
       concentrations: values of c of the Dirichlet process from which clients' distributions of scores are drawn: a
         client's own labelled examples count as much as all others' from c of them on [G].
       weights: the posterior probability of each, under equal ones before [G].
-      coverage: with which sets of a client hold the label.
-      confidence: the probability, over clients, that they do.
+      coverage, confidence: as of `calibrate_clients`.
       unseen: the limit for a client that was never seen, or the reason why there is none.
     """
 
@@ -68,7 +59,7 @@ class ClientCalibration(NamedTuple):
         return float(self.concentrations[np.argmax(self.weights)])
 
     def limit(self, own: np.ndarray | None = None) -> float:
-        """Return the least probability with which a class is in a client's prediction sets (`prediction_sets`).
+        """Compute the least probability with which a class is in a client's prediction sets (`prediction_sets`).
 
         With F(t) the share of all examples with a label of probability at least t, and n, k(t) the number of the
         client's own examples and of those among them,
@@ -82,9 +73,6 @@ class ClientCalibration(NamedTuple):
         Args:
           own: histogram of the client's labelled examples [bins], which it did not train on; None for none. Those of a
             client of the calibration count in F too.
-
-        Raises:
-          InvalidArgument: a histogram with other bins; without labelled examples, too few clients.
 
         Source: Ferguson 1973 for the posterior of a Dirichlet process; shrinkage to the federation's quantile.
         """
@@ -141,10 +129,6 @@ def calibrate_clients(
       confidence: the probability, over clients, that they do.
       together: the confidence is that of all K clients of the calibration at once. Each then has the confidence
         1 - (1 - confidence) / K (Bonferroni), with larger sets.
-
-    Raises:
-      InvalidArgument: histograms with different bins, fewer than two clients with examples, or shares that are not
-        above 0 and below 1.
 
     Sources: Wilks 1941 for the limit of one client; clients as units, Dunn, Wasserman & Ramdas 2022 (arXiv:1809.07441)
     and Lee, Barber & Willett 2023 (arXiv:2306.06342).

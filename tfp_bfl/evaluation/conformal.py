@@ -29,9 +29,7 @@ def aps() -> Score:
         s_c = 1 - sum_(j: p_j >= p_c) p_j
 
     Without the random part of the paper: coverage is the same, and sets do not depend on a seed. Of equally likely
-    classes the first comes first.
-
-    Source: Romano, Sesia & Candes 2020 (arXiv:2006.02544).
+    classes the first comes first. Source: Romano, Sesia & Candes 2020 (arXiv:2006.02544).
     """
     return raps(0.0)
 
@@ -41,16 +39,8 @@ def raps(penalty: float, free: int = 1) -> Score:
 
         s_c = 1 - (sum_(j: p_j >= p_c) p_j + penalty max(0, rank_c - free)) / (1 + penalty max(0, C - free))
 
-    rank_c is 1 for the likeliest class. The divisor keeps scores in [0, 1] and changes no set.
-
-    Args:
-      penalty: lambda of the paper, at least 0; 0 for `aps`.
-      free: k_reg of the paper, the number of classes without a penalty.
-
-    Raises:
-      InvalidArgument: a number is outside its range.
-
-    Source: Angelopoulos et al. 2021 (arXiv:2009.14193), without its random part.
+    rank_c is 1 for the likeliest class; penalty and free are lambda and k_reg of the paper. The divisor keeps scores in
+    [0, 1] and changes no set. Source: Angelopoulos et al. 2021 (arXiv:2009.14193), without its random part.
     """
     check_number(penalty, "penalty", zero=True)
     check_count(free, "free")
@@ -71,11 +61,7 @@ SCORES: Table = {"probability": probability, "aps": aps, "raps": WithArgument(ra
 
 
 def score_of(score: str | Score) -> Score:
-    """Return the score that text names.
-
-    Raises:
-      InvalidArgument: there is no such score.
-    """
+    """Return the score that text names."""
     return parse(SCORES, score, "score")() if isinstance(score, str) else score
 
 
@@ -87,32 +73,26 @@ def scores_of_labels(probabilities: Any, labels: Any, score: str | Score) -> np.
 
 
 def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str | Score = "probability") -> float:
-    """Return the least score with which a class is in a prediction set (`prediction_sets`).
+    """Compute the least score with which a class is in a prediction set (`prediction_sets`).
 
         t = the k-th largest of the scores of the labels s_b,y_b,    k = ceil((B + 1) coverage)
 
-    The set of a new example that is exchangeable with these holds its label with at least
+    The set of a new example that is exchangeable with these held-out ones holds its label with at least
     that probability, whatever the model: over draws of both, not for each class or client.
 
     Source: split conformal prediction, Vovk, Gammerman & Shafer 2005; this score, Sadinle, Lei & Wasserman 2019
     (arXiv:1609.00451).
 
     Args:
-      probabilities, labels: of held-out examples, as of `metrics`.
       coverage: above 0 and below 1.
       score: "probability", "aps", "raps:PENALTY", or a function of probabilities [B, C] such as `raps` returns. Sets by
         the probability are smallest on average; those of "aps" and "raps" differ less in coverage between easy and hard
         examples.
 
-    Raises:
-      InvalidArgument: the arguments don't fit the description above, or B is too small for that coverage.
-
     Example:
-      >>> rng = np.random.default_rng(0)
-      >>> sure = rng.uniform(0.5, 1, 200)
-      >>> probabilities = np.stack([sure, 1 - sure], axis=1)
-      >>> labels = (rng.uniform(size=200) > sure).astype(int)
-      >>> print(round(bfl.evaluation.conformal_limit(probabilities, labels, coverage=0.9), 3))
+      >>> sure = np.random.default_rng(0).uniform(0.5, 1, 200)
+      >>> labels = (np.random.default_rng(1).uniform(size=200) > sure).astype(int)
+      >>> print(round(bfl.evaluation.conformal_limit(np.stack([sure, 1 - sure], axis=1), labels, coverage=0.9), 3))
       0.289
     """
     check_share(coverage, "coverage")
@@ -130,12 +110,8 @@ def prediction_sets(probabilities: object, limit: float, score: str | Score = "p
     """Return each example's prediction set, bool [B, C]: classes of at least that score, and the likeliest.
 
     Args:
-      probabilities: [B, C].
       limit: of `conformal_limit`, or `ClientCalibration.limit`.
       score: by which the limit was chosen.
-
-    Raises:
-      InvalidArgument: the arguments don't fit the description above.
 
     Example:
       >>> bfl.evaluation.prediction_sets(np.array([[0.9, 0.1], [0.6, 0.4]]), 0.3)

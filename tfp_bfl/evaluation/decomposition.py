@@ -1,4 +1,8 @@
-"""Predictive uncertainty, split into what more data would remove (epistemic) and the rest (aleatoric)."""
+"""Predictive uncertainty, split into what more data would remove (epistemic) and the rest (aleatoric).
+
+Samples are [S, B, C], float32 or float64, a distribution over at least two classes for each of S >= 1 weight samples;
+results have their dtype. In a graph only what is known of the shape is checked. A single sample has no epistemic part.
+"""
 
 from typing import Any, NamedTuple
 
@@ -25,12 +29,7 @@ class Uncertainty(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """`Uncertainty` with one number per example for either kind: the trace of its matrix.
-
-    Fields:
-      mean: [B, C].
-      entropy, aleatoric, epistemic: [B].
-    """
+    """`Uncertainty` with the trace of the matrices instead: mean [B, C]; entropy, aleatoric, epistemic [B]."""
 
     mean: tf.Tensor
     entropy: tf.Tensor
@@ -68,32 +67,17 @@ def decompose(probabilities: Any) -> Uncertainty:
         aleatoric_b = 1/S sum_s (diag(p_sb) - p_sb p_sb^T)
         epistemic_b = 1/S sum_s (p_sb - mean_b)(p_sb - mean_b)^T
 
-    The two parts add up to the covariance of the one-hot label under the predictive distribution:
-    aleatoric + epistemic = diag(mean) - mean mean^T. Works eagerly and in graphs, with S and B unknown.
+    The two parts add up to the covariance of the one-hot label under the predictive distribution,
+    diag(mean) - mean mean^T.
 
     Sources: entropy, Fischer et al. 2024 (arXiv:2403.15263), equation 8; the two parts, Kwon et al. 2020
     (Computational Statistics & Data Analysis 142), and equation 9 of Fischer et al.
 
-    Args:
-      probabilities: [S, B, C], float32 or float64; for each weight sample and example a distribution over
-        classes.
-
-    Returns:
-      An `Uncertainty` of the same dtype. A single sample (S = 1) has no epistemic part.
-
-    Raises:
-      InvalidArgument: the probabilities don't fit the description above, C < 2 or S < 1. In a graph only what
-        is known of the shape is checked.
-
     Example:
       >>> samples = np.array([[[0.9, 0.1]], [[0.1, 0.9]]], np.float32)  # two samples that disagree
       >>> parts = bfl.evaluation.decompose(samples)
-      >>> print(np.round(parts.aleatoric[0], 2))
-      [[ 0.09 -0.09]
-       [-0.09  0.09]]
-      >>> print(np.round(parts.epistemic[0], 2))
-      [[ 0.16 -0.16]
-       [-0.16  0.16]]
+      >>> print(np.round(parts.aleatoric[0, 0], 2), np.round(parts.epistemic[0, 0], 2))
+      [ 0.09 -0.09] [ 0.16 -0.16]
     """
     num_samples = tf.cast(tf.shape(probabilities)[0], probabilities.dtype)
     mean = tf.reduce_mean(probabilities, axis=0)
@@ -109,11 +93,8 @@ def decompose(probabilities: Any) -> Uncertainty:
 def summarise(probabilities: Any) -> Summary:
     """Compute `scalars(decompose(probabilities))` without the matrices: S B C steps instead of S B C^2.
 
-        aleatoric_b = 1/S sum_s sum_c p_sbc (1 - p_sbc)
-        epistemic_b = 1/S sum_s sum_c (p_sbc - mean_bc)^2
-
-    Returns:
-      A `Summary`, all of it at least zero.
+    aleatoric_b = 1/S sum_s sum_c p_sbc (1 - p_sbc)
+    epistemic_b = 1/S sum_s sum_c (p_sbc - mean_bc)^2
     """
     mean = tf.reduce_mean(probabilities, axis=0)
     aleatoric = tf.reduce_sum(tf.reduce_mean(probabilities * (1.0 - probabilities), axis=0), axis=-1)
@@ -133,12 +114,7 @@ def decompose_entropy(probabilities: object) -> EntropyParts:
     The mutual information is between the label and the weights: the reduction of the label's entropy that knowledge of
     the weights would bring. It is zero where all samples agree, and log min(S, C) / log C at most. Multiply by log C
     for nats. It is computed as the mean divergence, because the difference of two entropies loses small values in
-    float32. Works eagerly, in graphs and under XLA, with S and B unknown.
-
-    Source: Houlsby et al. 2011 (arXiv:1112.5745), equation 2.
-
-    Returns:
-      `EntropyParts` of the same dtype. A single sample (S = 1) has no mutual information.
+    float32. Source: Houlsby et al. 2011 (arXiv:1112.5745), equation 2.
 
     Example:
       >>> samples = np.array([[[0.9, 0.1]], [[0.1, 0.9]]], np.float32)  # two samples that disagree
@@ -180,20 +156,9 @@ def _outer(values: tf.Tensor) -> tf.Tensor:
 
 
 def scalars(uncertainty: Uncertainty) -> Traces:
-    """Return one number per example for either kind of uncertainty: the trace of its matrix.
+    """Compute the traces of both matrices of `decompose`: [B] each, the total variance over the classes.
 
-        aleatoric_trace_b = sum_c aleatoric_bcc
-        epistemic_trace_b = sum_c epistemic_bcc
-
-    The sum of *all* entries of either matrix is always zero, since probabilities sum to one, so it says
-    nothing; the trace is the total variance over the classes. The two traces add up to 1 - sum_c mean_bc^2,
-    at most 1 - 1/C. The epistemic share of an example is epistemic_trace / (aleatoric_trace +
-    epistemic_trace).
-
-    Args:
-      uncertainty: what `decompose` returned.
-
-    Returns:
-      `Traces` with two tensors [B], both at least zero.
+    The sum of *all* entries of either matrix is always zero, since probabilities sum to one, so it says nothing. The
+    two traces add up to 1 - sum_c mean_bc^2, at most 1 - 1/C.
     """
     return Traces(tf.linalg.trace(uncertainty.aleatoric), tf.linalg.trace(uncertainty.epistemic))

@@ -74,9 +74,6 @@ def feature_histograms(features: object, names: Sequence[str] = (), bins: Histog
       features: of a table standardised columns [n, D]; of images [n, height, width, channels], bytes or in [0, 1].
       names: of the columns [D]; () for their numbers.
       bins: those in which to count; None for bins of one value each, rounded to 15 binary digits.
-
-    Raises:
-      InvalidArgument: they are neither rows of a table nor images, or have other features than `bins`.
     """
     given = np.asarray(features)
     if given.ndim == _TABLE:
@@ -113,11 +110,7 @@ def _brightness_and_contrast(images: np.ndarray) -> np.ndarray:
 
 
 def add_histograms(*histograms: Histograms) -> Histograms:
-    """Add the counts of clients: equal to the histograms of all their examples together.
-
-    Raises:
-      InvalidArgument: they are of different features.
-    """
+    """Add the counts of clients: equal to the histograms of all their examples together."""
     names = histograms[0].names
     if any(x.names != names for x in histograms):
         raise InvalidArgument("The histograms are of different features: compare examples of one form.")
@@ -144,15 +137,10 @@ def coarsen(histograms: Histograms) -> Histograms:
 
 
 def _starts(counts: np.ndarray, most: float, least: float = 1.0) -> np.ndarray:
-    """Return the first of the neighbouring bins that are merged into each bin.
+    """Return the first of the neighbouring bins that are merged into each bin of about total / `most` counts.
 
     A bin with c of M examples below it is complete with max(least, min(M / most, c, (M - c) / 2)): bins have equal
     counts in the middle, and halve their counts step by step towards both ends.
-
-    Args:
-      counts: of the bins [B].
-      most: about the number of merged bins; infinity for no other bound than `least`.
-      least: the smallest count of a merged bin.
     """
     up_to = np.cumsum(counts)
     total, starts, below = up_to[-1], [0], 0
@@ -272,16 +260,13 @@ def _permuted(counts: np.ndarray, ordered: bool, resolution: float) -> float:
 
 
 def least_p_value(reference: np.ndarray, number: int) -> float:
-    """Return a bound below which no p-value of the permutation test lies, wherever the new examples are.
+    """Return a bound below which no p-value of the permutation test lies, wherever `number` new examples are.
 
         least = min_j C(r_j + n, n) / C(N + n, n),
 
-    the probability that all n of N + n examples come from the rarest bin, where all new ones lie. With fewer than `FEW`
-    examples in a sample the bound is one in a million at least, from the number of permutations.
-
-    Args:
-      reference: counts r of the bins [B], N together.
-      number: n, of new examples.
+    the probability that all n of N + n examples come from the rarest bin, where all new ones lie; r are the counts of
+    the reference [B]. With fewer than `FEW` examples in a sample it is one in a million at least, from the number of
+    permutations.
     """
     from scipy.special import gammaln
 
@@ -295,11 +280,7 @@ def drifts(tests: Sequence[tuple[str, float, float]], level: float = 0.01, least
 
     Args:
       tests: (name, distance, p-value) of each.
-      level: between 0 and 1.
       least: the smallest p-value that each could have had; () for 0.
-
-    Raises:
-      InvalidArgument: a level out of its range.
 
     Source: Holm 1979.
     """

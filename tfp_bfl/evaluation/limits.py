@@ -24,13 +24,7 @@ _PRIOR_SCALE = 0.1
 
 
 class RiskCoverage(NamedTuple):
-    """Coverage and risk of abstention thresholds on an uncertainty.
-
-    Fields:
-      limit: [M], the distinct uncertainties, from the smallest up.
-      coverage: [M], the share of examples with at most that uncertainty.
-      risk: [M], the share of those that are wrong.
-    """
+    """Thresholds, the distinct uncertainties, ascending [M]; coverage and error rate of the examples up to each [M]."""
 
     limit: np.ndarray
     coverage: np.ndarray
@@ -38,13 +32,7 @@ class RiskCoverage(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """A limit on the uncertainty, and what it keeps of the held-out examples.
-
-    Fields:
-      limit: an example with a larger uncertainty is left to somebody else.
-      coverage: the share that is kept.
-      accuracy: of those.
-    """
+    """An uncertainty above which the model abstains, with coverage and accuracy on the held-out examples."""
 
     limit: float
     coverage: float
@@ -52,23 +40,14 @@ class Limit(NamedTuple):
 
 
 class Promise(NamedTuple):
-    """The accuracy that a threshold promises for new examples.
-
-    Fields:
-      at_least: the accuracy, rounded down to thousandths.
-      limit: the threshold, with its coverage and accuracy on the held-out examples.
-    """
+    """The accuracy that a threshold promises for new examples, rounded down to thousandths, and the threshold."""
 
     at_least: float
     limit: Limit
 
 
 class NoThreshold(InvalidArgument):
-    """No abstention threshold has the requested accuracy.
-
-    Attributes:
-      promise: the highest accuracy that can be promised instead.
-    """
+    """No abstention threshold has the requested accuracy; `promise` holds the highest that can be promised instead."""
 
     def __init__(self, message: str, promise: Promise):
         super().__init__(message)
@@ -141,17 +120,14 @@ def abstention_limit(
       confidence: of the accuracy. 0 asks for no more than that on the held-out examples themselves.
 
     Raises:
-      InvalidArgument: not one of accuracy and coverage is given, or a number is outside its range.
       NoThreshold: no threshold has that accuracy; the error holds the highest accuracy that can be promised.
 
     Example:
-      >>> rng = np.random.default_rng(0)
-      >>> sure = rng.uniform(0.5, 1, 200)
-      >>> probabilities = np.stack([sure, 1 - sure], axis=1)
-      >>> labels = (rng.uniform(size=200) > sure).astype(int)
-      >>> threshold, coverage, _ = bfl.evaluation.abstention_limit(probabilities, labels, 1 - sure, accuracy=0.8)
-      >>> print(round(threshold, 3), round(coverage, 3))
-      0.197 0.45
+      >>> sure = np.random.default_rng(0).uniform(0.5, 1, 200)
+      >>> labels = (np.random.default_rng(1).uniform(size=200) > sure).astype(int)
+      >>> limit = bfl.evaluation.abstention_limit(np.stack([sure, 1 - sure], axis=1), labels, 1 - sure, coverage=0.5)
+      >>> limit.coverage
+      0.5
     """
     if (accuracy is None) == (coverage is None):
         raise InvalidArgument(
@@ -192,13 +168,9 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
     Source: Guo et al. 2017 (arXiv:1706.04599), for probabilities that are means over weight samples.
 
     Example:
-      >>> rng = np.random.default_rng(0)
-      >>> sure = rng.uniform(0.5, 1, 200)
-      >>> probabilities = np.stack([sure, 1 - sure], axis=1)
-      >>> labels = (rng.uniform(size=200) > sure).astype(int)
-      >>> sharp = bfl.evaluation.at_temperature(probabilities, 0.5)
-      >>> print(round(bfl.evaluation.fit_temperature(sharp, labels), 1))
-      1.8
+      >>> p, labels = np.tile(np.array([[0.99, 0.01]]), (100, 1)), np.repeat([0, 1], [80, 20])
+      >>> round(bfl.evaluation.fit_temperature(p, labels), 1)
+      3.1
     """
     true = labels.numpy()[:, np.newaxis]
     # In float64: the rounding of a float32 sum depends on the order of the rows, and moves the minimum.
@@ -217,10 +189,7 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
 
 
 def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
-    """Return softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer.
-
-    Raises:
-      InvalidArgument: the temperature is not a finite number above 0.
+    """Compute softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer.
 
     Example:
       >>> print(np.round(bfl.evaluation.at_temperature(np.array([0.9, 0.1]), 2.0), 2))

@@ -21,17 +21,10 @@ _SUM_TOLERANCE = 1e-3
 
 
 def check_probabilities(probabilities: object, shape: str = "[B, C]") -> tf.Tensor:
-    """Return `probabilities` as a float32 or float64 tensor with a distribution along its last axis.
+    """Return `probabilities` as a float32 or float64 tensor with a distribution along its last axis, within 1e-3.
 
-    The shape is checked as far as it is known; the values only if they are known, thus in eager mode.
-
-    Args:
-      probabilities: a tensor of the named shape.
-      shape: the axes by name, for the messages: "[B, C]" or "[S, B, C]".
-
-    Raises:
-      InvalidArgument: the rank or the dtype is another, there are fewer than two classes or no entries on the
-        first axis, or the values are not finite, not in [0, 1] or don't sum to one within 1e-3.
+    The shape, "[B, C]" or "[S, B, C]", is checked as far as it is known; the values only if they are known, in eager
+    mode.
     """
     tensor = to_tensor(probabilities, "probabilities")
     if tensor.dtype not in (tf.float32, tf.float64):
@@ -75,11 +68,7 @@ def _check_values(values: np.ndarray) -> None:
 
 
 def check_labels(labels: object, probabilities: tf.Tensor) -> tf.Tensor:
-    """Return `labels` as an int64 tensor [B] of class numbers that fits `probabilities` [B, C].
-
-    Raises:
-      InvalidArgument: the labels are not integers, not of shape [B] or not in [0, C).
-    """
+    """Return `labels` as an int64 tensor [B] of class numbers that fits `probabilities` [B, C]."""
     tensor = to_tensor(labels, "labels")
     if not tensor.dtype.is_integer:
         raise InvalidArgument(
@@ -109,11 +98,7 @@ def check_batch(tensor: tf.Tensor, probabilities: tf.Tensor, what: str) -> None:
 
 
 def to_tensor(value: object, what: str) -> tf.Tensor:
-    """Return `value` as a tensor.
-
-    Raises:
-      InvalidArgument: it is ragged, holds text or is no array at all.
-    """
+    """Return `value` as a tensor."""
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
@@ -153,11 +138,7 @@ def correct(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 @of_classes
 def accuracy(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return the share of the examples with the label as the most probable class.
-
-        accuracy = mean_b [argmax_c p_bc = y_b]
-
-    Of classes that are equally probable the first counts as the prediction.
+    """Compute mean_b [argmax_c p_bc = y_b]; of equally probable classes the first is the prediction.
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -169,11 +150,9 @@ def accuracy(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 @of_classes
 def macro_recall(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return the mean over the classes of the share of a class's examples that are predicted as it.
+    """Compute the mean over the classes with examples of the fraction of a class's examples that are predicted as it.
 
         macro_recall = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: y_b = c}|
-
-    over the classes that have examples: those without have no recall.
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -185,11 +164,11 @@ def macro_recall(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 @of_classes
 def macro_precision(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return the mean over the classes of the share of right predictions among those of a class.
+    """Compute the mean over the classes with examples of the fraction of right predictions among those of a class.
 
         macro_precision = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: argmax_j p_bj = c}|
 
-    over the classes that have examples; one that is never predicted has a precision of 0 (as in scikit-learn).
+    A class that is never predicted has a precision of 0 (as in scikit-learn).
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -210,13 +189,10 @@ def _macro(probabilities: tf.Tensor, labels: tf.Tensor, axis: int) -> tf.Tensor:
 
 @of_classes
 def negative_log_likelihood(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return the mean negative log-probability of the labels, in nats per example (the log score).
+    """Compute -mean_b log max(p_b[y_b], tiny), the log score in nats per example.
 
-        nll = -mean_b log max(p_b[y_b], tiny)
-
-    `tiny` is the smallest normal number of the dtype: a label with probability zero costs 87.3 nats in
-    float32 and 708.4 nats in float64, instead of infinity. For a Bayesian model, give the probabilities
-    averaged over the weight samples.
+    `tiny` is the smallest normal number of the dtype: a label with probability zero costs 87.3 nats in float32, 708.4
+    in float64. For a Bayesian model, give the probabilities averaged over the weight samples.
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -230,12 +206,9 @@ def negative_log_likelihood(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.T
 
 @of_classes
 def brier_score(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return the mean squared distance between the probabilities and the one-hot labels.
+    """Compute mean_b sum_c (p_bc - [c = y_b])^2, in [0, 2] (Brier 1950, equation 2).
 
-        brier = mean_b sum_c (p_bc - [c = y_b])^2
-
-    This is the multi-class form (Brier 1950, equation 2), which lies in [0, 2]; for two classes it is twice
-    the score of libraries that look at one class only.
+    For two classes it is twice the score of libraries that look at one class only.
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -247,20 +220,13 @@ def brier_score(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 
 def agreement(probabilities: Any, reference: Any) -> tf.Tensor:
-    """Return the share of examples of which two predictions have the same most probable class: a scalar in [0, 1].
-
-    Args:
-      probabilities, reference: [B, C], each row a distribution.
-
-    Raises:
-      InvalidArgument: they do not fit that, or are not of one shape.
+    """Compute the fraction of the examples with one most probable class in two predictions [B, C].
 
     Source: Izmailov et al. 2021 (arXiv:2104.14421).
 
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> reference = np.array([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.6, 0.4]], np.float32)
-      >>> print(round(float(bfl.evaluation.agreement(probabilities, reference)), 3))
+      >>> p = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> round(float(bfl.evaluation.agreement(p, [[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.6, 0.4]])), 3)
       0.75
     """
     probabilities, reference = _pair(probabilities, reference)
@@ -269,14 +235,11 @@ def agreement(probabilities: Any, reference: Any) -> tf.Tensor:
 
 
 def total_variation(probabilities: Any, reference: Any) -> tf.Tensor:
-    """Return mean_b sum_c abs(p_bc - r_bc) / 2: a scalar in [0, 1], 0 where two predictions are the same.
-
-    Args, errors and source: as of `agreement`.
+    """Compute mean_b sum_c abs(p_bc - r_bc) / 2 of two predictions [B, C], in [0, 1]; source as of `agreement`.
 
     Example:
-      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> reference = np.array([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.6, 0.4]], np.float32)
-      >>> print(round(float(bfl.evaluation.total_variation(probabilities, reference)), 3))
+      >>> p = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> round(float(bfl.evaluation.total_variation(p, [[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.6, 0.4]])), 3)
       0.15
     """
     probabilities, reference = _pair(probabilities, reference)

@@ -15,9 +15,8 @@ class OutOfDistribution(NamedTuple):
 
     Fields:
       auroc: in [0, 1]; a score that knows nothing has 1/2.
-      aupr: in (0, 1]; a score that knows nothing has M / (N + M), the share of examples from elsewhere.
-      fpr95: in [0, 1], the share of the model's own examples above the limit that 95 % of those from elsewhere are
-        above; a score that knows nothing has 0.95.
+      aupr: in (0, 1]; a score that knows nothing has M / (N + M).
+      fpr95: in [0, 1], the fraction of *in* at or above the score that 95 % of *out* reach; by chance 0.95.
     """
 
     auroc: float
@@ -26,30 +25,19 @@ class OutOfDistribution(NamedTuple):
 
 
 def out_of_distribution(scores_in: object, scores_out: object) -> OutOfDistribution:
-    """Return areas under the ROC and the precision-recall curve of a score that is to be large out of distribution.
+    """Compute areas under the ROC and the precision-recall curve of a score that is to be large out of distribution.
 
         auroc = P(out > in) + P(out = in) / 2                over all N M pairs
         aupr  = sum_t (recall_t - recall_t-1) precision_t    over the distinct scores t, from the largest down
         precision_t = |{out >= t}| / |{in or out >= t}|,   recall_t = |{out >= t}| / M
 
-    The positive class is *out*. Any uncertainty serves as the score, such as the entropy, or the epistemic part alone:
-
-        bfl.evaluation.out_of_distribution(own.entropy, other.entropy)
-        bfl.evaluation.out_of_distribution(own.epistemic, other.epistemic)
-
-    Examples of equal score count together, so that their order does not matter; both areas depend on the scores' order
-    alone. AUPR also depends on the share of examples from elsewhere: compare it only where M / N is the same. FPR95 is
-    the share of *in* at or above the score that 95 % of *out* reach.
+    The positive class is *out*, scores [M] of examples from elsewhere; `scores_in` are [N], of examples like the
+    training data. Any uncertainty serves as the score, such as the entropy, or the epistemic part alone. Examples of
+    equal score count together. AUPR depends on the share of examples from elsewhere: compare it only where M / N is the
+    same.
 
     Sources: Hendrycks & Gimpel 2017 (arXiv:1610.02136), section 2; computed by scikit-learn (its average precision,
     which does not interpolate).
-
-    Args:
-      scores_in: [N], of examples from the distribution of the training data; larger is less sure.
-      scores_out: [M], of examples from elsewhere.
-
-    Raises:
-      InvalidArgument: either is empty, not of rank 1, not real numbers, or holds NaN or infinity.
 
     Example:
       >>> areas = bfl.evaluation.out_of_distribution(np.array([0.1, 0.2, 0.6]), np.array([0.5, 0.8]))
@@ -71,26 +59,12 @@ def out_of_distribution(scores_in: object, scores_out: object) -> OutOfDistribut
 
 
 def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute a confidence interval of an area under the ROC curve.
-
-    The ends are the areas A with
+    """Compute the ends of a confidence interval of an area under the ROC curve of N and M examples: the areas A with
 
         (auroc - A)^2 = z^2 A (1 - A) (1 + (n - 1) (1 - A) / (2 - A) + (n - 1) A / (1 + A)) / (N M),   n = (N + M) / 2
 
-    so that an area of 1 of few examples has an interval too.
-
-    Args:
-      auroc: the area, in [0, 1].
-      num_in, num_out: N and M, of the examples of the two kinds.
-      confidence: above 0 and below 1.
-
-    Returns:
-      The lower and the upper end.
-
-    Raises:
-      InvalidArgument: a number is outside its range.
-
-    Source: Newcombe 2006, method 5, from the variance of Hanley & McNeil 1982.
+    so that an area of 1 of few examples has an interval too. Source: Newcombe 2006, method 5, from the variance of
+    Hanley & McNeil 1982.
 
     Example:
       >>> print(np.round(bfl.evaluation.auroc_interval(0.9, 50, 50), 3))
@@ -117,11 +91,7 @@ def auroc_interval(auroc: float, num_in: int, num_out: int, confidence: float = 
 
 
 def check_scores(scores: object, name: str) -> np.ndarray:
-    """Return scores [N] as a float64 array.
-
-    Raises:
-      InvalidArgument: they are none, not of rank 1, not real numbers, or not finite.
-    """
+    """Return scores [N], finite and at least one, as a float64 array."""
     tensor = to_tensor(scores, name)
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer) or tensor.shape.rank != 1:
         raise InvalidArgument(f"{name} must be numbers of shape [N], not {tensor.dtype.name} {tensor.shape}.")

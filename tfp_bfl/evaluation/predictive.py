@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.data.checks import checked_features
-from tfp_bfl.errors import InvalidArgument, check_counts, lookup
+from tfp_bfl.errors import InvalidArgument, check_count, check_counts, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.classification import auroc
 from tfp_bfl.evaluation.decomposition import decompose_entropy, summarise
-from tfp_bfl.evaluation.memory import check_num_samples
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     brier_score,
@@ -25,12 +26,16 @@ from tfp_bfl.evaluation.metrics import (
 )
 from tfp_bfl.layers import MCDropout, as_floats, sampling
 from tfp_bfl.models import check_keras_2, in_bfloat16
-from tfp_bfl.weights import MemberSampling, WeightSampling, num_members, weight_sampling
+from tfp_bfl.weights import MemberSampling, WeightSampling, layout, num_members, weight_sampling
 
 PRECISIONS = {
     "float32": "the model as it was built",
     "bfloat16": "its layers in bfloat16, for processors with it; logits, softmax and all scores in float32",
 }
+
+# Of a sample's probabilities: float32, held twice for a moment.
+_BYTES = 8
+_SHARE = 0.5
 
 
 class Evaluation(NamedTuple):
@@ -53,9 +58,7 @@ class Evaluation(NamedTuple):
 
 
 def is_stochastic(model: keras.Model) -> bool:
-    """Return whether two weight samples of the model can differ: it has variational weights, Monte Carlo
-    dropout, or a posterior beside it (`models.predictive_model`).
-    """
+    """Return whether weight samples differ: variational weights, Monte Carlo dropout or a posterior beside it."""
     layers = list(model._flatten_layers())
     samples = lambda layer: (
         isinstance(layer, (WeightSampling, MemberSampling)) or getattr(layer, "variational_weights", [])
@@ -73,15 +76,10 @@ def sample_seeds(seed: object, num_samples: object) -> tf.Tensor:
 
 
 def draw_probabilities(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
-    """Return p(y | x, w) = softmax(model(x; w)) for one weight sample w ~ q: [B, C].
+    """Draw p(y | x, w) = softmax(model(x; w)) for one weight sample w ~ q: [B, C].
 
     The sample is of the whole batch, so that a Flipout layer needs one convolution for it, not two. Each example's
     prediction is distributed as with a sample of its own; those of one batch are of one and the same model.
-
-    Args:
-      model: returns logits.
-      features: [B, ...], float32.
-      seed: [2].
     """
     return tf.nn.softmax(draw_outputs(model, features, seed))
 
@@ -93,13 +91,8 @@ def draw_outputs(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Te
 
 
 def linearised_probabilities(model: keras.Model, features: tf.Tensor, seed: object) -> tf.Tensor:
-    """Compute `draw_probabilities` of the model linearised in its weights at the posterior's mean: [B, C].
-
-    softmax(f(x; m) + J(x) (w - m)),   w ~ q   (`models.WeightSampling.linearised`)
-
-    Args:
-      model, features, seed: as of `draw_probabilities`; a model of `models.predictive_model` with a posterior over
-        point weights.
+    """Draw softmax(f(x; m) + J(x) (w - m)), w ~ q, of the model linearised at its posterior's mean
+    (`weights.WeightSampling.linearised`).
     """
     layer: Any = weight_sampling(model)
     with sampling("shared", seed):
@@ -107,16 +100,7 @@ def linearised_probabilities(model: keras.Model, features: tf.Tensor, seed: obje
 
 
 def sample_probabilities(model: keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Return `draw_probabilities` for each seed, in one graph.
-
-    Args:
-      model: returns logits.
-      features: [B, ...]; integers are scaled to [0, 1].
-      seeds: [S, 2].
-
-    Returns:
-      [S, B, C].
-    """
+    """Draw `draw_probabilities` for each seed [S, 2] in one graph: [S, B, C]; integer features are scaled to [0, 1]."""
     return _samples(draw_probabilities, model, features, seeds)
 
 
@@ -145,7 +129,7 @@ def predict(
     precision: str = "float32",
     linearised: bool = False,
 ) -> np.ndarray:
-    """Return sampled predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
+    """Draw predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
 
     Args:
       model: returns logits.
@@ -154,12 +138,8 @@ def predict(
       seed: the same seed gives the same samples.
       batch_size: examples at once.
       precision: in which the model computes, one of `PRECISIONS`; what bfloat16 gains and costs: docs/speed.md.
-      linearised: predict by the model linearised in its weights at the posterior's mean (`linearised_probabilities`),
-        for a posterior over point weights: Laplace's approximation of a whole network requires it.
-
-    Raises:
-      InvalidArgument: num_samples or batch_size below 1, more samples than memory holds, no such precision, no
-        examples, or examples of another shape; linearised without a posterior over point weights.
+      linearised: predict by the model linearised in its weights at the posterior's mean, for a posterior over point
+        weights: Laplace's approximation of a whole network requires it.
 
     Example:
       >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2, seed=0)
@@ -170,7 +150,7 @@ def predict(
     draw = _drawing(model, linearised)
     if is_stochastic(model):
         check_num_samples(num_samples, len(features), model.output_shape[-1])
-    parts = _batches(draw, model, features, num_samples, seed, batch_size, precision)
+    parts = sampled_batches(draw, model, features, num_samples, seed, batch_size, precision)
     samples = np.concatenate(list(parts), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
 
@@ -185,27 +165,18 @@ def evaluate(
     precision: str = "float32",
     linearised: bool = False,
 ) -> Evaluation:
-    """Score a model's predictive distribution, the mean of S sampled predictions, on N labelled examples.
-
-    Args:
-      labels: [N], integers in [0, C).
-      others: as `predict`.
-
-    Raises:
-      InvalidArgument: as `predict`, or labels that do not fit.
+    """Score a model's predictive distribution, the mean of S sampled predictions (`predict`), on N labelled examples.
 
     Example:
       >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2, seed=0)
       >>> test = bfl.data.load("breast_cancer", split="test")
       >>> scores = bfl.evaluation.evaluate(model, test.features, test.labels, num_samples=5)
-      >>> sorted(scores.metrics)[:4]
-      ['accuracy', 'aleatoric', 'auroc', 'brier']
-      >>> scores.epistemic.shape
-      (113,)
+      >>> sorted(scores.metrics)[:4], scores.epistemic.shape
+      (['accuracy', 'aleatoric', 'auroc', 'brier'], (113,))
     """
     parts = []
     draw = _drawing(model, linearised)
-    for probabilities in _batches(draw, model, features, num_samples, seed, batch_size, precision):
+    for probabilities in sampled_batches(draw, model, features, num_samples, seed, batch_size, precision):
         parts.append((*summarise(probabilities), decompose_entropy(probabilities).mutual_information))
     mean, entropy, aleatoric, epistemic, information = (np.concatenate(part) for part in zip(*parts))
     area = auroc(mean, labels)
@@ -243,16 +214,7 @@ def _drawing(model: keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
     return linearised_probabilities if linearised else draw_probabilities
 
 
-def sampled_outputs(
-    model: keras.Model, features: object, num_samples: int, seed: int, batch_size: int, precision: str
-) -> Iterator[np.ndarray]:
-    """Return outputs [S, B, ...] of each batch in turn, by the samples of `evaluate`; S is 1 without
-    anything random.
-    """
-    return _batches(draw_outputs, model, features, num_samples, seed, batch_size, precision)
-
-
-def _batches(
+def sampled_batches(
     draw: Callable[..., tf.Tensor],
     model: keras.Model,
     features: Any,
@@ -261,6 +223,7 @@ def _batches(
     batch_size: int,
     precision: str,
 ) -> Iterator[np.ndarray]:
+    """Yield `draw` of each batch by S weight samples, [S, B, ...]; S is 1 without anything random."""
     check_counts(num_samples=num_samples, batch_size=batch_size)
     lookup(PRECISIONS, precision, "precision of prediction")
     if not len(features):
@@ -281,3 +244,49 @@ def _batches(
     traced = _traced(draw, in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):
         yield traced(tf.convert_to_tensor(features[start : start + batch_size]), seeds).numpy()
+
+
+def check_num_samples(num_samples: int, num_examples: int, num_classes: int) -> None:
+    """Check that S samples of N examples' C probabilities take no more than half of the free memory."""
+    check_count(num_samples, "num_samples")
+    of_one = _BYTES * max(1, num_examples * num_classes)
+    most = max(1, int(_SHARE * psutil.virtual_memory().available / of_one))
+    if num_samples > most:
+        raise InvalidArgument(
+            f"num_samples is {num_samples}; predictions of {num_examples} examples at once take "
+            f"{num_samples * of_one / 2**30:,.0f} GiB: take at most {most} here."
+        )
+
+
+def evaluate_permuted(
+    model: keras.Model, features: Any, labels: Any, permutation_seed: int = 0, **options: Any
+) -> dict[str, float]:
+    """Return the metrics of `evaluate` with the standard deviations of each layer's weights permuted among themselves.
+
+    Means, and how wide each layer's posterior is, stay as they are; so does the model. Where the scores stay too, which
+    weight has which standard deviation says nothing; posterior standard deviations that the data have determined lose
+    by it.
+    """
+    with permuted_stddevs(model, permutation_seed):
+        return evaluate(model, features, labels, **options).metrics
+
+
+@contextlib.contextmanager
+def permuted_stddevs(model: keras.Model, seed: int = 0) -> Iterator[None]:
+    """Permute the standard deviations of each variational weight tensor of the model inside the block."""
+    weights = layout(model).variational
+    if not weights:
+        raise InvalidArgument(
+            f"The model {model.name!r} has no variational weights, and so no standard deviations to permute."
+        )
+    before = [tf.identity(w.scale) for w in weights]
+    try:
+        for number, w in enumerate(weights):
+            values = tf.convert_to_tensor(w.log_stddev)
+            flat = tf.reshape(values, [-1])
+            order = tf.random.experimental.stateless_shuffle(tf.range(tf.size(flat)), [seed, number])
+            w.assign_log_stddev(tf.reshape(tf.gather(flat, order), values.shape))
+        yield
+    finally:
+        for w, scale in zip(weights, before):
+            w.scale.assign(scale)

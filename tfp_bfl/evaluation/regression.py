@@ -1,4 +1,7 @@
-"""Predictions of numbers: a mixture of Gaussians, one a weight sample, its intervals, and its uncertainty in parts."""
+"""Predictions of numbers: a mixture of Gaussians, one a weight sample, its intervals, and its uncertainty in parts.
+
+The mixture is 1/S sum_s N(y; m_s, v_s) of means and variances [S, B], variances above 0; labels are [B].
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from scipy import special
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.evaluation.limits import check_share
-from tfp_bfl.evaluation.predictive import sampled_outputs
+from tfp_bfl.evaluation.predictive import draw_outputs, sampled_batches
 from tfp_bfl.weights import mean_and_log_variance
 
 # Of the interval that is told of.
@@ -24,13 +27,7 @@ _SCALES = (1e-150, 1e150)
 
 
 class GaussianSummary(NamedTuple):
-    """The mixture of S sampled Gaussians.
-
-    Fields:
-      mean: [B].
-      aleatoric: [B], the mean of the samples' variances: what more data would not remove.
-      epistemic: [B], the variance of the samples' means: what more data would remove.
-    """
+    """The mean [B] of the mixture, and its variance in two parts [B]: of the samples' variances, and of their means."""
 
     mean: tf.Tensor
     aleatoric: tf.Tensor
@@ -38,15 +35,15 @@ class GaussianSummary(NamedTuple):
 
 
 class RegressionEvaluation(NamedTuple):
-    """A model's predictions and scores for N examples, in the units of the target.
+    """A model's predictions and scores for N examples, in the units of the target; arrays are float64 [N].
 
     Fields:
       metrics: rmse, mae, test_nll (nats), crps, coverage and interval_width (of the central interval of `COVERAGE`),
         and means over the examples of aleatoric and epistemic, variances.
-      mean, stddev: [N], of the predictive distribution; this and all other arrays are float64.
-      aleatoric, epistemic: [N], the parts of its variance.
-      low, high: [N], the ends of the central interval of `COVERAGE`.
-      nll: [N], the negative log density of each label (`mixture_nll`), in nats.
+      mean, stddev: of the predictive distribution.
+      aleatoric, epistemic: the parts of its variance.
+      low, high: the ends of the central interval of `COVERAGE`.
+      nll: the negative log density of each label (`mixture_nll`), in nats.
     """
 
     metrics: dict[str, float]
@@ -60,30 +57,17 @@ class RegressionEvaluation(NamedTuple):
 
 
 def gaussians(outputs: tf.Tensor, scale: float = 1.0, shift: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return means and variances of a model's outputs: mean and log variance of (y - shift) / scale.
-
-    Args:
-      outputs: [..., 2].
-      scale, shift: standard deviation and mean by which the labels were standardised.
-
-    Returns:
-      mean [...] and variance [...] of y.
-    """
+    """Return mean and variance [...] of y from outputs [..., 2], mean and log variance of (y - shift) / scale."""
     mean, log_variance = mean_and_log_variance(tf.convert_to_tensor(outputs))
     return shift + scale * mean, scale**2 * tf.exp(log_variance)
 
 
 def summarise_gaussians(means: tf.Tensor, variances: tf.Tensor) -> GaussianSummary:
-    """Split the variance of the mixture p(y) = 1/S sum_s N(y; m_s, v_s) into parts, by the law of total variance.
+    """Split the variance of the mixture into parts that add up to it, by the law of total variance.
 
         mean      = 1/S sum_s m_s
         aleatoric = 1/S sum_s v_s
         epistemic = 1/S sum_s (m_s - mean)^2
-
-    aleatoric + epistemic is the variance of y. Units: those of y, squared.
-
-    Args:
-      means, variances: [S, B].
 
     Source: Depeweg et al. 2018 (arXiv:1710.07283), in variances; Kendall and Gal 2017.
     """
@@ -92,18 +76,10 @@ def summarise_gaussians(means: tf.Tensor, variances: tf.Tensor) -> GaussianSumma
 
 
 def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = COVERAGE) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the interval that leaves out (1 - coverage) / 2 of the mixture's probability on either side: low [B], high
-    [B].
+    """Compute the interval with (1 - coverage) / 2 of the mixture's probability on either side: low [B], high [B].
 
     By bisection of its distribution function, 1/S sum_s Phi((y - m_s) / sqrt(v_s)), in operations that TensorFlow Lite
     has as well.
-
-    Args:
-      means, variances: [S, B].
-      coverage: in (0, 1).
-
-    Raises:
-      InvalidArgument: coverage is not between 0 and 1.
 
     Example:
       >>> low, high = bfl.evaluation.central_interval(np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32))
@@ -112,7 +88,7 @@ def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = C
     """
     check_share(coverage, "coverage")
     stddevs = tf.sqrt(variances)
-    reach = stddevs * -_quantile((1 - coverage) / 2)
+    reach = stddevs * float(-special.ndtri((1 - coverage) / 2))
     # Each quantile of a mixture lies between those of its parts.
     ends = []
     for probability, sign in (((1 - coverage) / 2, -1.0), ((1 + coverage) / 2, 1.0)):
@@ -137,21 +113,8 @@ def _normal_cdf(z: tf.Tensor) -> tf.Tensor:
     return tf.where(z < 0, tail, 1.0 - tail)
 
 
-def _quantile(probability: float) -> float:
-    return float(special.ndtri(probability))
-
-
 def mixture_nll(means: object, variances: object, labels: object) -> tf.Tensor:
-    """Return -log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B].
-
-    Args:
-      means: [S, B].
-      variances: [S, B], above 0.
-      labels: [B].
-
-    Raises:
-      InvalidArgument: the shapes do not fit, a number is not finite, or a variance is not above 0; in a graph nothing
-        is checked.
+    """Compute -log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B]. In a graph nothing is checked.
 
     Example:
       >>> means, variances = np.array([[0.0], [2.0]], np.float32), np.ones((2, 1), np.float32)
@@ -170,24 +133,13 @@ def _nll(means: tf.Tensor, variances: tf.Tensor, labels: object) -> tf.Tensor:
 
 
 def mixture_crps(means: object, variances: object, labels: object) -> np.ndarray:
-    """Compute the continuous ranked probability score of a mixture of Gaussians for each example.
+    """Compute the continuous ranked probability score of the mixture for each example: float64 [B].
 
         crps = 1/S sum_s A(y - m_s, v_s) - 1/(2 S^2) sum_s sum_r A(m_s - m_r, v_s + v_r)
         A(d, v) = E|N(d, v)| = d (2 Phi(d / sqrt(v)) - 1) + 2 sqrt(v) phi(d / sqrt(v)),    A(d, 0) = |d|
 
     It is the integral of (F(t) - [t >= y])^2 over t, in the unit of the label: the absolute error of a point
-    prediction, lower is better. One mean and variance is a single Gaussian; variances of 0 are a sample of S numbers.
-
-    Args:
-      means: [S, B].
-      variances: [S, B], at least 0.
-      labels: [B].
-
-    Returns:
-      float64 [B].
-
-    Raises:
-      InvalidArgument: the shapes do not fit, a number is not finite, or a variance is below 0.
+    prediction, lower is better. Variances of 0 are a sample of S numbers.
 
     Sources: Gneiting & Raftery 2007, equation 21; Grimit et al. 2006, for the mixture.
 
@@ -244,16 +196,13 @@ def evaluate_regression(
         rmse = sqrt(mean (y - mean)^2)
         test_nll = mean -log 1/S sum_s N(y; m_s, v_s)
         crps = mean `mixture_crps`
-        coverage = share of y within the central interval; `COVERAGE` where the model is calibrated
+        coverage = fraction of y within the central interval; `COVERAGE` where the model is calibrated
 
     Args:
       model: gives mean and log variance [B, 2] of the standardised label.
       labels: [N], standardised: y = shift + scale label.
       scale, shift: of `Source.target`, its stddev and mean; the results are in the units of y.
       others: as `evaluate`.
-
-    Raises:
-      InvalidArgument: as `evaluate`; a model of another number of outputs, or labels that are not one for each.
     """
     if model.output_shape[-1] != 2:
         raise InvalidArgument(
@@ -269,7 +218,7 @@ def evaluate_regression(
         )
     # In standardised units: float32 has no digits left for a number far from zero.
     parts: list[tuple[Any, ...]] = []
-    for outputs in sampled_outputs(model, features, num_samples, seed, batch_size, precision):
+    for outputs in sampled_batches(draw_outputs, model, features, num_samples, seed, batch_size, precision):
         means, variances = gaussians(outputs)
         start = sum(len(part[0]) for part in parts)
         targets = truth[start : start + means.shape[1]]

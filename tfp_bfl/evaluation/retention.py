@@ -1,4 +1,4 @@
-"""Accuracy on the examples that a model is surest about; probabilities and labels as of `metrics`."""
+"""Accuracy on the examples that a model is surest about, by an uncertainty or by confidence; arguments of `metrics`."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,7 @@ from tfp_bfl.evaluation.metrics import (
 
 
 class RetentionCurve(NamedTuple):
-    """Accuracy against the share of examples that are kept.
-
-    Fields:
-      retained: [P], the shares 1/P, 2/P, ..., 1.
-      accuracy: [P], the accuracy on that share of examples with the least uncertainty.
-    """
+    """The fractions 1/P, 2/P, ..., 1 that are retained [P], and the accuracy on each [P], of least uncertainty."""
 
     retained: tf.Tensor
     accuracy: tf.Tensor
@@ -30,7 +25,7 @@ class RetentionCurve(NamedTuple):
 def retention_curve(
     probabilities: tf.Tensor, labels: tf.Tensor, uncertainty: Any, num_points: int = 20
 ) -> RetentionCurve:
-    """Return accuracy on the share of examples with the least uncertainty, for shares 1/P to 1.
+    """Compute accuracy on the examples with the least uncertainty [B], for fractions 1/P to 1 of them.
 
         accuracy_i = E[ sum_b keep_ib [argmax_c p_bc = y_b] ] / (i B / P),    i = 1..P
 
@@ -42,20 +37,11 @@ def retention_curve(
     Source: accuracy-rejection curves, Nadeem et al. 2009 (PMLR 8); with Bayesian uncertainties, Filos et al.
     2019 (arXiv:1912.10481).
 
-    Args:
-      uncertainty: [B], in any unit; larger is less sure.
-      num_points: P, the number of shares.
-
-    Returns:
-      A `RetentionCurve` of the dtype of the probabilities; its last accuracy is that of all examples.
-
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
-      >>> uncertainty = 1 - p.max(axis=1)
-      >>> curve = bfl.evaluation.retention_curve(p, y, uncertainty)
+      >>> curve = bfl.evaluation.retention_curve(p, y, 1 - p.max(axis=1), num_points=8)
       >>> print(np.round(curve.accuracy, 2))
-      [1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.
-       1.   0.94 0.88 0.83 0.79 0.75]
+      [1.   1.   1.   1.   1.   1.   0.86 0.75]
     """
     num_points = check_count(num_points, "num_points")
     uncertainty = _check_uncertainty(uncertainty, probabilities)
@@ -92,21 +78,10 @@ def _check_uncertainty(uncertainty: object, probabilities: tf.Tensor) -> tf.Tens
 
 
 def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
-    """Return the area under the retention curve: its mean height over the shares.
-
-        area = sum_i accuracy_i (retained_i - retained_i-1),    retained_0 = 0
+    """Compute sum_i accuracy_i (retained_i - retained_i-1), the mean height of a retention curve over the fractions.
 
     An uncertainty that knows nothing about the mistakes has the model's accuracy as its area (in
     expectation); a larger area is better. Compare areas only of curves with the same number of points.
-
-    Args:
-      curve: what `retention_curve` returned.
-
-    Returns:
-      A scalar in [0, 1].
-
-    Raises:
-      InvalidArgument: the two parts of the curve differ in shape, or are empty or not of rank 1.
 
     Example:
       >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
@@ -122,3 +97,38 @@ def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
         )
     widths = retained - tf.concat([tf.zeros_like(retained[:1]), retained[:-1]], axis=0)
     return tf.reduce_sum(widths * accuracy)
+
+
+class ConfidenceCurve(NamedTuple):
+    """Confidences 0, 1/P, ..., (P - 1)/P [P]; accuracy of predictions at least so sure (NaN of none); their share."""
+
+    threshold: tf.Tensor
+    accuracy: tf.Tensor
+    kept: tf.Tensor
+
+
+@of_classes
+def confidence_curve(probabilities: tf.Tensor, labels: tf.Tensor, num_points: int = 20) -> ConfidenceCurve:
+    """Compute accuracy on the examples with a predicted class of at least a given probability.
+
+        accuracy_i = mean of [argmax_c p_bc = y_b]   over the b with max_c p_bc >= i / P,    i = 0..P - 1
+
+    A well calibrated model's curve lies above the diagonal: those predictions are at least i / P sure.
+
+    Source: Lakshminarayanan et al. 2017 (arXiv:1612.01474), section 3.6.
+
+    Example:
+      >>> p, y = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32), [0, 1, 1, 0]
+      >>> curve = bfl.evaluation.confidence_curve(p, y, num_points=3)
+      >>> print(np.round(curve.accuracy, 2))
+      [0.75 0.75 1.  ]
+    """
+    num_points = check_count(num_points, "num_points")
+    dtype = probabilities.dtype
+    # Rounded to the dtype of the probabilities, so that a confidence of 0.3 reaches the threshold 3/10.
+    threshold = tf.cast(tf.range(num_points, dtype=tf.float64) / num_points, dtype)
+    reached = tf.searchsorted(threshold, tf.reduce_max(probabilities, axis=-1), side="right") - 1
+    hits = tf.cast(correct(probabilities, labels), tf.float64)
+    from_there_on = lambda values: tf.cumsum(tf.math.unsorted_segment_sum(values, reached, num_points), reverse=True)
+    count = from_there_on(tf.ones_like(hits))
+    return ConfidenceCurve(threshold, tf.cast(from_there_on(hits) / count, dtype), tf.cast(count / count[0], dtype))

@@ -39,8 +39,7 @@ Sums = dict[str, np.ndarray]
 
 
 def score_sums(evaluation: Evaluation, labels: object) -> Sums:
-    """Return the sums over N examples from which `from_sums` makes the scores of any number of sites together,
-    float64.
+    """Compute the sums over N examples from which `from_sums` makes the scores of all sites together, float64.
 
     They are the number of examples and of right predictions; the sums of negative log likelihoods, Brier scores,
     entropies and traces; of each bin of `reliability` count, confidences and right ones; and of `ENTROPY_BINS` equal
@@ -76,11 +75,10 @@ def error_bins(errors: np.ndarray) -> np.ndarray:
 
 
 def number_sums(evaluation: RegressionEvaluation, labels: object) -> Sums:
-    """Return `score_sums` of a model that predicts numbers.
+    """Compute `score_sums` of a model that predicts numbers, in the units of the labels.
 
     They are the sums of the errors' absolute values, squares and fourth powers, negative log densities, hits and widths
-    of the central intervals, and both parts of the variance, in the units of the labels; and the numbers of errors in
-    half octaves of their absolute value.
+    of the central intervals, and both parts of the variance; and the numbers of errors in half octaves.
     """
     means = {**evaluation.metrics, "rmse": evaluation.metrics["rmse"] ** 2}
     number = len(evaluation.mean)
@@ -132,7 +130,7 @@ def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
 
 
 def from_sums(total: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the scores of all examples together, by their names in `Evaluation.metrics`; of no examples none.
+    """Compute the scores of all examples together, by their names in `Evaluation.metrics`; of no examples none.
 
     accuracy, test_nll, brier, ece, entropy, aleatoric and epistemic are those of the examples in one place, to
     rounding; of `number_sums` all of `RegressionEvaluation.metrics` but crps.
@@ -158,18 +156,14 @@ def reliability_of(total: Mapping[str, np.ndarray]) -> Reliability:
 
 
 def risk_coverage_of(total: Mapping[str, np.ndarray]) -> RiskCoverage:
-    """Return `risk_coverage` by the entropy, at the edges of its bins: each limit is at most 1 /
-    `ENTROPY_BINS` too large.
-    """
+    """Return `risk_coverage` by the entropy at the edges of its bins: a limit is at most one bin too large."""
     probabilities, labels, edges = as_examples(total)
     return risk_coverage(probabilities, labels, edges)
 
 
 def as_examples(total: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return made-up examples with as many mistakes in each bin of the entropy, such as `abstention_limit` takes.
-
-    Returns:
-      Probabilities [N, 2], labels [N], and uncertainties [N], the upper edges of their bins.
+    """Return made-up examples with as many mistakes in each bin of the entropy, such as `abstention_limit` takes:
+    probabilities [N, 2], labels [N], and uncertainties [N], the upper edges of their bins.
     """
     count, right = (np.rint(total[f"kept_{name}"]).astype(int) for name in ("count", "correct"))
     edges = np.arange(1, ENTROPY_BINS + 1) / ENTROPY_BINS

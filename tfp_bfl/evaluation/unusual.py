@@ -68,10 +68,8 @@ class Unusual(NamedTuple):
 def penultimate(model: keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return the function from inputs to the features [B, F] that enter a model's last layer with weights.
 
-    Features with further axes are averaged over these. Weights are those of the posterior's mean.
-
-    Raises:
-      InvalidArgument: the model is neither functional nor sequential, or has more than 2,048 features.
+    Features with further axes are averaged over these. Weights are those of the posterior's mean. The model is
+    functional or sequential, and has at most 2,048 features.
     """
     sampled = weight_sampling(model)
     inner = model if sampled is None else sampled.model
@@ -95,13 +93,12 @@ def penultimate(model: keras.Model) -> Callable[[tf.Tensor], tf.Tensor]:
 
 
 def feature_sums(features: np.ndarray, inputs: Any, labels: Any = None, num_classes: int = 1) -> FeatureSums:
-    """Compute the sums of one client.
+    """Compute the sums of one client with C = `num_classes` classes.
 
     Args:
       features: below the last layer, float64 [n, F].
       inputs: the examples as the model takes them [n, ...].
       labels: of classes [n]; None for one class.
-      num_classes: C.
     """
     hot = np.eye(num_classes)[np.zeros(len(features), int) if labels is None else np.asarray(labels)]
     table = np.asarray(inputs, np.float64) if np.ndim(inputs) == _TABLE else np.zeros((len(features), 0))
@@ -127,7 +124,8 @@ def fit_unusual(
 
     The features below the last layer have a Gaussian for each class, with a shared covariance (OAS shrinkage). Columns
     of a table have the range of training. Each of these parts is calibrated at an equal part of `false_alarms`, at the
-    k-th smallest of n held-out scores, k = ceil((n + 1) (1 - rate)), or the largest where that is above n.
+    k-th smallest of n held-out scores, k = ceil((n + 1) (1 - rate)), or the largest where that is above n: `rate` is at
+    most 2 / (n + 1) where there are too few held-out examples for `false_alarms`.
 
     Args:
       model: a Keras model that returns logits, or mean and log variance.
@@ -135,12 +133,6 @@ def fit_unusual(
       held_out: features [n, ...] of examples on which nobody trained, drawn as the clients' examples.
       false_alarms: the probability of calling such an example unusual.
       num_classes: C; 0 for regression.
-
-    Returns:
-      An `Unusual`; `rate` is at most 2 / (n + 1) where there are too few held-out examples for `false_alarms`.
-
-    Raises:
-      InvalidArgument: no held-out examples, false_alarms not between 0 and 1, or as `penultimate`.
 
     Source: Lee et al. 2018 (arXiv:1807.03888) for the distance; Chen et al. 2010 (arXiv:0907.4698), eq. 23, for the
     shrinkage; Vovk et al. 2005 for the threshold.

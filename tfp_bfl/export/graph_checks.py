@@ -112,14 +112,9 @@ def _check_calls(functions: dict[str, Any]) -> None:
 
 
 def check_objects(meta: Any, more: tuple[str, ...] = ()) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Return the tree of objects: a list of variables, the functions that predict, their signatures, and the asset.
+    """Return the data type and shape of each variable of the checkpoint, if the objects are those of an export.
 
-    Args:
-      meta: the MetaGraphDef.
-      more: functions with a signature of the same name, besides those of every export.
-
-    Returns:
-      For the name of each variable in the checkpoint its data type and shape.
+    These are a list of variables, the functions that predict (`more` besides), their signatures, and the asset.
     """
     nodes = meta.object_graph_def.nodes
     for node in nodes:
@@ -185,12 +180,8 @@ def _variable(node: Any) -> tuple[Any, tuple[int, ...]]:
 def check_signatures(
     meta: Any, outputs: Mapping[str, Mapping[str, int]], rows: Mapping[str, tf.TensorSpec] = MappingProxyType({})
 ) -> None:
-    """Check names and data types of what goes in and out, as other loaders read them.
-
-    Args:
-      meta: the MetaGraphDef.
-      outputs: as of `heads.OutputHead`.
-      rows: the columns that the signature for rows of a table accepts (`rows.inputs_of`); {} without one.
+    """Check names and data types of what goes in and out, as other loaders read them: the `outputs` of a head, and the
+    columns that the signature for rows of a table accepts (`rows.inputs_of`; {} without one).
     """
     for name, signature in meta.signature_def.items():
         if name == INIT:

@@ -53,8 +53,9 @@ class OutputHead(NamedTuple):
 
 
 def head(target: Sequence[Any] | None, unusual: bool = False) -> OutputHead:
-    """Return the head of a regression model with target (name, mean, standard deviation), or of a
-    classifier for None; `unusual` for one that also scores unusual examples.
+    """Return the head of a regression model with target (name, mean, standard deviation), or of a classifier for None.
+
+    `unusual` is for a model that also scores unusual examples.
     """
     plain = _classes() if target is None else _numbers(*target[1:])
     if not unusual:

@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import pydantic
 import tensorflow as tf
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from tfp_bfl import keras
 from tfp_bfl.data import Feature
@@ -21,14 +23,25 @@ from tfp_bfl.weights import num_members
 
 NAME = "info.json"
 MOST_BYTES = 2**22
-_FACTS = {
-    "name": str,
-    "input_shape": list,
-    "num_classes": int,
-    "stochastic": bool,
-    "num_weights": int,
-    "versions": dict,
-}
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("not printable")
+    return name
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """Check that a value is the row of a client: its name, and numbers."""
+    _printable(row["client"])
+    TypeAdapter(Annotated[dict[str, _Finite], Field(min_length=2)]).validate_python({**row, "client": 0.0})
+    return row
+
+
+_Name = Annotated[str, Field(strict=True), AfterValidator(_printable)]
+_Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Positive = Annotated[_Finite, Field(gt=0)]
+_Count = Annotated[int, Field(strict=True, gt=0)]
 
 
 class Info(NamedTuple):
@@ -57,12 +70,89 @@ class Info(NamedTuple):
     model: Mapping[str, Any] | None = None
 
 
-def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
-    """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
+class Calibration(NamedTuple):
+    """`Info.calibration`.
 
-    Raises:
-      InvalidArgument: it does not return logits [B, C], or for a target [B, 2].
+    Fields:
+      number: of held-out examples.
+      num_samples: weight samples of their predictions, and so of those that the limits are for.
+      temperature: of the probabilities (`evaluation.at_temperature`).
+      by: "entropy", of the probabilities at that temperature, or "epistemic".
+      limit: above which the model abstains; None if no threshold has the accuracy that was asked for.
+      coverage: the share of held-out examples below it; 1 without one.
+      accuracy: of those.
+      at_least: the accuracy that was asked for; None where a coverage was.
+      confidence: in that accuracy.
+      set_coverage: with which probability a prediction set holds the label.
+      set_limit: the least score of a class in it (`evaluation.prediction_sets`).
+      best_accuracy: the highest accuracy that can be promised with that confidence, where it is not the one that was
+        asked for; None where there is a threshold.
+      best_coverage: the share of held-out examples below the threshold of that promise.
+      set_score: the name of the score: "probability", "aps" or "raps:PENALTY".
+      clients: `evaluation.client_scores` of the test rows at that temperature, with the coverage of the sets; "kept"
+        and "kept_accuracy" are of the rows below the threshold, "held_out" and "set_limit" of a client's own sets, with
+        confidence `confidence`. None where the data name no clients.
+      unseen_set_limit: `set_limit` for a client that was never seen; None without own sets, or with too few clients.
     """
+
+    number: _Count
+    num_samples: _Count
+    temperature: _Positive
+    by: Literal["entropy", "epistemic"]
+    limit: _Finite | None
+    coverage: _Finite
+    accuracy: _Finite
+    at_least: _Finite | None
+    confidence: _Finite
+    set_coverage: _Finite
+    set_limit: _Finite
+    best_accuracy: _Finite | None = None
+    best_coverage: _Finite | None = None
+    set_score: Annotated[str, Field(strict=True)] = "probability"
+    clients: list[Annotated[dict[str, Any], AfterValidator(_row)]] | None = None
+    unseen_set_limit: _Finite | None = None
+
+
+class _Versions(pydantic.BaseModel):
+    tfp_bfl: _Name
+    tensorflow: _Name
+
+
+class _Facts(pydantic.BaseModel, extra="forbid", strict=True):
+    """`Info.model`."""
+
+    name: str
+    input_shape: list[Any]
+    num_classes: int
+    stochastic: bool
+    num_weights: int
+    versions: _Versions
+    members: Annotated[int, Field(ge=2)] = 2
+
+
+class _Unusual(pydantic.BaseModel, extra="forbid"):
+    rate: Annotated[_Positive, Field(le=1)]
+    number: _Count
+
+
+_CALIBRATION = TypeAdapter(Calibration)
+_COLUMNS = TypeAdapter(list[tuple[_Name, _Finite, Annotated[_Finite, Field(ge=0)]]])
+_MAPPING = TypeAdapter(dict[_Name, Any] | None)
+_METRICS = TypeAdapter(dict[str, Annotated[float, Field(strict=True)] | None] | None)
+_NAMES = TypeAdapter(list[_Name] | None)
+_TARGET = TypeAdapter(tuple[_Name, _Finite, _Positive] | None)
+_UNUSUAL = TypeAdapter(_Unusual | None)
+
+
+def _parsed(form: TypeAdapter[Any], value: object, name: str, wanted: str) -> Any:
+    try:
+        return form.validate_python(value)
+    except (ValueError, KeyError):
+        raise InvalidArgument(f"{name} is {shown(value)}, but must {wanted}.") from None
+
+
+def describe(model: keras.Model, target: object = None) -> dict[str, Any]:
+    """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`)."""
     shape = getattr(model, "output_shape", None)
     if target is not None and shape != (None, 2):
         raise InvalidArgument(
@@ -89,23 +179,14 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
     """Return (name, mean, divisor) of each column of the table that a model takes, in order; [] of other models.
 
     The divisor is the standard deviation, and 1 for a column that was constant in training.
-
-    Raises:
-      InvalidArgument: `info.data` has columns of another form.
     """
-    columns = (info.data or {}).get("columns", [])
-    number = lambda x: _is_number(x) and math.isfinite(x)
-    well = isinstance(columns, list) and all(
-        isinstance(c, (list, tuple)) and len(c) == 3 and _named(c[0]) and number(c[1]) and number(c[2]) and c[2] >= 0
-        for c in columns
-    )
+    wanted = "give a name, a mean and a standard deviation of at least zero of each column that the model takes"
+    given, name = (info.data or {}).get("columns", []), "columns of info's data"
+    columns = _parsed(_COLUMNS, given, name, wanted)
     shape = (info.model or {}).get("input_shape")
-    if not well or (columns and shape is not None and list(shape) != [len(columns)]):
-        raise InvalidArgument(
-            f"columns of info's data is {shown(columns)}, but must give a name, a mean and a standard deviation of at "
-            "least zero of each column that the model takes."
-        )
-    return [(name, float(mean), float(stddev) or 1.0) for name, mean, stddev in columns]
+    if columns and shape is not None and list(shape) != [len(columns)]:
+        raise InvalidArgument(f"{name} is {shown(given)}, but must {wanted}.")
+    return [(name, mean, stddev or 1.0) for name, mean, stddev in columns]
 
 
 # float32 rounds a number that is so many standard deviations from zero by 0.0006 or 0.06 of one.
@@ -131,11 +212,7 @@ def offsets_of(info: Info, least: float = _OFFSET) -> dict[str, float]:
 
 
 def features_of(info: Info) -> tuple[Feature, ...]:
-    """Return the encoding of the table that a model accepts as it is; () of other models.
-
-    Raises:
-      InvalidArgument: `info.data` has an encoding of another form.
-    """
+    """Return the encoding of the table that a model accepts as it is; () of other models."""
     given, columns = (info.data or {}).get("encoding", []), columns_of(info)
     try:
         features = parse_features(given)
@@ -151,125 +228,29 @@ def features_of(info: Info) -> tuple[Feature, ...]:
 
 
 def target_of(info: Info) -> tuple[str, float, float] | None:
-    """Return (name, mean, standard deviation) of the number that a model predicts; None for one of classes.
-
-    Raises:
-      InvalidArgument: `info.data` has a target of another form.
-    """
-    target = (info.data or {}).get("target")
-    if target is None:
-        return None
-    finite = lambda x: _is_number(x) and math.isfinite(x)
-    well = isinstance(target, (list, tuple)) and len(target) == 3 and _named(target[0])
-    if not well or not (finite(target[1]) and finite(target[2]) and target[2] > 0):
-        raise InvalidArgument(
-            f"target of info's data is {shown(target)}, but must give a name, a mean and a standard deviation above "
-            "zero."
-        )
-    if info.class_names or (info.model or {}).get("num_classes"):
+    """Return (name, mean, standard deviation) of the number that a model predicts; None for one of classes."""
+    wanted = "give a name, a mean and a standard deviation above zero"
+    target: tuple[str, float, float] | None
+    target = _parsed(_TARGET, (info.data or {}).get("target"), "target of info's data", wanted)
+    if target is not None and (info.class_names or (info.model or {}).get("num_classes")):
         raise InvalidArgument("info has a target and classes, but a model predicts a number or a class.")
-    return target[0], float(target[1]), float(target[2])
+    return target
 
 
 def has_unusual(info: Info) -> bool:
-    """Return whether a model scores unusual examples: whether `info.data` states their threshold.
-
-    Raises:
-      InvalidArgument: `info.data` states it in another form.
-    """
+    """Return whether a model scores unusual examples: whether `info.data` states their threshold."""
     stated = (info.data or {}).get("unusual")
-    if stated is None:
-        return False
-    if (
-        not isinstance(stated, Mapping)
-        or set(stated) != {"rate", "number"}
-        or not all(map(_is_number, stated.values()))
-        or not (0 < stated["rate"] <= 1 and isinstance(stated["number"], int) and stated["number"] > 0)
-    ):
-        raise InvalidArgument(
-            f"unusual of info's data is {shown(stated)}, but must give a rate above 0 and at most 1, and a number."
-        )
-    return True
-
-
-class Calibration(NamedTuple):
-    """`Info.calibration`.
-
-    Fields:
-      number: of held-out examples.
-      num_samples: weight samples of their predictions, and so of those that the limits are for.
-      temperature: of the probabilities (`evaluation.at_temperature`).
-      by: "entropy", of the probabilities at that temperature, or "epistemic".
-      limit: above which the model abstains; None if no threshold has the accuracy that was asked for.
-      coverage: the share of held-out examples below it; 1 without one.
-      accuracy: of those.
-      at_least: the accuracy that was asked for; None where a coverage was.
-      confidence: in that accuracy.
-      set_coverage: with which probability a prediction set holds the label.
-      set_limit: the least score of a class in it (`evaluation.prediction_sets`).
-      best_accuracy: the highest accuracy that can be promised with that confidence, where it is not the one that was
-        asked for; None where there is a threshold.
-      best_coverage: the share of held-out examples below the threshold of that promise.
-      set_score: the name of the score: "probability", "aps" or "raps:PENALTY".
-      clients: `evaluation.client_scores` of the test rows at that temperature, with the coverage of the sets; "kept"
-        and "kept_accuracy" are of the rows below the threshold, "held_out" and "set_limit" of a client's own sets, with
-        confidence `confidence`. None where the data name no clients.
-      unseen_set_limit: `set_limit` for a client that was never seen; None without own sets, or with too few clients.
-    """
-
-    number: int
-    num_samples: int
-    temperature: float
-    by: str
-    limit: float | None
-    coverage: float
-    accuracy: float
-    at_least: float | None
-    confidence: float
-    set_coverage: float
-    set_limit: float
-    best_accuracy: float | None = None
-    best_coverage: float | None = None
-    set_score: str = "probability"
-    clients: Sequence[Mapping[str, Any]] | None = None
-    unseen_set_limit: float | None = None
-
-
-_NONE_ALLOWED = ("limit", "at_least", "best_accuracy", "best_coverage", "clients", "unseen_set_limit")
+    return _parsed(_UNUSUAL, stated, "unusual of info's data", "give a rate of at most 1, and a number") is not None
 
 
 def calibration_of(info: Info) -> Calibration | None:
-    """Return the result of `tfp-bfl calibrate`; None for a model that was not calibrated.
-
-    Raises:
-      InvalidArgument: `info.calibration` is of another form.
-    """
+    """Return the result of `tfp-bfl calibrate`; None for a model that was not calibrated."""
     if info.calibration is None:
         return None
-    calibration = {**Calibration._field_defaults, **info.calibration}
-    text, clients = ("by", "set_score", "clients"), calibration["clients"]
-    numbers = {
-        name: x for name, x in calibration.items() if name not in text and (name not in _NONE_ALLOWED or x is not None)
-    }
-    well = set(calibration) == set(Calibration._fields) and calibration["by"] in ("entropy", "epistemic")
-    well = well and (clients is None or (isinstance(clients, list) and all(map(_is_row, clients))))
-    if (
-        not well
-        or not all(_is_number(x) and math.isfinite(x) for x in numbers.values())
-        or calibration["temperature"] <= 0
-    ):
-        raise InvalidArgument(
-            f"calibration of info is {shown(calibration)}, but must be what `tfp-bfl calibrate` finds: "
-            f"{', '.join(Calibration._fields)}."
-        )
-    score_of(str(calibration["set_score"]))
-    return Calibration(**calibration)
-
-
-def _is_row(row: Any) -> bool:
-    """Return whether a value is the row of a client: its name, and numbers."""
-    rest = {name: x for name, x in row.items() if name != "client"} if isinstance(row, dict) else {}
-    return bool(rest) and _named(row.get("client")) and all(_is_number(x) and math.isfinite(x) for x in rest.values())
+    wanted = f"be what `tfp-bfl calibrate` finds: {', '.join(Calibration._fields)}"
+    found: Calibration = _parsed(_CALIBRATION, dict(info.calibration), "calibration of info", wanted)
+    score_of(found.set_score)
+    return found
 
 
 def merged(new: Info | None, old: Info) -> Info:
@@ -278,45 +259,24 @@ def merged(new: Info | None, old: Info) -> Info:
 
 
 def check(info: object) -> Info:
-    """Return what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None.
-
-    Raises:
-      InvalidArgument: it is not.
-    """
+    """Return what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None."""
     if not isinstance(info, Info):
         raise InvalidArgument(f"info is {shown(info)}, but must be a tfp_bfl.export.Info.")
-    for name, value in info._asdict().items():
-        if name != "class_names" and not (value is None or (isinstance(value, Mapping) and all(map(_named, value)))):
-            raise InvalidArgument(f"{name} of info is {shown(value)}, but must be a mapping with names as keys.")
+    for name in ("configuration", "metrics", "data", "calibration", "model"):
+        _parsed(_MAPPING, getattr(info, name), f"{name} of info", "be a mapping with names as keys")
+    _parsed(_METRICS, info.metrics, "metrics of info", "give a number for each name")
+    names = _parsed(_NAMES, info.class_names, "class_names of info", "be a list of printable names")
     if info.metrics is not None:
-        if not all(_is_number(x) or x is None for x in info.metrics.values()):
-            raise InvalidArgument(f"metrics of info is {shown(info.metrics)}, but must give a number for each name.")
-        finite = {name: None if x is None or not math.isfinite(x) else x for name, x in info.metrics.items()}
+        finite = {name: x if x is not None and math.isfinite(x) else None for name, x in info.metrics.items()}
         info = info._replace(metrics=finite)
-    if info.class_names is not None:
-        names = info.class_names
-        if isinstance(names, str) or not isinstance(names, Sequence) or not all(map(_named, names)):
-            raise InvalidArgument(f"class_names of info is {shown(names)}, but must be a list of printable names.")
-        num_classes = (info.model or {}).get("num_classes", len(names))
-        if len(names) != num_classes:
-            raise InvalidArgument(f"info has {len(names)} class names, but the model has {num_classes} classes.")
+    num_classes = (info.model or {}).get("num_classes", len(names or ()))
+    if names is not None and len(names) != num_classes:
+        raise InvalidArgument(f"info has {len(names)} class names, but the model has {num_classes} classes.")
     return info
 
 
-def _named(name: object) -> bool:
-    return isinstance(name, str) and name.isprintable()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def to_json(info: Info) -> str:
-    """Return the content of the file.
-
-    Raises:
-      InvalidArgument: `info` holds what JSON has no form for, or more than the file may hold.
-    """
+    """Return the content of the file."""
     try:
         text = json.dumps(info._asdict(), indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -327,23 +287,15 @@ def to_json(info: Info) -> str:
 
 
 def from_json(content: bytes) -> Info:
-    """Parse the text of a file.
-
-    Raises:
-      InvalidArgument: it is not what `to_json` gives.
-    """
+    """Parse the text of a file."""
     try:
-        values = json.loads(content.decode("ascii"))
-        info = check(Info(**values))
-        facts = dict(info.model or {})
-        valid = {name: type(x) for name, x in facts.items() if name != "members"} == _FACTS
-        valid = valid and type(facts.get("members", 2)) is int and facts.get("members", 2) >= 2
+        info = check(Info(**json.loads(content.decode("ascii"))))
+        facts = _Facts.model_validate(dict(info.model or {}))
         features_of(info)
         calibration_of(info)
         has_unusual(info)
-        valid = valid and bool(facts.get("num_classes")) == (target_of(info) is None)
-        valid = valid and all(_named(facts["versions"].get(name)) for name in ("tfp_bfl", "tensorflow"))
-    except (InvalidArgument, RecursionError, TypeError, ValueError):
+        valid = bool(facts.num_classes) == (target_of(info) is None)
+    except (RecursionError, TypeError, ValueError):
         valid = False
     if not valid:
         raise InvalidArgument(f"its {NAME} does not say what an export's says")

@@ -43,27 +43,14 @@ def load(path: str | os.PathLike) -> Any:
     That finds every accident and every file of another origin. Checksums can be forged, and what a graph computes is
     not limited: run models from untrusted sources in a separate process (docs/security.md).
 
-    Args:
-      path: the folder.
-
-    Returns:
-      What `tf.saved_model.load` returns: `mean`, `sample`, `predict` and `abstain`, and `signatures` of the same names,
-      as `save` describes them; and `draw(images, seed)`, one weight sample's p(y | x, w): float32 [B, ...] and int32
-      [2] -> [B, C].
-
-    Raises:
-      InvalidArgument: there is no such folder, or it is not what `save` wrote. That holds also for a model with layers
-        of your own that use operations not on the list: `tf.saved_model.load` reads it without these checks.
+    The result is that of `tf.saved_model.load`, with the functions and signatures that `save` describes; and
+    `draw(images, seed)`, one weight sample's p(y | x, w): float32 [B, ...] and int32 [2] -> [B, C].
     """
     return _reading(path, _load)
 
 
 def read_info(path: str | os.PathLike) -> Info:
-    """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model.
-
-    Raises:
-      InvalidArgument: there is no such folder, or its files are not those of what `save` wrote.
-    """
+    """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model."""
     return _reading(path, lambda folder: _read_info(folder, manifest.read_manifest(folder)))
 
 

@@ -31,12 +31,7 @@ def write_manifest(folder: pathlib.Path) -> None:
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, str]:
-    """Return the checksums that the manifest gives, by file.
-
-    Raises:
-      InvalidArgument: it can't be read, or does not name the files of an export and no others; or the folder holds
-        other files, links among them, or lacks one.
-    """
+    """Return the checksums that the manifest gives, by file."""
     files = sorted(_walk(folder))
     if GRAPH not in files:
         raise InvalidArgument(f"it has no {GRAPH}")

@@ -47,23 +47,14 @@ tfp_bfl {tfp_bfl} with TensorFlow {tensorflow}. `assets/info.json` has the conte
 {answers}"""
 
 
-_CLASSES = """## Classes
+_ANSWERS = """{classes}## What the uncertainty means
 
-{class_names}
-
-## What the uncertainty means
-
-- `probabilities`: the mean over S weight samples, p = (1/S) sum_s p_s.
-- `entropy`: entropy of p divided by log C; 0 is certain, 1 is uniform. `abstain` compares it with a threshold.
-- `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), the mean variance within the weight samples.
-- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, the variance between the weight samples. {epistemic}
-  It is zero for one sample{zero}. Aleatoric and epistemic variance sum to 1 - sum_c p_c^2.
+{meaning} {epistemic}
+  It is zero for one sample{zero}. {total}
 
 ## Limits
 
-- The model knows the classes above and no others: it assigns one of them to any input. Its uncertainty on such
-  inputs is not guaranteed to be high; test it on out-of-distribution examples first.
-- Metrics and calibration hold for data like the test data.
+{limits}
 - The Monte Carlo error falls by 1 / sqrt(S); each sample costs one forward pass.
 - Membership inference is possible: a user of the model can test whether an example was in the training data.
 
@@ -73,95 +64,104 @@ _CLASSES = """## Classes
 import tensorflow as tf
 
 model = tf.saved_model.load("FOLDER")
-model.predict(images)  # 20 samples, seed 0: label, probabilities, entropy, aleatoric, epistemic
+model.predict(images)  # 20 samples, seed 0: {outputs}
 model.predict(images, num_samples=100, seed=1)
-model.mean(images)     # one pass at the posterior's mean
-model.sample(images, num_samples=20, seed=0)   # probabilities [S, B, C]
-# As predict; label is -1 if the entropy exceeds 0.5.
-model.abstain(images, num_samples=20, seed=0, max_uncertainty=0.5)
+model.mean(images)     # one pass at the posterior's mean{at_mean}
+model.sample(images, num_samples=20, seed=0)   # {sampled}
+# As predict; {abstains}.
+model.abstain(images, num_samples=20, seed=0, max_uncertainty={limit})
 ```
 
 `images` is [B, {sizes}]: {types}.
 The same seed gives the same prediction. Each function is also a serving signature{signatures}.
 """
 
-_NUMBERS = """## What the uncertainty means
-
+# The parts of the answers that depend on what a model predicts.
+_CLASSES = {
+    "meaning": """\
+- `probabilities`: the mean over S weight samples, p = (1/S) sum_s p_s.
+- `entropy`: entropy of p divided by log C; 0 is certain, 1 is uniform. `abstain` compares it with a threshold.
+- `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), the mean variance within the weight samples.
+- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, the variance between the weight samples.""",
+    "total": "Aleatoric and epistemic variance sum to 1 - sum_c p_c^2.",
+    "limits": """\
+- The model knows the classes above and no others: it assigns one of them to any input. Its uncertainty on such
+  inputs is not guaranteed to be high; test it on out-of-distribution examples first.
+- Metrics and calibration hold for data like the test data.""",
+    "outputs": "label, probabilities, entropy, aleatoric, epistemic",
+    "at_mean": "",
+    "sampled": "probabilities [S, B, C]",
+    "abstains": "label is -1 if the entropy exceeds 0.5",
+    "limit": "0.5",
+}
+_NUMBERS = {
+    "meaning": """\
 - The prediction of {target}, in its units, is a mixture of Gaussians N(m_s, v_s), one for each weight sample.
 - `mean`: (1/S) sum_s m_s. `stddev`: of the mixture. `low`, `high`: its central 90 % interval. `abstain` compares
   `stddev` with a threshold.
 - `aleatoric`: (1/S) sum_s v_s, the mean variance within the weight samples.
-- `epistemic`: (1/S) sum_s (m_s - mean)^2, the variance between the weight samples. {epistemic}
-  It is zero for one sample{zero}. Aleatoric and epistemic variance sum to stddev^2.
-
-## Limits
-
+- `epistemic`: (1/S) sum_s (m_s - mean)^2, the variance between the weight samples.""",
+    "total": "Aleatoric and epistemic variance sum to stddev^2.",
+    "limits": """\
 - Coverage of the intervals and high uncertainty are not guaranteed on data unlike the training data. The metric
-  `coverage` is the fraction of test labels inside the 90 % intervals.
-- The Monte Carlo error falls by 1 / sqrt(S); each sample costs one forward pass.
-- Membership inference is possible: a user of the model can test whether an example was in the training data.
-
-## How to call
-
-```python
-import tensorflow as tf
-
-model = tf.saved_model.load("FOLDER")
-model.predict(images)  # 20 samples, seed 0: mean, stddev, low, high, aleatoric, epistemic
-model.predict(images, num_samples=100, seed=1)
-model.mean(images)     # one pass at the posterior's mean: mean, stddev
-model.sample(images, num_samples=20, seed=0)   # mean, stddev [S, B]
-# As predict; mean is NaN if the standard deviation exceeds 1.
-model.abstain(images, num_samples=20, seed=0, max_uncertainty=1.0)
-```
-
-`images` is [B, {sizes}]: {types}.
-The same seed gives the same prediction. Each function is also a serving signature{signatures}.
-"""
+  `coverage` is the fraction of test labels inside the 90 % intervals.""",
+    "outputs": "mean, stddev, low, high, aleatoric, epistemic",
+    "at_mean": ": mean, stddev",
+    "sampled": "mean, stddev [S, B]",
+    "abstains": "mean is NaN if the standard deviation exceeds 1",
+    "limit": "1.0",
+}
+_TYPES = {
+    "image": "raw pixels as uint8, or floats in [0, 1]; they are scaled inside",
+    "encoding": "the columns of numbers above, in that order; they are standardised inside",
+    "columns": "the columns above, in that order; they are standardised inside",
+    "": "floats, as trained on",
+}
 
 
 def card(info: Info) -> str:
     """Return the text of the card; `info.model` is what `info.describe` gives."""
-    facts, data = dict(info.model or {}), dict(info.data or {})
+    facts, data, target = dict(info.model or {}), dict(info.data or {}), target_of(info)
     is_image = len(facts["input_shape"]) == 3
-    target = target_of(info)
-    answers = (_CLASSES if target is None else _NUMBERS).format(
-        target=_cell(target[0]) if target else "",
-        class_names=_list(info.class_names),
+    kind = "image" if is_image else next((name for name in ("encoding", "columns") if data.get(name)), "")
+    parts = _CLASSES if target is None else {**_NUMBERS, "meaning": _NUMBERS["meaning"].format(target=_cell(target[0]))}
+    answers = _ANSWERS.format(
+        **parts,
+        classes=f"## Classes\n\n{_list(info.class_names)}\n\n" if target is None else "",
         epistemic=_epistemic(temperature_of(info.configuration)),
         zero="" if facts["stochastic"] else ", and for this model always",
         sizes=", ".join(map(str, facts["input_shape"])),
-        types=(
-            "raw pixels as uint8, or floats in [0, 1]; they are scaled inside"
-            if is_image
-            else "the columns of numbers above, in that order; they are standardised inside"
-            if data.get("encoding")
-            else "the columns above, in that order; they are standardised inside"
-            if data.get("columns")
-            else "floats, as trained on"
-        ),
+        types=_TYPES[kind],
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )
     what = f"A {'classifier' if target is None else 'regression model'} with predictive uncertainty."
-    kind = (
+    weights = (
         "Its weights are sampled from a posterior."
         if facts["stochastic"]
         else "It has point weights, not a distribution over weights: it has no epistemic uncertainty."
     )
+    columns = (
+        f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""
+    )
+    found, note = statement(info.configuration), rounding(info)
+    # A calibration has another temperature.
+    full = {"temperature": "posterior temperature"}
+    options = {full.get(name, name): x for name, x in (info.configuration or {}).items()}
+    metrics = {label_of(name): x for name, x in (info.metrics or {}).items()}
     return _CARD.format(
         name=facts["name"],
-        what=f"{what} {kind}{_whose(data)}",
+        what=f"{what} {weights}{_whose(data)}",
         shape=facts["input_shape"],
         output=_cell(target[0]) if target else f"{facts['num_classes']} classes",
         num_weights=facts["num_weights"],
         **facts["versions"],
         data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")
-        + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else "")
+        + columns
         + _rows(info)
-        + (f"\n\n{_cell(note)}" if (note := rounding(info)) else ""),
-        configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
-        metrics=_measured_on(data)
-        + _table(_labelled(info.metrics), "metric")
+        + (f"\n\n{_cell(note)}" if note else ""),
+        configuration=(f"{_cell(found)}.\n\n" if found else "") + _table(options, "option"),
+        metrics=(f"Split: {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else "")
+        + _table(metrics, "metric")
         + _outside(info.metrics, data, info.calibration is not None),
         calibration=_calibration(info) + _unusual(data.get("unusual")),
         answers=answers,
@@ -256,22 +256,6 @@ def _unusual(stated: Mapping[str, Any] | None) -> str:
     )
 
 
-def _method(configuration: Mapping[str, Any] | None) -> str:
-    found = statement(configuration)
-    return f"{_cell(found)}.\n\n" if found else ""
-
-
-def _renamed(configuration: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the options with the posterior temperature by its full name: a calibration has another temperature."""
-    if configuration is None:
-        return None
-    return {"posterior temperature" if name == "temperature" else name: x for name, x in configuration.items()}
-
-
-def _labelled(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    return None if metrics is None else {label_of(name): x for name, x in metrics.items()}
-
-
 def _epistemic(temperature: float | None) -> str:
     """Return the meaning of the epistemic part, given the posterior temperature (None if unknown)."""
     if temperature is None or temperature == 1:
@@ -288,10 +272,6 @@ def _whose(data: Mapping[str, Any]) -> str:
         return ""
     trained = "" if data.get("client_in_training") else ", which was held out of training"
     return f" It is the personal model of client {_cell(data['client'])} of a federation{trained}."
-
-
-def _measured_on(data: Mapping[str, Any]) -> str:
-    return f"Split: {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
 
 
 def _outside(metrics: Mapping[str, Any] | None, data: Mapping[str, Any], calibrated: bool) -> str:

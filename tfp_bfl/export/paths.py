@@ -14,11 +14,7 @@ GRAPH = "saved_model.pb"
 
 
 def find(run: str | os.PathLike) -> pathlib.Path:
-    """Return the folder of the SavedModel of a run, or of one that is given itself.
-
-    Raises:
-      InvalidArgument: there is none.
-    """
+    """Return the folder of the SavedModel of a run, or of one that is given itself."""
     try:
         folder = pathlib.Path(run)
     except TypeError:
@@ -36,11 +32,7 @@ def find(run: str | os.PathLike) -> pathlib.Path:
 
 
 def new_folder(path: Any) -> pathlib.Path:
-    """Return the path of a folder for a SavedModel, which does not exist or is empty.
-
-    Raises:
-      InvalidArgument: it holds something, or is no path.
-    """
+    """Return the path of a folder for a SavedModel, which does not exist or is empty."""
     try:
         folder = pathlib.Path(path)
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
@@ -52,11 +44,7 @@ def new_folder(path: Any) -> pathlib.Path:
 
 
 def new_file(path: Any) -> pathlib.Path:
-    """Return the path of a file for a model, which does not exist.
-
-    Raises:
-      InvalidArgument: it exists, its folder does not, or it is no path.
-    """
+    """Return the path of a file for a model, which does not exist."""
     try:
         file = pathlib.Path(path)
         taken = os.path.lexists(file)

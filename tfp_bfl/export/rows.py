@@ -27,9 +27,6 @@ def inputs_of(features: Sequence[Feature]) -> dict[str, tf.TensorSpec]:
 
     The name of an input has the letters and digits of the column's name, and "_" for other characters. It begins with a
     letter, "column_" if need be, and a number is added where two names would be the same.
-
-    Args:
-      features: of the model.
     """
     specs: dict[str, tf.TensorSpec] = {}
     used = {"num_samples", "seed"}
@@ -53,7 +50,6 @@ def encoder(
     operation of TensorFlow Lite.
 
     Args:
-      features: of the model.
       columns: (name, mean, standard deviation) of each of the D columns of all features.
       has_rules: text becomes a category by `data.names.CATEGORY_RULES`, and its letters are composed as those of the
         levels. TensorFlow Lite has no operation for these: False for a graph that compares text with each of the
@@ -86,9 +82,6 @@ def spellings(category: str) -> list[str]:
 
     Letters are composed or decomposed (NFC, NFD). Up to `MOST_SPACES` spaces are before and after, or a tab or the end
     of a line. A number has up to three zeros more after the point, a plus sign, or no zero before the point.
-
-    Args:
-      category: without spaces around it.
     """
     forms = [category, unicodedata.normalize("NFD", category)]
     if _PLAIN_NUMBER.fullmatch(category):

@@ -175,11 +175,7 @@ def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def model_of(model_or_run: object) -> tuple[keras.Model, Info]:
-    """Return a Keras model, and what is known of it.
-
-    Raises:
-      InvalidArgument: it is neither a Keras model nor a simulation's result.
-    """
+    """Return a Keras model, and what is known of it."""
     check_keras_2(model_or_run)
     if isinstance(model_or_run, keras.Model):
         return model_or_run, Info()

@@ -55,8 +55,8 @@ def make_functions(
     """Return a module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 
     `draw(images, seed)` is what one weight sample says, p(y | x, w) or mean and standard deviation of a number:
-    float32 [B, ...] and int32 [2] -> [B, C] or [B, 2]. The module holds
-    the model's variables, not its layers: whoever loads it needs neither this package nor TFP.
+    float32 [B, ...] and int32 [2] -> [B, C] or [B, 2]. The module holds the model's variables, not its layers: whoever
+    loads it needs neither this package nor TFP.
 
     Args:
       model: that gives logits, or of a number mean and log variance.
@@ -172,9 +172,7 @@ def _scorer(model: keras.Model, unusual: Unusual) -> Callable[[tf.Tensor], dict[
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:
-    """Return examples as the model takes them; numbers that are not finite, and images of another scale,
-    are refused.
-    """
+    """Return examples as the model takes them; refuse numbers that are not finite, and images of another scale."""
     if not images.dtype.is_floating:
         if images.shape.rank != 4 or images.dtype == tf.uint8:
             return as_floats(images)

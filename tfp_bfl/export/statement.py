@@ -36,15 +36,12 @@ def in_words(temperature: float) -> str:
 
 
 def statement(settings: Mapping[str, Any] | None) -> str:
-    """Return the weights, the method and the posterior temperature in one sentence without a full stop.
+    """Return the weights, the method and the posterior temperature in the settings of a training, without a full stop.
 
-    Args:
-      settings: of the training, such as `Info.configuration`; what it does not state is left out.
-
-    Returns:
-      Such as "Gaussian weights by variational: rule mean_precision_average, inference curvature, optimizer momentum,
-      learning rate 0.03, schedule inverse, KL scaling total, prior standard deviation fan_in; posterior at temperature
-      0.01: as if each example had been seen 100 times"; the temperature alone where the settings state no weights.
+    Such as "Gaussian weights by variational: rule mean_precision_average, inference curvature, optimizer momentum,
+    learning rate 0.03, schedule inverse, KL scaling total, prior standard deviation fan_in; posterior at temperature
+    0.01: as if each example had been seen 100 times". What the settings do not state is left out; the temperature alone
+    is stated where they state no weights.
     """
     settings = settings or {}
     weights, temperature = settings.get("weights"), temperature_of(settings)

@@ -47,12 +47,6 @@ def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int 
       model_or_run: as `tfp_bfl.export.save` takes it.
       path: a new file.
       num_samples: S, of `predict`; a model without anything random has one.
-      seed: of the samples.
-
-    Raises:
-      InvalidArgument: there is something at `path`, num_samples is below 1, seed is no int32, the file would be larger
-        than 2 GiB, a column or the target is so far from zero that float32 rounds it by 0.06 standard deviations or
-        more, or `model_or_run` is not what `save` takes.
     """
     check_count(num_samples, "num_samples")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**31) <= seed < 2**31:
@@ -95,14 +89,7 @@ def save_tflite(model_or_run: Source, path: str | os.PathLike, num_samples: int 
 
 
 class _Fixed(tf.Module):
-    """The functions `mean` and `predict`, of images alone.
-
-    Args:
-      module: of `make_functions`.
-      shape: of an example.
-      seed, num_samples: of `predict`.
-      answers: of the model.
-    """
+    """The functions `mean` and `predict`, of images alone, with the samples of a seed."""
 
     def __init__(self, module: Any, shape: Any, seed: int, num_samples: int, answers: OutputHead):
         super().__init__()
@@ -138,10 +125,8 @@ def _split(
 ) -> tuple[Any, list[tf.Tensor], Callable[[tf.Tensor], list[tf.Tensor]]]:
     """Return `draw(images, seed)` in two parts, at the tensors between what depends on the images and what does not.
 
-    Returns:
-      rest: (images, *fixed, *drawn(seed)) -> [draw(images, seed)].
-      fixed: values that depend on neither, such as point weights.
-      drawn: seed -> values that depend on the seed, such as sampled weights and masks.
+    rest: (images, *fixed, *drawn(seed)) -> [draw(images, seed)]. fixed: values that depend on neither, such as point
+    weights. drawn: seed -> values that depend on the seed, such as sampled weights and masks.
     """
     frozen = convert_variables_to_constants_v2(
         draw.get_concrete_function(images_spec, tf.TensorSpec([2], tf.int32, "seed"))

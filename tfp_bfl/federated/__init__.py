@@ -2,16 +2,13 @@
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.federated.averaging import Averaged, check_average_rounds
-from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
-from tfp_bfl.federated.newcomers import fit_newcomers
 from tfp_bfl.federated.notices import chance_warning, collapse_warning, constant_warning
 from tfp_bfl.federated.options import Backend, Checkpointing, Cohorts, Monitor, Prediction
-from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise_clients
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
@@ -25,10 +22,8 @@ __all__ = [
     "Averaged",
     "Backend",
     "BayesianProcess",
-    "Chains",
     "Checkpointing",
     "Checkpoints",
-    "ClientScores",
     "Cohorts",
     "Ensemble",
     "Members",
@@ -48,8 +43,6 @@ __all__ = [
     "collapse_warning",
     "constant_warning",
     "default_engine",
-    "evaluate_clients",
-    "fit_newcomers",
     "make_ensemble",
     "member_seed",
     "pretrain",
@@ -57,6 +50,4 @@ __all__ = [
     "server_optimizer",
     "share_cores",
     "simulate",
-    "simulate_chains",
-    "summarise_clients",
 ]

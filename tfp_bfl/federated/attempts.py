@@ -39,8 +39,7 @@ class Attempted(NamedTuple):
     """The result of an attempt at a round.
 
     Fields:
-      state: the server's after the round.
-      metrics: of the process.
+      state, metrics: the server's state after the round, and the metrics of the process.
       left_out: clients whom this round was run again without, with the reason: their computation raised, or they
         spoilt the others'.
       num_dropped: clients that did not answer.
@@ -175,9 +174,7 @@ class Attempts:
         raise Error(f"No training succeeded in round {number}, in {attempts}: {reasons}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Attempted:
-        """Run a round that does not reveal its clients: it is not repeated, and no client is left out for
-        the others.
-        """
+        """Run a round that does not reveal its clients: it is not repeated, and leaves no client out for the others."""
         size, num_clients = self._cohorts.size, self._clients.num_clients
         chosen = each_drawn(num_clients, size or num_clients, number, self._seed)
         present = answering(chosen, self._cohorts.dropout, number, self._seed).tolist()

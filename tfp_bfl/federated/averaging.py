@@ -19,13 +19,7 @@ _LEAST_VARIANCE = float(np.finfo(np.float32).tiny)
 
 
 class Averaged(NamedTuple):
-    """Hold the average of the last rounds.
-
-    Fields:
-      rounds: R, number of rounds in the average.
-      weights: the averaged `ModelWeights`, with which the model of the result predicts.
-      metrics: what `evaluate` returned for that model, and its posterior standard deviations.
-    """
+    """The averaged `ModelWeights` of the last `rounds`, and the metrics of the model that predicts with them."""
 
     rounds: int
     weights: ModelWeights
@@ -33,12 +27,7 @@ class Averaged(NamedTuple):
 
 
 def check_average_rounds(process: BayesianProcess, average_rounds: int | None, rounds: int) -> int:
-    """Return R, the number of rounds to average; 1 for None.
-
-    Raises:
-      InvalidArgument: average_rounds is below 1 or above the number of rounds; or above 1 for an algorithm that has no
-        single mean-field posterior after each round: chains, personal models, FL-SWAG, Laplace and exact last layers.
-    """
+    """Return R, the number of rounds to average; 1 for None."""
     if average_rounds is None:
         return 1
     check_count(average_rounds, "average_rounds")
@@ -69,30 +58,19 @@ def average_of(process: BayesianProcess, average_rounds: int, rounds: int, like:
 
 
 class RoundAverage:
-    """Average the predictive weights of rounds `first` to `rounds`.
+    """Average the predictive weights of rounds `first` to `rounds`, R in number.
 
         1 / s^2 = (1 / R) sum_r 1 / s_r^2,    m = s^2 (1 / R) sum_r m_r / s_r^2    (Gaussian weights)
         w = (1 / R) sum_r w_r                                     (point weights, BatchNorm's moving statistics)
 
-    A Gaussian of how the clients' weights differ (FedAG) is no posterior of each round: with few clients its variance
-    is often near 0, and a precision of one round would rule the average. Its means and variances are averaged plainly.
+    With `plain`, means and variances are averaged as they are. A Gaussian of how the clients' weights differ (FedAG) is
+    no posterior of each round: with few clients its variance is often near 0, and a precision of one round would rule
+    the average.
 
     The averaged Gaussian is the weighted geometric mean of the R posteriors (`rules.log_linear_pool` with equal
     weights). Moving variances are averaged as they are: rounds see the same data, so that a moving mean that differs
-    between rounds says nothing about the variance of the activations. Sums are float64.
-
-    Args:
-      average_rounds: R, at least 2.
-      rounds: number of rounds of the run.
-      like: predictive weights before the first round: their structure, shapes and types.
-      plain: average means and variances as they are.
-
-    Attributes:
-      first: the first round of the average.
-      sums: float64 arrays for a checkpoint; empty before round `first`.
-
-    Raises:
-      InvalidArgument: the posterior is not a `MeanField`.
+    between rounds says nothing about the variance of the activations. `sums`, float64, go into checkpoints; they are
+    empty before round `first`. `like` are predictive weights before the first round.
     """
 
     def __init__(self, average_rounds: int, rounds: int, like: ModelWeights, plain: bool = False):
@@ -114,11 +92,7 @@ class RoundAverage:
         self.sums = [a + b for a, b in zip(self.sums, terms)] if self.sums else terms
 
     def restore(self, number: int, first: int | None, sums: Sequence[np.ndarray]) -> None:
-        """Continue from the checkpoint of round `number`, with sums that begin with round `first`.
-
-        Raises:
-          InvalidArgument: the checkpoint lies inside the averaging window, and its sums are of another window.
-        """
+        """Continue from the checkpoint of round `number`, with sums that begin with round `first`."""
         if number < self.first:
             return
         shapes = [x.shape for x in self._terms(self._like)]

@@ -84,12 +84,9 @@ class _Damaged(Exception):
 
 
 class Checkpoints:
-    """The last `keep` checkpoints of one run in a directory.
+    """The last `keep` checkpoints of one run in a directory, which is made with the first.
 
-    Args:
-      directory: made with the first checkpoint.
-      description: what the run is of, name -> words, such as {"rule": "conflation"}.
-      keep: how many stay.
+    `description` says what the run is of, name -> words, such as {"rule": "conflation"}.
     """
 
     def __init__(self, directory: str | os.PathLike, description: Mapping[str, str], keep: int = 3):
@@ -99,10 +96,6 @@ class Checkpoints:
 
     def save(self, state: ServerState, record: Record) -> None:
         """Write the checkpoint of the state's round, atomically, and delete those before the last `keep`.
-
-        Args:
-          state: of the server.
-          record: of the run.
 
         Raises:
           OSError: it can't be written, such as to a full disk; the checkpoints before stay, and nothing else.
@@ -147,18 +140,10 @@ class Checkpoints:
         return sorted(int(match[1]) for match in found if match[2] == _SUMS and not match[3])
 
     def latest(self, first: ServerState, specs: Sequence[tf.TensorSpec] | None = None) -> Found | None:
-        """Return the newest checkpoint that is whole, of the run that began with `first`; None if there is no
-        checkpoint.
+        """Return the newest whole checkpoint of the run that began with `first`; None if there is no checkpoint.
 
-        Damaged ones are named in a warning, and the one before is taken.
-
-        Args:
-          first: the state before the first round.
-          specs: of the state's tensors, leaf by leaf (`BayesianProcess.state_spec`), if they may grow; None: those of
-            `first`.
-
-        Raises:
-          InvalidArgument: the checkpoints are of another run, or all of them are damaged.
+        Damaged ones are named in a warning, and the one before is taken. `specs` are those of the state's tensors, leaf
+        by leaf (`BayesianProcess.state_spec`), if they may grow; None for those of `first`.
         """
         numbers = self.rounds()
         for number in reversed(numbers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfp_bfl.data import ClientData, Parties, answering, cohort
-from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.errors import InvalidArgument, check_counts, shown
 from tfp_bfl.federated.averaging import check_average_rounds
 from tfp_bfl.federated.engines import check_engine
 from tfp_bfl.federated.options import Cohorts, SimulationSettings
@@ -22,25 +22,13 @@ def check_settings(
       InvalidArgument: an option that is out of range, or that does not fit the process, the clients or another option.
       MissingDependency: the engine's package is not installed.
     """
-    cohorts, monitor, checkpoints, prediction, backend = (
-        settings.cohorts,
-        settings.monitor,
-        settings.checkpoints,
-        settings.prediction,
-        settings.engine,
-    )
-    for name, count in {
-        "rounds": rounds,
-        "evaluate_every": monitor.every,
-        "checkpoint_every": checkpoints.every,
-    }.items():
-        check_count(count, name)
-    for name, count in {"max_retries": cohorts.max_retries, "max_restarts": backend.max_restarts}.items():
-        check_count(count, name, least=0)
+    cohorts, seed, checkpoints, monitor, _, prediction, backend = settings
+    check_counts(rounds=rounds, evaluate_every=monitor.every, checkpoint_every=checkpoints.every)
+    check_counts(0, max_retries=cohorts.max_retries, max_restarts=backend.max_restarts)
     num_averaged = check_average_rounds(process, prediction.average_rounds, rounds)
     if num_averaged > 1 and (monitor.stop or prediction.draws):
         raise InvalidArgument("average_rounds averages the last of all rounds: leave stop and draws out.")
-    seed = int(process.round.seed if settings.seed is None else settings.seed)
+    seed = int(process.round.seed if seed is None else seed)
     if process.privacy:
         cohorts = cohorts._replace(size=_private_size(process.privacy, clients, cohorts))
     check_clients(process, clients, cohorts.size, cohorts.popularity)

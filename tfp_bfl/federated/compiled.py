@@ -69,11 +69,7 @@ class CompiledEngine:
         return as_arrays(self._round.initialize())
 
     def expect(self, sizes: Sequence[int]) -> None:
-        """Prepare for clients of these sizes, of whom any may be in a round.
-
-        Raises:
-          InvalidArgument: there are more than `MOST_SIZES` sizes, and the clients' work does not let them be padded.
-        """
+        """Prepare for clients of these sizes, of whom any may be in a round."""
         several = sorted({int(n) for n in sizes})
         self._most = several[-1] if self._pads and len(several) > 1 else 0
         self._given = None

@@ -27,12 +27,7 @@ class Ensemble(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Hold what the simulation of an ensemble returned for its members.
-
-    Fields:
-      results: a `SimulationResult` of each member.
-      metrics: what `evaluate` returned for the model of all members.
-    """
+    """The `SimulationResult` of each member of an ensemble, and the metrics of the model of them all."""
 
     results: Sequence[SimulationResult]
     metrics: dict[str, Any]
@@ -44,11 +39,7 @@ def member_seed(seed: int, member: int) -> int:
 
 
 def make_ensemble(make_process: Callable[[int], BayesianProcess], members: int, seed: int = 0) -> Ensemble:
-    """Build the processes of an ensemble (`algorithms.ensemble`).
-
-    Raises:
-      InvalidArgument: fewer than two members; members with equal initial weights, personal models or privacy.
-    """
+    """Build the processes of an ensemble (`algorithms.ensemble`)."""
     check_count(members, "members", least=2)
     processes = tuple(make_process(member_seed(seed, m)) for m in range(members))
     first = processes[0]
@@ -79,16 +70,9 @@ def simulate_members(
     rounds: int,
     settings: SimulationSettings,
 ) -> SimulationResult:
-    """Simulate the members of an ensemble one after another, and return their result.
+    """Simulate the members of an ensemble one after another by `simulate`, and return their result.
 
-    Args:
-      simulate: Function that simulates one process.
-      ensemble: of the members.
-      clients, rounds: as of `simulate`.
-      settings: of each member; with the seed of the run, and a folder of checkpoints in which each member has its own.
-
-    Raises:
-      InvalidArgument: clients that are sites, or options that no member may share.
+    The settings are those of each member, with the seed of the run; each member has a folder of checkpoints of its own.
     """
     if isinstance(clients, Parties):
         raise InvalidArgument("An ensemble is simulated, and sites train one model: run one federation a member.")

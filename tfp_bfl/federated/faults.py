@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     Fields:
       max_magnitude: of means, standard deviations, point weights and extra statistics.
-      max_change_norm: of `models.change_norm`; None for any.
+      max_change_norm: of `weights.change_norm`; None for any.
       min_examples: of a client.
       min_stddev: the floor of the model's own standard deviations.
       max_weight_ratio: of its weight to the median one of its round; None for any.
@@ -81,10 +81,8 @@ def find_fault(
     """Return the code of the first fault in what a client returns: a scalar int32, 0 if there is none.
 
     Args:
-      result: of the client's work.
       anchor: the weights that the client started from.
       weight: with which the client would be pooled.
-      limits: what a sound one keeps within.
       given: the number of examples that the client's work got; None where nobody knows.
       known: whether there is a row of the client's where clients keep something.
     """

@@ -67,12 +67,11 @@ class LocalEngine:
         return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset | ClientRows]) -> Output:
-        """Return the round after the state's, over all clients of the datasets.
+        """Return the round after the state's, over all clients of the datasets, each of which is in them once.
 
         Raises:
           ComputationError: an operation of a client's work raised.
-          InvalidArgument: a client is in the datasets twice, and would count twice; or the process is private, and the
-            state has no secret seed.
+          InvalidArgument: a client is there twice; or the process is private, and the state has no secret seed.
         """
         check_secret(state)
         try:

@@ -67,9 +67,8 @@ def cores_warning(before: int, now: int) -> str | None:
 def start_warning(before: str | None, now: str) -> str | None:
     """Return the warning that a run resumes with other weights to start from, which it does not use; None otherwise.
 
-    Args:
-      before: digest of the weights that the run started from; "" for its own, None if unknown.
-      now: digest of those that are given.
+    `before` and `now` are digests of the weights that the run started from and of those given: "" for its own, None if
+    unknown.
     """
     if not now or before in (None, now):
         return None
@@ -109,12 +108,7 @@ def faulty_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, str]]:
-    """Return clients with an outlying loss, and a warning for each.
-
-    Args:
-      clients: their numbers [K].
-      nll: of their training, in nats per example; NaN for those who do not count [K].
-    """
+    """Yield clients with an outlying loss [K] in nats per example (NaN does not count), and a warning each."""
     if np.isfinite(nll).any():
         median = np.nanmedian(nll)
         for k in np.flatnonzero(nll > MANY_TIMES * max(abs(median), 0.1)):
@@ -126,11 +120,7 @@ def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, st
 
 
 def smaller_rate(settings: Mapping[str, str]) -> str:
-    """Return which rate to try after a training that diverged: a tenth of the present one; empty if none is known.
-
-    Args:
-      settings: of the process (`BayesianProcess.description`).
-    """
+    """Return a tenth of the learning rate of a process (`BayesianProcess.description`), to try; "" if none is known."""
     for name in ("learning_rate", "step_size"):
         rate = max((float(x) for x in _NUMBER.findall(str(settings.get(name, "")))), default=0.0)
         if rate > 0:
@@ -139,11 +129,7 @@ def smaller_rate(settings: Mapping[str, str]) -> str:
 
 
 def divergence_clause(steps: Mapping[int, int]) -> str:
-    """Return where the training of clients diverged first; empty if it is not known.
-
-    Args:
-      steps: client -> local step (`models.TrainingMetrics.diverged_at`).
-    """
+    """Return where training diverged first, by the local step of each client; "" if it is not known."""
     known = [(step, client) for client, step in steps.items() if step > 0]
     if not known:
         return ""
@@ -155,12 +141,8 @@ def divergence_clause(steps: Mapping[int, int]) -> str:
 def chance_warning(accuracy: float, largest_share: float, learning_rate: float | None) -> str | None:
     """Return a warning if a model predicts no better than its most frequent class, else None.
 
-    A training that diverges with finite weights ends there: its last layer predicts the classes' shares.
-
-    Args:
-      accuracy: of the model on test examples.
-      largest_share: of these examples, the share of the most frequent class.
-      learning_rate: of the clients; None for one that is unknown.
+    A training that diverges with finite weights ends there: its last layer predicts the classes' fractions.
+    `largest_share` is that of the most frequent class in the test examples; an unknown learning rate is None.
     """
     if accuracy > largest_share * (1 + ABOVE_CHANCE):
         return None
@@ -172,12 +154,7 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: float |
 
 
 def constant_warning(rmse: float, rmse_of_mean: float) -> str | None:
-    """Return a warning if a model of numbers predicts no better than the mean of the training labels, else None.
-
-    Args:
-      rmse: root mean squared error of the model on test examples, in the units of the label.
-      rmse_of_mean: that of the training labels' mean on the same examples.
-    """
+    """Return a warning if a model's RMSE on test examples is no better than that of the mean of the training labels."""
     if rmse < rmse_of_mean * (1 - ABOVE_CHANCE):
         return None
     return (
@@ -194,11 +171,20 @@ def baseline_warning(nll: float, name: str, baseline: float) -> str:
     )
 
 
+def warnings_after(rows: Sequence[Mapping[str, Any]], is_chain: bool) -> list[str | None]:
+    """Return the warnings of all rounds of a run."""
+    last = rows[-1]
+    of_clients = left_out_warning(rows) if is_chain else faulty_warning(rows)
+    return [
+        *(spread_warning(rows), saturated_noise_warning(last), absurd_loss_warning(last)),
+        *(saturation_warning(rows), of_clients),
+    ]
+
+
 def spread_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if the standard deviations after the last round are all the same number, else None.
 
-    Args:
-      rows: metrics of all rounds. The growth of `stddev_log_ratio` over their second half says how many more it takes.
+    The growth of `stddev_log_ratio` over the second half of the rounds says how many more it takes.
     """
     ratio = rows[-1].get("stddev_log_ratio")
     if ratio is None or ratio >= SAME_LOG_RATIO:
@@ -220,11 +206,7 @@ def spread_warning(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def saturated_noise_warning(row: Mapping[str, Any]) -> str | None:
-    """Return a warning if most variances of the clients are at the top of their range, else None.
-
-    Args:
-      row: metrics of the last round.
-    """
+    """Return a warning if most variances of the clients are at the top of their range in the last round, else None."""
     share = row.get("saturated_share")
     if share is None or not share > MOST_SATURATED:
         return None

@@ -88,7 +88,7 @@ class Prediction(NamedTuple):
       draws: Thinning of a chain, the rounds of which are samples of a posterior; None for the process's own. The
         samples predict together, and with checkpoints each is written once.
       batch_norm_examples: Examples of the server [N, ...], for posteriors over all weights of a model with BatchNorm
-        (`models.predictive_model`).
+        (`weights.predictive_model`).
     """
 
     average_rounds: int | None = None
@@ -170,41 +170,32 @@ class Options(Keywords, total=False):
 
 # Fields of `Settings` that other drivers pass on.
 PASSED_ON = tuple(name for name in SimulationSettings._fields if name != "engine")
+# The keywords that stand for the fields of each object, in their order.
+_KEYWORDS = {
+    "cohorts": ("cohort_size", "popularity", "dropout", "max_retries"),
+    "checkpoints": ("checkpoint_dir", "checkpoint_every", "keep_checkpoints"),
+    "monitor": ("evaluate", "evaluate_every", "evaluate_cohort", "on_round", "stop"),
+    "prediction": ("average_rounds", "draws", "batch_norm_examples"),
+    "engine": ("engine", "runtime", "max_restarts"),
+}
 # Keyword -> its object and field.
 _FIELDS = {
-    "cohort_size": ("cohorts", "size"),
-    "popularity": ("cohorts", "popularity"),
-    "dropout": ("cohorts", "dropout"),
-    "max_retries": ("cohorts", "max_retries"),
-    "checkpoint_dir": ("checkpoints", "folder"),
-    "checkpoint_every": ("checkpoints", "every"),
-    "keep_checkpoints": ("checkpoints", "keep"),
-    "evaluate": ("monitor", "evaluate"),
-    "evaluate_every": ("monitor", "every"),
-    "evaluate_cohort": ("monitor", "evaluate_cohort"),
-    "on_round": ("monitor", "on_round"),
-    "stop": ("monitor", "stop"),
-    "average_rounds": ("prediction", "average_rounds"),
-    "draws": ("prediction", "draws"),
-    "batch_norm_examples": ("prediction", "batch_norm_examples"),
-    "runtime": ("engine", "runtime"),
-    "max_restarts": ("engine", "max_restarts"),
+    keyword: (name, field)
+    for name, keywords in _KEYWORDS.items()
+    for keyword, field in zip(keywords, getattr(SimulationSettings(), name)._fields)
+    if keyword != name
 }
 
 
 def settings_of(
     function: Callable[..., Any], given: Mapping[str, Any], objects: Sequence[str] = SimulationSettings._fields
 ) -> SimulationSettings:
-    """Return the options of a call.
+    """Return the options of a call of a function.
 
     Args:
-      function: that is called.
       given: options by name: fields of `SimulationSettings`, and keywords that stand for fields of their objects. In
         the place of an object may stand the value of its first field.
       objects: names of the fields of `SimulationSettings` that the function has.
-
-    Raises:
-      InvalidArgument: an unknown keyword, a field that is given twice, or an object of another type.
     """
     defaults = SimulationSettings()._asdict()
     settings = {name: _as_object(name, given.get(name), default) for name, default in defaults.items()}

@@ -16,14 +16,7 @@ from tfp_bfl.weights import ModelWeights, get_weights
 
 
 class Pretrained(NamedTuple):
-    """The result of pre-training.
-
-    Fields:
-      weights: those of the best epoch.
-      epoch: its number, from 1.
-      accuracy: on the validation data.
-      rounds: the metrics of each epoch.
-    """
+    """The weights of the best epoch, its number from 1, its validation accuracy, and the metrics of all epochs."""
 
     weights: ModelWeights
     epoch: int
@@ -53,12 +46,7 @@ def pretrain(
         `tfp_bfl.rules.naive_weighted_average()`.
       server: one client, the server's share (`tfp_bfl.data.Clients.set_aside`).
       evaluate: model -> metrics with "accuracy", on data that are not trained on.
-      max_epochs: no more than these.
-      patience: epochs without a better accuracy.
       seed, runtime, engine: as in `simulate`.
-
-    Raises:
-      InvalidArgument: max_epochs or patience below 1, or several clients.
     """
     check_count(patience, "patience")
     if server.num_clients != 1:

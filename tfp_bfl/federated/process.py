@@ -250,10 +250,10 @@ def build_process(
       server_step: of `tfp_bfl.servers`.
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]); None
         for uint8 images or float32 tables in the model's input shape.
-      seed: Random seed of the initial weights, as far as initializers have no seed of their own (`models.seeded`), and
+      seed: Random seed of the initial weights, as far as initializers have no seed of their own (`weights.seeded`), and
         of the noise where `simulate` names no other seed.
       max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
-      max_change_norm: a client with weights that moved further than this, by `models.change_norm`, is faulty; None for
+      max_change_norm: a client with weights that moved further than this, by `weights.change_norm`, is faulty; None for
         any distance.
       max_weight_ratio: no client weighs more than so many times the median of its round: `simulate` runs a round in
         which one does again, with weights cut to that. None for any weights.

@@ -26,17 +26,12 @@ from tfp_bfl.federated.draws import Draws
 from tfp_bfl.federated.engines import ENGINES, Engine, MakeEngine
 from tfp_bfl.federated.ensemble import Ensemble, Members, simulate_members
 from tfp_bfl.federated.notices import (
-    absurd_loss_warning,
     collapse_warning,
     cores_warning,
-    faulty_warning,
     has_collapsed,
-    left_out_warning,
     one_shot_warning,
-    saturated_noise_warning,
-    saturation_warning,
-    spread_warning,
     start_warning,
+    warnings_after,
 )
 from tfp_bfl.federated.options import (
     Backend,
@@ -68,14 +63,13 @@ class SimulationResult(NamedTuple):
 
     Fields:
       model: the Keras model with the last round's weights, or their average over the last rounds.
-      state: the process's last state.
-      rounds: each round's metrics, plain numbers.
-      collapsed: the round in which the posterior lost its spread, None if it kept it.
+      state: the process's last state; of an `Ensemble` the last member's.
+      rounds: each round's metrics, plain numbers; of an `Ensemble` those of all members.
+      collapsed: the round in which the posterior standard deviations collapsed, else None.
       draws: of a chain, the rounds that were kept; None without any.
-      warnings: what there is to know of the posterior, whole sentences; they have been logged too.
+      warnings: whole sentences on the posterior; they have been logged too.
       averaged: with `average_rounds`, the average and its scores (`rounds[-1]` holds the last round's); else None.
-      ensemble: of an `Ensemble`, the members' results and the scores of `model`; `state` is then the last member's, and
-        `rounds` holds the rows of all members. Else None.
+      ensemble: of an `Ensemble`, the members' results and the scores of `model`; else None.
     """
 
     model: keras.Model
@@ -101,7 +95,7 @@ def simulate(
     engine: Backend | str | MakeEngine | None = None,
     **options: Unpack[Keywords],
 ) -> SimulationResult:
-    """Run a process for a number of rounds.
+    """Run a process for a number of rounds, and return the model with the pooled posterior and all rounds' metrics.
 
     All random numbers are functions of the seed, the round, the client and the step: they depend neither on the number
     of workers nor on where a run was interrupted. With differential privacy, noise and cohorts follow from a secret
@@ -129,15 +123,8 @@ def simulate(
         evaluate_cohort, on_round and stop of `Monitor`; average_rounds, draws and batch_norm_examples of `Prediction`;
         runtime and max_restarts of `Backend`.
 
-    Returns:
-      The model with the pooled posterior, the last state and all rounds' metrics.
-
     Raises:
-      InvalidArgument: an unknown option, or one that is given twice; rounds or evaluate_every below 1, or no more than
-        the process's burn-in; a cohort larger than the clients, or smaller than the process needs; data that do not
-        fit the model; fewer clients than the process needs; checkpoints of another run, or of more rounds, or all
-        damaged; average_rounds beyond the rounds, with `stop` or `draws`, or for an algorithm without one Gaussian
-        posterior.
+      InvalidArgument: options out of range, or that do not fit the process, clients, checkpoints or each other.
       MissingDependency: the engine is tff, and TensorFlow Federated is not installed.
       Diverged: the server's weights are not finite after its step. The rounds before are kept.
       Error: every client of a round was faulty, in every attempt.
@@ -149,10 +136,8 @@ def simulate(
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=train.element_shape, num_classes=2)
       >>> process = bfl.algorithms.variational(model_fn)
       >>> result = bfl.simulate(process, clients, rounds=2, seed=0, engine="local")
-      >>> [row["round"] for row in result.rounds]
-      [1, 2]
-      >>> result.model.output_shape
-      (None, 2)
+      >>> [row["round"] for row in result.rounds], result.model.output_shape
+      ([1, 2], (None, 2))
     """
     objects = {"cohorts": cohorts, "checkpoints": checkpoints, "monitor": monitor, "prediction": prediction}
     settings = settings_of(simulate, {**objects, "seed": seed, "start": start, "engine": engine, **options})
@@ -163,13 +148,10 @@ def simulate(
 
 
 def secret_seed() -> np.ndarray:
-    """Return a seed from the operating system, for noise that hides clients or examples.
+    """Return a seed, int32 [2], from the operating system, for noise that hides clients or examples.
 
     `simulate` draws one before the first round. A program that calls `initialize` and `next` of a private process
     gives it to the first state; equal seeds give equal noise.
-
-    Returns:
-      int32 [2].
 
     Example:
       >>> bfl.federated.secret_seed().shape
@@ -193,12 +175,7 @@ def _simulate(
 
 
 class _Simulation:
-    """One simulation.
-
-    Args:
-      process, clients, rounds: as of `simulate`.
-      settings: of `check_settings`.
-    """
+    """One simulation, with the settings of `check_settings`."""
 
     def __init__(
         self, process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: SimulationSettings
@@ -301,11 +278,8 @@ class _Simulation:
             averaged = Averaged(self._num_averaged, weights, metrics)
         if record.collapsed:
             self._warnings.append(collapse_warning(record.collapsed))
-        self._warn(spread_warning(record.rows))
-        self._warn(saturated_noise_warning(record.rows[-1]))
-        self._warn(absurd_loss_warning(record.rows[-1]))
-        self._warn(saturation_warning(record.rows))
-        self._warn((left_out_warning if process.server_step.is_chain else faulty_warning)(record.rows))
+        for warning in warnings_after(record.rows, process.server_step.is_chain):
+            self._warn(warning)
         self._warn(process.privacy and everyone_clipped_warning(process.privacy, record.rows))
         self._warn(process.server_step.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights))))
         warnings = [*self._warnings, *self._attempts.warnings.values()]

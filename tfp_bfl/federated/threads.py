@@ -37,9 +37,6 @@ def share_cores(num_clients: int) -> None:
 
     Args:
       num_clients: how many there are in a round.
-
-    Raises:
-      InvalidArgument: num_clients is below 1.
     """
     check_count(num_clients, "num_clients")
     cores = len(os.sched_getaffinity(0))

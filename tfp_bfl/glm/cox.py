@@ -36,11 +36,8 @@ class RiskSums(NamedTuple):
     """Sums over a client's rows at coefficients b, for each of m times of events. They add up over clients.
 
     Fields:
-      num_rows: the number of rows.
-      at_risk: the number of rows with a time of at least t [m].
-      num_events: the number of events at t [m].
-      predictor: sum of x' b over events [m].
-      features: sum of x over events [m, p].
+      num_rows, at_risk: the number of rows, and of those with a time of at least t [m].
+      num_events, predictor, features: the number of events at t [m], and sums of x' b [m] and x [m, p] over them.
       risk: exp(x' b) over rows at risk: s0 [m], s1 [m, p], s2 [m, p, p].
       tied: the same over events at t: d0 [m], d1 [m, p], d2 [m, p, p].
     """
@@ -72,12 +69,8 @@ def _each(function: Callable[..., np.ndarray], first: _Three, *others: _Three) -
 
 
 class Moments(NamedTuple):
-    """The parts of the partial likelihood at each time of events.
-
-    Fields:
-      log_likelihood: [m].
-      mean: the weighted mean of the features of rows at risk, summed over the events at t [m, p].
-      variance: the same of their covariance [m, p, p].
+    """The parts of the partial likelihood at each time of events: log likelihood [m], and the weighted mean [m, p] and
+    covariance [m, p, p] of the features of rows at risk, summed over the events at t.
     """
 
     log_likelihood: np.ndarray
@@ -91,13 +84,7 @@ def event_times(rows: Rows) -> np.ndarray:
 
 
 def risk_sums(rows: Rows, coefficients: np.ndarray, times: np.ndarray) -> RiskSums:
-    """Return one client's sums over risk sets.
-
-    Args:
-      rows: of the client.
-      coefficients: [p].
-      times: of events, of all clients, in ascending order [m].
-    """
+    """Compute one client's sums over risk sets at the times of events of all clients, in ascending order [m]."""
     x, time, event = rows.design, rows.outcome[:, 0], rows.outcome[:, 1] == 1
     eta = x @ coefficients + rows.offset
     hazard = np.exp(np.clip(eta, -700.0, 700.0))
@@ -133,7 +120,7 @@ def risk_sums(rows: Rows, coefficients: np.ndarray, times: np.ndarray) -> RiskSu
 
 
 def moments(sums: RiskSums) -> Moments:
-    """Return the parts of the partial likelihood of each time of events, by Efron's approximation.
+    """Compute the parts of the partial likelihood of each time of events, by Efron's approximation.
 
     With d events at t, the l-th of them (l = 0 ... d - 1) is at risk with  s - (l / d) d_t.
     """
@@ -151,7 +138,7 @@ def moments(sums: RiskSums) -> Moments:
 
 
 def partial_sums(sums: RiskSums) -> Sums:
-    """Return log partial likelihood, gradient and information of sums over risk sets."""
+    """Compute log partial likelihood, gradient and information from sums over risk sets."""
     of = moments(sums)
     return Sums(
         sums.num_rows,
@@ -189,7 +176,7 @@ class Trend(NamedTuple):
 
 
 def trend(sums: RiskSums) -> Trend:
-    """Return the sums of one stratum at the maximum."""
+    """Compute the sums of one stratum at the maximum."""
     of, events = moments(sums), sums.num_events
     g = (np.cumsum(events) - events) / max(float(np.sum(events)), 1.0)
     residual = sums.features - of.mean
@@ -204,7 +191,7 @@ def centred(rows: Rows, centre: np.ndarray) -> Rows:
 
 
 def proportionality(sums: Trend) -> np.ndarray:
-    """Return p values of the score test that each coefficient does not change with time [p].
+    """Compute p values of the score test that each coefficient does not change with time [p].
 
     The alternative is b(t) = b + c (g(t) - mean of g), where g(t) is the share of events before t in its stratum
     (`cox.zph` has Kaplan and Meier's estimate). With U_g = sum g (x - mean), V = sum of the variances, V_g and V_gg the
@@ -213,9 +200,6 @@ def proportionality(sums: Trend) -> np.ndarray:
         chi^2_j = (U_g - V_g V^+ U)_j^2 / (V_gg - V_g V^+ V_g)_jj,   one degree of freedom
 
     V^+ is the pseudo-inverse. A coefficient that the rows do not determine has p = 1.
-
-    Args:
-      sums: of all strata at the maximum.
 
     Source: Grambsch & Therneau 1994, section 2; the score test of Therneau's `cox.zph` since 2019.
     """
@@ -230,11 +214,10 @@ def proportionality(sums: Trend) -> np.ndarray:
 
 
 def not_proportional(sums: Trend, names: Sequence[str]) -> list[str]:
-    """Return a warning for each coefficient that changes with time."""
-    values = proportionality(sums)
+    """Warn of each coefficient that changes with time."""
     return [
         f"The hazard ratio of {name!r} changes with time (score test of proportional hazards: p = {value:.2g}): its "
         "coefficient is an average over time."
-        for name, value in zip(names, values)
+        for name, value in zip(names, proportionality(sums))
         if value < _SIGNIFICANT / len(names)
     ]

@@ -56,13 +56,7 @@ class EffectsLayout(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """The posterior of one client's effect u = L v given the parameters.
-
-    Fields:
-      mean: [d].
-      covariance: [d, d].
-      slope: the derivative of the mean by b, at the mode [d, p].
-    """
+    """The posterior of one client's effect u = L v given theta; the slope is du / db, at the mode [d, p]."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -72,7 +66,7 @@ class Effect(NamedTuple):
 def client_sums(
     rows: Rows, parameters: np.ndarray, family: Family, layout: EffectsLayout, nodes: int
 ) -> tuple[Sums, Effect]:
-    """Return the sums of one client's marginal likelihood, and the posterior of its effect.
+    """Compute the sums of one client's marginal likelihood, and the posterior of its effect.
 
         p(y | theta) = integral of prod_i p(y_i | x_i' b + z_i' L v) N(v; 0, I) dv
 
@@ -81,12 +75,7 @@ def client_sums(
 
         gradient = E[sum_i score_i f_i],   information = E[sum_i weight_i f_i f_i'] - Cov[sum_i score_i f_i]
 
-    Args:
-      rows: of the client.
-      parameters: theta.
-      family: of the outcome.
-      layout: of theta.
-      nodes: of the quadrature along each dimension of v.
+    `nodes` are those of the quadrature along each dimension of v.
 
     Source: Louis 1982; Pinheiro & Bates 1995 for adaptive quadrature.
     """
@@ -115,14 +104,9 @@ def client_sums(
 
 
 def precisions(rows: Rows, points: np.ndarray, layout: EffectsLayout) -> np.ndarray:
-    """Return the information on the coefficients of one client with Gaussian outcomes, given its variances [m, p, p].
+    """Compute the information on the coefficients of one client with Gaussian outcomes at m points theta [m, p, p].
 
-        X' V^-1 X = (X' X - X' Z L (s^2 I + L' Z' Z L)^-1 L' Z' X) / s^2,   V = Z L L' Z' + s^2 I
-
-    Args:
-      rows: of the client.
-      points: parameters theta [m, size].
-      layout: of theta.
+    X' V^-1 X = (X' X - X' Z L (s^2 I + L' Z' Z L)^-1 L' Z' X) / s^2,   V = Z L L' Z' + s^2 I
     """
     x = rows.design
     whole, across = x.T @ x, x.T @ x[:, layout.columns]
@@ -145,7 +129,7 @@ def _terms(family: Family, outcome: np.ndarray, log_stddev: float, eta: np.ndarr
 
 
 def _mode(terms: functools.partial[Terms], fixed: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mode of v [d], and a root of the inverse of the information there [d, d]."""
+    """Find the mode of v [d], and a root of the inverse of the information there [d, d]."""
     v, best = np.zeros(z.shape[1]), -np.inf
     step = np.zeros_like(v)
     for _ in range(MODE_STEPS):
@@ -178,7 +162,7 @@ def grid(dimensions: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def _scores(
     design: np.ndarray, z: np.ndarray, v: np.ndarray, terms: Terms, layout: EffectsLayout, log_stddev: float
 ) -> np.ndarray:
-    """Return the gradient of sum_i log p(y_i | v) by theta, for each node [Q, size]."""
+    """Compute the gradient of sum_i log p(y_i | v) by theta, for each node [Q, size]."""
     of_z = terms.score @ z
     parts = [terms.score @ design, *((of_z[:, a] * v[:, b])[:, np.newaxis] for a, b in layout.pairs)]
     if layout.has_dispersion:
@@ -196,7 +180,7 @@ def _information(
     scores: np.ndarray,
     log_stddev: float,
 ) -> np.ndarray:
-    """Return the expectation over v of minus the second derivatives of sum_i log p(y_i | v) by theta [size, size]."""
+    """Compute the expectation over v of minus the second derivatives of sum_i log p(y_i | v) by theta [size, size]."""
     p, pairs = layout.num_coefficients, layout.pairs
     result = np.zeros((layout.size, layout.size))
     result[:p, :p] = (design.T * (shares @ terms.weight)) @ design

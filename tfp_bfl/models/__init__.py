@@ -16,8 +16,6 @@ from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.precision import in_bfloat16, without_noise
 from tfp_bfl.models.resnet import resnet20
-from tfp_bfl.weights import *  # noqa: F403
-from tfp_bfl.weights import __all__ as _of_weights
 from tfp_bfl.weights.keras_3 import check_keras_2
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
@@ -39,5 +37,4 @@ __all__ = [
     "mc_dropout",
     "without_noise",
     *MODELS,
-    *_of_weights,
 ]

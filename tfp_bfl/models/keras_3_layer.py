@@ -22,7 +22,7 @@ class HeldKeras3Layer(keras.layers.Layer):
 
     Attributes:
       sources: the weights of Keras 3.
-      held: this layer's variables, one for each; attributes of it, as `models.functional_call` needs them.
+      held: this layer's variables, one for each; attributes of it, as `weights.functional_call` needs them.
       adds_losses: whether the layer of Keras 3 called add_loss in the last call.
     """
 

@@ -1,4 +1,5 @@
-"""Groups of options of rounds that are draws of a posterior, and of the chains of `tfp_bfl.algorithms.langevin`."""
+"""Groups of options of rounds that are draws of a posterior, and of the chains of
+`tfp_bfl.algorithms.chains.recipe`."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ class Gradients(Group):
     def check(self, config: Any) -> None:
         if self.estimator == "fixed_point":
             raise InvalidArgument(
-                "estimator 'fixed_point' is at a mode, which clients.find_mode finds in a program: use 'anchored'."
+                "estimator 'fixed_point' is at a mode, which training.find_mode finds in a program: use 'anchored'."
             )
         for name in ("forgetful", "refresh_every"):
             if self.estimator == "plain" and getattr(self, name) != fields_of(Gradients)[name].default:
@@ -183,5 +184,7 @@ class Surrogates(Group):
                 "fsgld fits a Gaussian to the data of each client before the first round, and sites do not send data: "
                 "choose another algorithm, such as qlsd."
             )
+        from tfp_bfl.algorithms.chains import local_langevin
+
         given = {"prior_stddev": config.prior_stddev, "max_steps": self.surrogate_steps, **likelihood}
-        return {"surrogates": bfl.clients.fit_surrogates(model_fn, held, **given)}
+        return {"surrogates": local_langevin.fit_surrogates(model_fn, held, **given)}

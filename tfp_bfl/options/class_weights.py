@@ -41,7 +41,7 @@ def by_class(text: str, clients: Any) -> dict[str, float]:
     names = [str(name) for name in clients.source.class_names]
     if text != BALANCED:
         return _by_name(text, names)
-    weights = bfl.clients.balanced_weights(clients.label_counts().sum(0))
+    weights = bfl.training.balanced_weights(clients.label_counts().sum(0))
     return dict(zip(names, map(float, weights)))
 
 

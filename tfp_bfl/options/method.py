@@ -30,12 +30,12 @@ def rate_of_inference(config: Any, default: Callable[[Any], str]) -> float:
     from tfp_bfl.training.inference import default_optimizer
 
     optimizer = config.optimizer or default_optimizer(config.update_prior)
-    return config.learning_rate or bfl.clients.default_rate(config.inference or default(config), optimizer)
+    return config.learning_rate or bfl.training.default_rate(config.inference or default(config), optimizer)
 
 
 def rate_of_learner(config: Any) -> float:
     """Return the rate of a learner of meta-learning."""
-    from tfp_bfl.clients.meta_learning import RATES
+    from tfp_bfl.algorithms.personal.work import RATES
 
     return config.learning_rate or RATES[config.learner]
 
@@ -47,7 +47,7 @@ def steps_of_epochs(config: Any, num_examples: int) -> int:
 
 def steps_of_learner(config: Any, num_examples: int) -> int:
     """Return the steps of a learner, each of which may take several batches."""
-    from tfp_bfl.clients.meta_learning import BATCHES
+    from tfp_bfl.algorithms.personal.work import BATCHES
 
     return -(-num_examples // (BATCHES[config.learner] * config.batch_size)) * config.local_epochs
 
@@ -62,9 +62,9 @@ def inference_of_posterior(config: Any) -> str:
 
 def inference_of_factors(config: Any) -> str:
     """Return the inference of clients with approximate likelihood factors."""
-    from tfp_bfl.clients.sites import SITES_INFERENCE
+    from tfp_bfl.algorithms.factors.work import FACTORS_INFERENCE
 
-    return SITES_INFERENCE
+    return FACTORS_INFERENCE
 
 
 class Method(NamedTuple):

@@ -78,9 +78,9 @@ class Rounds(Group):
     def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
         rate = config.rate()
         schedules = {
-            "cosine": lambda: bfl.clients.cosine_decay(rate, config.rounds),
-            "inverse": lambda: bfl.clients.inverse_decay(rate),
-            "exponential": lambda: bfl.clients.exponential_decay(rate, self.learning_rate_decay, self.silent_rounds),
+            "cosine": lambda: bfl.training.cosine_decay(rate, config.rounds),
+            "inverse": lambda: bfl.training.inverse_decay(rate),
+            "exponential": lambda: bfl.training.exponential_decay(rate, self.learning_rate_decay, self.silent_rounds),
             "constant": lambda: rate,
         }
         return {**given, "learning_rate": schedules[config.schedule_name()]()}
@@ -196,7 +196,7 @@ class PrivateExamples(Group):
     def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:
         if self.example_clip_norm is None:
             return given
-        return {**given, "example_privacy": bfl.clients.ExamplePrivacy(self.example_clip_norm, self.example_noise)}
+        return {**given, "example_privacy": bfl.training.ExamplePrivacy(self.example_clip_norm, self.example_noise)}
 
 
 class WeightPrior(Group):

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tfp_bfl.plots.calibration import reliability_diagram
     from tfp_bfl.plots.chains import chain_traces
     from tfp_bfl.plots.clients import client_labels, client_sizes
-    from tfp_bfl.plots.confidence import accuracy_confidence
     from tfp_bfl.plots.density import kernel_density
     from tfp_bfl.plots.examples import uncertain_examples
     from tfp_bfl.plots.learning import learning_comparison, learning_curve
@@ -27,7 +26,6 @@ export_later(
     __name__,
     {
         "Repeated": "tfp_bfl.plots.repeats",
-        "accuracy_confidence": "tfp_bfl.plots.confidence",
         "chain_traces": "tfp_bfl.plots.chains",
         "kernel_density": "tfp_bfl.plots.density",
         "reliability_diagram": "tfp_bfl.plots.calibration",
@@ -44,7 +42,6 @@ export_later(
 __all__ = [
     "Repeated",
     "RunResults",
-    "accuracy_confidence",
     "chain_traces",
     "client_labels",
     "client_sizes",

@@ -12,21 +12,11 @@ def reliability_diagram(probabilities: object, labels: object, num_bins: int = 1
 
     A calibrated model's bars end on the diagonal, most of them within the range that chance leaves open, two binomial
     standard deviations about the confidence: wide in bins of few examples. The title gives the expected and the
-    maximum calibration error.
-
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-      num_bins: the number of bins.
-      over: "top_label", the predicted class, or "classes", all of them.
-
-    Raises:
-      InvalidArgument: as `tfp_bfl.evaluation.calibration.reliability`.
+    maximum calibration error. Arguments are those of `evaluation.reliability`.
 
     Example:
       >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
-      >>> labels = np.array([0, 1, 1, 0])
-      >>> figure = bfl.plots.reliability_diagram(probabilities, labels)
+      >>> figure = bfl.plots.reliability_diagram(probabilities, np.array([0, 1, 1, 0]))
       >>> figure.savefig("reliability.png")
     """
     return reliability_bars(reliability(probabilities, labels, num_bins, over), over)

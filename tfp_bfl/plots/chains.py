@@ -21,14 +21,8 @@ def chain_traces(values: Mapping[str, Any], rounds: Any | None = None) -> Figure
     title of a panel has R-hat (`posterior.potential_scale_reduction`) and the effective sample size.
 
     Args:
-      values: name -> a value of each kept round [M, R], such as `Chains.metrics`, or one weight of the draws.
+      values: name -> a value of each kept round [M, R], such as `Chains.metrics`, or one weight of the samples.
       rounds: their numbers [R]; None for 1 to R.
-
-    Returns:
-      A figure with two panels in a row for each name.
-
-    Raises:
-      InvalidArgument: no values; values not [M, R], not of one R, of less than four rounds, or not finite.
     """
     chains = {name: np.asarray(x, np.float64) for name, x in values.items()}
     _check(chains, rounds)

@@ -21,35 +21,21 @@ _SHADES = LinearSegmentedColormap.from_list("shades", [to_rgba(style.BLUE, alpha
 
 
 def client_labels(label_counts: object, class_names: Sequence[str], client_names: Sequence[str] = ()) -> Figure:
-    """Draw how many examples of each class each client holds, beneath each client's number of examples.
+    """Draw the numbers of examples [K, C] of K clients and C classes, beneath each client's number of examples.
 
-    Args:
-      label_counts: [K, C], numbers of examples, K clients and C classes.
-      class_names: C names.
-      client_names: K names; () for the numbers of the clients.
-
-    Raises:
-      InvalidArgument: the counts are not of shape [K, C] with K, C > 0, are negative or not finite, or the
-        names are not C or K.
+    Without `client_names` the clients have numbers.
 
     Example:
       >>> clients = bfl.data.load("digits").partition(bfl.data.dirichlet(num_clients=10, alpha=0.5), seed=0)
       >>> figure = bfl.plots.client_labels(clients.label_counts(), clients.source.class_names)
       >>> figure.savefig("clients.png")
     """
-    counts = np.asarray(label_counts)
-    if counts.ndim != 2 or not counts.size or counts.dtype.kind not in "iuf":
-        raise InvalidArgument(f"The label counts must be numbers of shape [K, C], not {counts.dtype} {counts.shape}.")
-    if not np.all(np.isfinite(counts)) or counts.min() < 0:
-        raise InvalidArgument("The label counts must be finite and not negative.")
-    if len(class_names) != counts.shape[1]:
-        raise InvalidArgument(
-            f"There must be a name for each of the {counts.shape[1]} classes, not {len(class_names)}."
-        )
+    counts = _checked(label_counts, "[K, C]")
     num_clients, num_classes = counts.shape
+    if len(class_names) != num_classes:
+        raise InvalidArgument(f"There must be a name for each of the {num_classes} classes, not {len(class_names)}.")
     if client_names and len(client_names) != num_clients:
         raise InvalidArgument(f"There must be a name for each of the {num_clients} clients, not {len(client_names)}.")
-
     rows = min(max(num_classes, 3), _MAX_CLASS_NAMES)
     figure = style.new_figure(height=2.2 + 0.28 * rows)
     top, main = figure.subplots(2, 1, sharex=True, height_ratios=[1.0, 0.28 * rows])
@@ -70,7 +56,7 @@ def client_labels(label_counts: object, class_names: Sequence[str], client_names
         names = [style.plain(name, 18) for name in client_names]
         main.set_xticks(range(num_clients), names, rotation=30, ha="right", rotation_mode="anchor")
     else:
-        _number_clients(main)
+        main.xaxis.set_major_locator(_locator())
     step = -(-num_classes // _MAX_CLASS_NAMES)
     main.set_yticks(range(0, num_classes, step), [style.plain(name, 18) for name in class_names[::step]])
     bar = figure.colorbar(picture, ax=main, pad=0.02, aspect=30, ticks=MaxNLocator(nbins=8, integer=True))
@@ -81,29 +67,29 @@ def client_labels(label_counts: object, class_names: Sequence[str], client_names
 
 
 def client_sizes(sizes: object) -> Figure:
-    """Draw how many examples each client holds, as bars in the order of the clients.
-
-    Args:
-      sizes: [K], numbers of examples, such as `Clients.sizes`.
-
-    Raises:
-      InvalidArgument: the sizes are not of shape [K] with K > 0, are negative or not finite.
-    """
-    sizes = np.asarray(sizes)
-    if sizes.ndim != 1 or not sizes.size or sizes.dtype.kind not in "iuf":
-        raise InvalidArgument(f"The clients' sizes must be numbers of shape [K], not {sizes.dtype} {sizes.shape}.")
-    if not np.all(np.isfinite(sizes)) or sizes.min() < 0:
-        raise InvalidArgument("The clients' sizes must be finite and not negative.")
-
-    figure = style.new_figure(height=2.8)
-    axes = figure.subplots()
+    """Draw how many examples [K] each client holds, such as `Clients.sizes`, as bars in the order of the clients."""
+    sizes = _checked(sizes, "[K]")
+    figure, axes = style.one_panel(2.8)
     _draw_sizes(axes, sizes, with_numbers=sizes.size <= _MAX_CLIENTS_WITH_NUMBERS)
     style.tidy(axes, f"Sizes of {sizes.size} client{'s' if sizes.size > 1 else ''}", x="client", y="examples")
     axes.set_xlim(-0.5, sizes.size - 0.5)
     axes.set_ylim(0, 1.1 * max(sizes.max(), 1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    _number_clients(axes)
+    axes.xaxis.set_major_locator(_locator())
     return figure
+
+
+def _checked(numbers: object, shape: str) -> np.ndarray:
+    counts = np.asarray(numbers)
+    if counts.ndim != shape.count(",") + 1 or not counts.size or counts.dtype.kind not in "iuf":
+        raise InvalidArgument(f"Numbers of examples must be of shape {shape}, not {counts.dtype} {counts.shape}.")
+    if not np.all(np.isfinite(counts)) or counts.min() < 0:
+        raise InvalidArgument("Numbers of examples must be finite and not negative.")
+    return counts
+
+
+def _locator() -> MaxNLocator:
+    return MaxNLocator(integer=True, min_n_ticks=1, nbins=12)
 
 
 def _draw_sizes(axes: Axes, sizes: np.ndarray, with_numbers: bool = False) -> None:
@@ -114,10 +100,6 @@ def _draw_sizes(axes: Axes, sizes: np.ndarray, with_numbers: bool = False) -> No
             axes.bar_label(bars, numbers, padding=1, fontsize=style.SIZE - 3, color=style.INK)
     else:  # One shape: between bars without a gap the white would shine through.
         axes.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=style.BLUE)
-
-
-def _number_clients(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=12))
 
 
 def _write_numbers(axes: Axes, counts: np.ndarray) -> None:

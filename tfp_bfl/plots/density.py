@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.plots import style
 
 KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -19,7 +20,6 @@ KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 # A Gaussian kernel is this many bandwidths wide on either side.
 _REACH = {"epanechnikov": 1.0, "gaussian": 3.0}
 _POINTS = 2000
-_DASHES = ("-", "--", "-.", ":")
 _MARKS = ((style.INK, ":"), (style.ORANGE, "-"), (style.GREEN, "--"), (style.PURPLE, "-."))
 _CURVES = (style.BLUE, style.AMBER, style.SKY, style.PURPLE, style.GREEN, style.ORANGE)
 
@@ -33,24 +33,18 @@ def kernel_density(
 ) -> Figure:
     """Draw S clients' values of one weight as a rug beneath their kernel densities, a line for each curve.
 
-    p(x) = 1 / (S h) sum_i K((x - w_i) / h)
+        p(x) = 1 / (S h) sum_i K((x - w_i) / h)
 
     The grey area is the Gaussian of the clients' mean and standard deviation (ddof 1). Marks are places on the axis,
-    such as the clients' mean and the modes that `tfp_bfl.contrib.kernel.kernel_mode` finds.
+    such as the clients' mean and the modes that `tfp_bfl.contrib.kernel.kernel_mode` finds, drawn as vertical lines.
 
     Args:
       values: [S], of at least two clients who differ.
       curves: name -> (kernel, h): "epanechnikov" or "gaussian", and a bandwidth in units of the values.
-      marks: name -> place, drawn as vertical lines.
-      title: instead of none.
+      marks: name -> place.
       label: of the horizontal axis.
-
-    Raises:
-      InvalidArgument: values not [S], not finite or all the same; no curve, no such kernel, or a bandwidth that is not
-        finite and above zero; a mark that is not finite.
     """
-    figure = style.new_figure(height=4.4)
-    axes = figure.subplots()
+    figure, axes = style.one_panel(4.4)
     draw_kernel_density(axes, values, curves, marks, title, label)
     density_legend(figure, axes)
     return figure
@@ -71,12 +65,9 @@ def draw_kernel_density(
     title: str = "",
     label: str = "value of the weight",
 ) -> None:
-    """Draw `kernel_density` on existing axes, such as one of many panels; without a legend.
-
-    Raises:
-      InvalidArgument: as `kernel_density`.
-    """
-    values, marks = _checked(values, curves, marks or {})
+    """Draw `kernel_density` on existing axes, such as one of many panels; without a legend."""
+    marks = marks or {}
+    values = _checked(values, curves, marks)
     low, high = values.min(), values.max()
     reach = max(_REACH[kernel] * h for kernel, h in curves.values())
     pad = min(reach, 0.6 * (high - low)) + 0.04 * (high - low)
@@ -87,8 +78,8 @@ def draw_kernel_density(
     top = normal.max()
     for i, (name, (kernel, h)) in enumerate(curves.items()):
         density = KERNELS[kernel]((x[:, np.newaxis] - values) / h).mean(1) / h
-        color, dashes = _CURVES[i % len(_CURVES)], _DASHES[i % len(_DASHES)]
-        axes.plot(x, density, dashes, color=color, linewidth=1.8, label=style.plain(name, 40))
+        look: dict[str, Any] = {"color": _CURVES[i % len(_CURVES)], "linestyle": style.DASHES[i % len(style.DASHES)]}
+        axes.plot(x, density, **look, linewidth=1.8, label=style.plain(name, 40))
         top = max(top, density.max())
     for i, (name, place) in enumerate(marks.items()):
         color, dashes = _MARKS[i % len(_MARKS)]
@@ -103,9 +94,7 @@ def draw_kernel_density(
     style.tidy(axes, style.plain(title), x=label, y="density", grid=None)
 
 
-def _checked(
-    values: object, curves: Mapping[str, tuple[str, float]], marks: Mapping[str, float]
-) -> tuple[np.ndarray, Mapping[str, float]]:
+def _checked(values: object, curves: Mapping[str, tuple[str, float]], marks: Mapping[str, float]) -> np.ndarray:
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
         raise InvalidArgument(
@@ -117,9 +106,7 @@ def _checked(
         raise InvalidArgument("kernel_density needs at least one curve, as a mapping of name to (kernel, bandwidth).")
     for kernel, h in curves.values():
         lookup(KERNELS, kernel, "kernel")
-        if not 0 < h < np.inf:
-            raise InvalidArgument(f"A bandwidth is {shown(h)}, but must be a finite number above 0.")
-    for name, place in marks.items():
-        if not np.isfinite(place):
-            raise InvalidArgument(f"The mark {name!r} is at {shown(place)}, but must be a finite number.")
-    return values.astype(np.float64), marks
+        check_number(h, "A bandwidth", within=(0.0, np.inf))
+    if not np.all(np.isfinite([*marks.values()])):
+        raise InvalidArgument(f"Marks are at {shown(marks)}, but must be finite numbers.")
+    return values.astype(np.float64)

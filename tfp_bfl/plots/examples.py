@@ -24,26 +24,18 @@ def uncertain_examples(
     """Draw the `count` images of least and the `count` of most uncertainty, with the predictions.
 
     Args:
-      features: [N, H, W, 1] or [N, H, W, 3], uint8. Other data have no picture.
+      features: uint8 images [N, H, W, 1] or [N, H, W, 3]; None is returned for other data.
       labels: [N], class numbers in [0, C).
       mean_probabilities: [N, C], each row a distribution.
       uncertainty: [N], larger is less sure.
       class_names: C names.
       count: images of either kind; with fewer than 2 `count` examples, each is shown once.
 
-    Returns:
-      A figure, or None if the features are no uint8 images.
-
-    Raises:
-      InvalidArgument: the arguments don't fit each other or the description above.
-
     Example:
       >>> test = bfl.data.load("digits", split="test")
-      >>> model = bfl.models.lenet("flipout", input_shape=test.element_shape)
-      >>> scores = bfl.evaluation.evaluate(model, test.features[:100], test.labels[:100], num_samples=2)
-      >>> figure = bfl.plots.uncertain_examples(
-      ...     test.features[:100], test.labels[:100], scores.probabilities, scores.entropy, test.class_names
-      ... )
+      >>> images, labels = test.features[:100], test.labels[:100]
+      >>> p = np.random.default_rng(0).dirichlet(np.ones(10), 100)
+      >>> figure = bfl.plots.uncertain_examples(images, labels, p, 1 - p.max(1), test.class_names)
       >>> figure.savefig("uncertain.png")
     """
     images = np.asarray(features)

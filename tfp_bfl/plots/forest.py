@@ -34,15 +34,7 @@ class Estimate(NamedTuple):
 
 
 def forest_plot(names: Sequence[str], estimates: Sequence[Estimate]) -> Figure:
-    """Draw a panel for each coefficient, a line for each client with its interval, and the pooled ones below.
-
-    Args:
-      names: of the coefficients [p].
-      estimates: of clients and pooled ones, in the order of the lines.
-
-    Raises:
-      InvalidArgument: there is nothing to draw, or an estimate is not of p coefficients.
-    """
+    """Draw a panel for each coefficient, a line for each estimate with its interval, and the pooled ones apart."""
     if not names or not estimates or any(np.shape(e.mean) != (len(names),) for e in estimates):
         raise InvalidArgument("A forest plot needs coefficients, and estimates that each have all of them.")
     columns = min(_COLUMNS, len(names))

@@ -1,6 +1,7 @@
-"""Learning curves of a run, by round."""
+"""Learning curves of runs: of each run a mapping per round, with "round"; a round without evaluation lacks scores."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
 
+Rounds = Sequence[Mapping[str, Any]]
 _SPREAD = ("stddev_q05", "stddev_median", "stddev_q95")
 _COMPARED = {
     "accuracy": ("Accuracy on the test set", "fraction correct"),
@@ -20,117 +22,82 @@ _COMPARED = {
 }
 
 
-def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw accuracy, negative log-likelihood and the posterior's spread against the round.
+def learning_curve(rounds: Rounds) -> Figure:
+    """Draw accuracy, negative log-likelihood and the posterior standard deviations against the round.
 
-    A panel is drawn if any round holds its keys: "accuracy" (share), "rmse" (in units of the labels), "test_nll" and
+    A panel is drawn if any round holds its keys: "accuracy" (fraction), "rmse" (in units of the labels), "test_nll" and
     "nll" (test and training, nats per example), and "stddev_q05", "stddev_median", "stddev_q95" (quantiles of the
     standard deviation over the weights, in units of the weights, on a logarithmic axis). A model without a posterior
     has no such keys.
-
-    Args:
-      rounds: one mapping per round, each with "round"; rounds without evaluation lack keys or hold None.
-
-    Returns:
-      A figure with one to three panels above each other.
-
-    Raises:
-      InvalidArgument: there is no round, a round has no "round", or none holds a key that can be drawn.
     """
-    _check_rounds(rounds)
-    panels = []
-    if _has(rounds, "accuracy"):
-        panels.append(_accuracy)
-    if _has(rounds, "rmse"):
-        panels.append(_error)
-    if _has(rounds, "test_nll") or _has(rounds, "nll"):
-        panels.append(_loss)
-    if _has(rounds, "stddev_median"):
-        panels.append(_spread)
-    if not panels:
-        raise InvalidArgument("The rounds hold nothing to draw: give 'accuracy', 'test_nll', 'nll' or 'stddev_median'.")
-    figure = style.new_figure(height=0.5 + 2.2 * len(panels))
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, axis in zip(panels, axes):
-        panel(axis, rounds)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
-    figure.align_ylabels(axes)
-    return figure
+    scores = {key: functools.partial(_score, key=key) for key in ("accuracy", "rmse")}
+    ways: dict[str, Callable[..., None]] = {**scores, "test_nll": _loss, "stddev_median": _stddevs}
+    has = lambda key: _has(rounds, key) or (key == "test_nll" and _has(rounds, "nll"))
+    return _figure([rounds], [functools.partial(draw, rounds=rounds) for key, draw in ways.items() if has(key)])
 
 
-def learning_comparison(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def learning_comparison(runs: Mapping[str, Rounds]) -> Figure:
     """Draw test accuracy, test NLL and the median standard deviation of several runs, a line for each.
 
     A panel is drawn if any run holds its key; a run without it has no line there.
-
-    Args:
-      runs: name -> rounds, as for `learning_curve`.
-
-    Returns:
-      A figure with one to three panels above each other.
-
-    Raises:
-      InvalidArgument: there is no run, or as `learning_curve`.
     """
     if not runs:
         raise InvalidArgument("A comparison of learning curves needs at least one run, as a mapping of name to rounds.")
-    for rounds in runs.values():
-        _check_rounds(rounds)
-    panels = [key for key in _COMPARED if any(_has(rounds, key) for rounds in runs.values())]
-    if not panels:
-        raise InvalidArgument(f"The rounds hold nothing to draw: give {', '.join(map(repr, _COMPARED))}.")
-    figure = style.new_figure(height=0.5 + 2.2 * len(panels) + 0.2 * len(runs))
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for key, axis in zip(panels, axes):
+
+    def panel(axes: Axes, key: str) -> None:
         for i, (name, rounds) in enumerate(runs.items()):
             # In every panel, so that the first one's legend names the runs that have no line there too.
-            _line(axis, rounds, key, style.plain(name, 40), **style.line(i))
-        style.tidy(axis, _COMPARED[key][0], y=_COMPARED[key][1])
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+            _line(axes, rounds, key, style.plain(name, 40), **style.line(i))
+        style.tidy(axes, _COMPARED[key][0], y=_COMPARED[key][1])
         if key == "stddev_median":
-            style.logarithmic(axis)
-    axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
-    figure.align_ylabels(axes)
-    style.figure_legend(figure, axes[0])
+            style.logarithmic(axes)
+
+    keys = [key for key in _COMPARED if any(_has(rounds, key) for rounds in runs.values())]
+    figure = _figure([*runs.values()], [functools.partial(panel, key=key) for key in keys], more=0.2 * len(runs))
+    style.figure_legend(figure, figure.axes[0])
     return figure
 
 
-def _check_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
-    if not rounds:
+def _figure(runs: Sequence[Rounds], panels: Sequence[Callable[[Axes], None]], more: float = 0.0) -> Figure:
+    """Return a figure of panels above each other over a common axis of rounds, `more` inches high for its legend."""
+    if not all(runs):
         raise InvalidArgument("A learning curve needs at least one round, but the list of rounds is empty.")
-    if not all("round" in row for row in rounds):
+    if not all("round" in row for rounds in runs for row in rounds):
         raise InvalidArgument("Each row of a learning curve must hold its number under the key 'round'.")
+    if not panels:
+        raise InvalidArgument(f"The rounds hold nothing to draw: give {', '.join(map(repr, _COMPARED))}.")
+    figure = style.new_figure(height=0.5 + 2.2 * len(panels) + more)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, axis in zip(panels, axes):
+        panel(axis)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
+    figure.align_ylabels(axes)
+    return figure
 
 
-def _has(rounds: Sequence[Mapping[str, Any]], key: str) -> bool:
+def _has(rounds: Rounds, key: str) -> bool:
     return any(row.get(key) is not None for row in rounds)
 
 
-def _series(rounds: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+def _series(rounds: Rounds, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the rounds that hold `key`, and their values."""
     pairs = [(row["round"], row[key]) for row in rounds if row.get(key) is not None]
     values = np.asarray(pairs, np.float64).reshape(-1, 2)
     return values[:, 0], values[:, 1]
 
 
-def _line(axes: Axes, rounds: Sequence[Mapping[str, Any]], key: str, label: str, **look: Any) -> None:
+def _line(axes: Axes, rounds: Rounds, key: str, label: str, **look: Any) -> None:
     x, y = _series(rounds, key)
-    marker = "o" if x.size <= 30 else ""
-    axes.plot(x, y, label=label, linewidth=1.8, marker=marker, markersize=4, **look)
+    axes.plot(x, y, label=label, linewidth=1.8, marker="o" if x.size <= 30 else "", markersize=4, **look)
 
 
-def _accuracy(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
-    _line(axes, rounds, "accuracy", "test", color=style.BLUE)
-    style.tidy(axes, "Accuracy on the test set", y="fraction correct")
+def _score(axes: Axes, rounds: Rounds, key: str) -> None:
+    _line(axes, rounds, key, "test", color=style.BLUE)
+    style.tidy(axes, _COMPARED[key][0], y=_COMPARED[key][1])
 
 
-def _error(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
-    _line(axes, rounds, "rmse", "test", color=style.BLUE)
-    style.tidy(axes, "RMSE on the test set", y="RMSE")
-
-
-def _loss(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
+def _loss(axes: Axes, rounds: Rounds) -> None:
     _line(axes, rounds, "test_nll", "test", color=style.BLUE)
     _line(axes, rounds, "nll", "training", color=style.ORANGE)
     only = "" if _has(rounds, "test_nll") else " in training"
@@ -138,24 +105,16 @@ def _loss(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
     style.legend(axes, loc="upper right")
 
 
-def _spread(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
+def _stddevs(axes: Axes, rounds: Rounds) -> None:
     _line(axes, rounds, "stddev_median", "median", color=style.GREEN)
     rows = [row for row in rounds if all(row.get(key) is not None for key in _SPREAD)]
     if rows:
-        x, low = _series(rows, "stddev_q05")
-        high = _series(rows, "stddev_q95")[1]
-        # A single round has no width to fill.
-        if x.size == 1:
-            axes.plot(
-                [x[0], x[0]],
-                [low[0], high[0]],
-                color=style.GREEN,
-                alpha=0.4,
-                linewidth=6,
-                label="5% to 95%",
-            )
+        (x, low), (_, high) = (_series(rows, key) for key in ("stddev_q05", "stddev_q95"))
+        look: dict[str, Any] = {"color": style.GREEN, "label": "5% to 95%"}
+        if x.size == 1:  # A single round has no width to fill.
+            axes.plot([*x, *x], [*low, *high], alpha=0.4, linewidth=6, **look)
         else:
-            axes.fill_between(x, low, high, color=style.GREEN, alpha=0.2, linewidth=0, label="5% to 95%")
+            axes.fill_between(x, low, high, alpha=0.2, linewidth=0, **look)
     style.logarithmic(axes)
     style.tidy(axes, "Posterior standard deviations", y="standard deviation")
     style.legend(axes, loc="best")

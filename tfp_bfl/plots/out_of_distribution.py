@@ -25,15 +25,10 @@ def uncertainty_density(
     A histogram, since uncertainties pile up at their bounds, where a kernel density would leak over them.
 
     Args:
-      scores_in: [N], not negative, of examples from the distribution of the training data.
-      scores_out: [M], not negative, of examples from elsewhere.
-      quantity: what the scores are.
-      name_in, name_out: what the examples are.
+      scores_in, scores_out: [N] and [M], not negative, of examples like the training data and from elsewhere.
+      quantity, name_in, name_out: names of the scores and of the examples.
       upper: where the axis ends, such as 1 for a normalised entropy; the largest score if None.
       num_bins: of equal width from 0 to `upper`.
-
-    Raises:
-      InvalidArgument: a score lies outside of [0, upper], or as `tfp_bfl.evaluation.out_of_distribution`.
     """
     num_bins = check_count(num_bins, "num_bins")
     areas = out_of_distribution(scores_in, scores_out)
@@ -47,8 +42,7 @@ def uncertainty_density(
     # Of scores that are all zero any width will do.
     edges = np.linspace(0, upper if upper is not None else high or 1.0, num_bins + 1)
 
-    figure = style.new_figure(height=3.4)
-    axes = figure.subplots()
+    figure, axes = style.one_panel(3.4)
     looks = (("-", style.BLUE, 0.35, name_in), ("--", style.ORANGE, 0.25, name_out))
     for values, (dashes, color, alpha, name) in zip(scores, looks):
         share = np.histogram(values, edges)[0] / values.size

@@ -8,7 +8,7 @@ import itertools
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jinja2
@@ -62,6 +62,12 @@ class Table(NamedTuple):
         widths = [*names, *(max(map(_least_letters, column)) for column in columns)]
         letters = sum(map(max, zip(heads, widths)))
         return 4 * math.ceil((_LETTER * letters + _PADDING * len(heads)) / 4)
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[tuple[str, Iterable[str | Cell]]]) -> Table:
+    """Return a table of cells, of which plain ones are given by their text."""
+    cells = lambda values: [Cell(value) if isinstance(value, str) else value for value in values]
+    return Table(title, [*head], [(name, cells(values)) for name, values in rows])
 
 
 class Headline(NamedTuple):
@@ -166,15 +172,9 @@ def write_page(
     headlines: Sequence[Headline],
     content: Sequence[Section],
 ) -> pathlib.Path:
-    """Write a self-contained HTML page of sections, with warnings above them.
+    """Write a self-contained HTML page: title, statements, warnings in a box, headlines, and the sections.
 
-    Args:
-      path: the file to write; missing folders are made.
-      title: the heading.
-      statements: sentences below it.
-      warnings: sentences in a box.
-      headlines: results in large letters.
-      content: the sections.
+    Missing folders are made.
     """
     page = _template().render(
         title=title,
@@ -191,9 +191,7 @@ def write_page(
 
 
 def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
-    """Return columns of sections, in turn: wide ones alone, those between them in two columns of about the
-    same height.
-    """
+    """Return columns of sections: wide ones alone, those between them in two columns of about the same height."""
     blocks: list[list[list[Section]]] = []
     for is_alone, group in itertools.groupby(sections, lambda section: section.is_wide or section.is_folded):
         own = list(group)
@@ -202,9 +200,7 @@ def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
 
 
 def _columns(group: list[Section]) -> list[list[Section]]:
-    """Return the two columns, each in order, of which the longer one is as short as can be; the first
-    section begins.
-    """
+    """Return two columns, each in order, of which the longer one is as short as can be; the first section begins."""
     heights = np.array([section.height for section in group])
     ways = np.array([*itertools.product([0.0, 1.0], repeat=len(group) - 1)])
     second = np.concatenate([np.zeros([len(ways), 1]), ways], 1)

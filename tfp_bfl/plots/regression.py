@@ -16,28 +16,16 @@ _MOST_INTERVALS = 80
 
 
 def regression_figures(numbers: Mapping[str, Any], labels: object) -> dict[str, Figure]:
-    """Return all figures of a regression, by name."""
-    return {
-        "predicted_against_true": predicted_against_true(numbers, labels),
-        "interval_coverage": interval_coverage(numbers, labels),
-        "error_retention": error_retention(numbers, labels),
-    }
+    """Return all figures of a regression, by name; `numbers` holds arrays [N] by name, and labels are [N]."""
+    figures = (predicted_against_true, interval_coverage, error_retention)
+    return {draw.__name__: draw(numbers, labels) for draw in figures}
 
 
 def predicted_against_true(numbers: Mapping[str, Any], labels: object) -> Figure:
-    """Draw each prediction against the truth, some with their central 90 % interval; a perfect one is on the diagonal.
-
-    Args:
-      numbers: "mean", "low" and "high" -> [N].
-      labels: [N].
-
-    Raises:
-      InvalidArgument: they are not of one shape [N].
-    """
+    """Draw each "mean" against the truth, some with their interval from "low" to "high" (90 %)."""
     mean, low, high = (_checked(numbers, name, labels) for name in ("mean", "low", "high"))
     truth = np.asarray(labels)
-    figure = style.new_figure(height=4.8)
-    axes = figure.subplots()
+    figure, axes = style.one_panel(4.8)
     few = np.linspace(0, len(truth) - 1, min(len(truth), _MOST_INTERVALS)).astype(int)
     errors = np.maximum(np.stack([mean - low, high - mean])[:, few], 0)
     axes.errorbar(
@@ -52,22 +40,13 @@ def predicted_against_true(numbers: Mapping[str, Any], labels: object) -> Figure
 
 
 def interval_coverage(numbers: Mapping[str, Any], labels: object) -> Figure:
-    """Draw how many labels lie within mean +- z stddev against how many should, for all z: the diagonal is calibrated.
-
-    Args:
-      numbers: "mean" and "stddev" -> [N].
-      labels: [N].
-
-    Raises:
-      InvalidArgument: as `predicted_against_true`.
-    """
+    """Draw how many labels lie within "mean" -+ z "stddev" against how many should, for all z."""
     mean, stddev = (_checked(numbers, name, labels) for name in ("mean", "stddev"))
     wanted = np.linspace(0.02, 0.98, 49)
     z = np.abs(np.asarray(labels) - mean) / np.maximum(stddev, np.finfo(np.float32).tiny)
     coverage = np.mean(z[:, None] <= special.ndtri(0.5 + wanted / 2), 0)
     error = 2 * np.sqrt(wanted * (1 - wanted) / len(z))
-    figure = style.new_figure(height=4.6)
-    axes = figure.subplots()
+    figure, axes = style.one_panel(4.6)
     axes.fill_between(wanted, wanted - error, wanted + error, color=style.GRID, linewidth=0, label="chance, ±2 sd")
     axes.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
     axes.plot(wanted, coverage, color=style.BLUE, linewidth=1.8, label="observed")
@@ -78,19 +57,10 @@ def interval_coverage(numbers: Mapping[str, Any], labels: object) -> Figure:
 
 
 def error_retention(numbers: Mapping[str, Any], labels: object) -> Figure:
-    """Draw the RMSE of the most certain predictions against coverage, by the uncertainty and its parts.
-
-    Args:
-      numbers: "mean", and of "stddev", "epistemic" and "aleatoric" those that there are -> [N].
-      labels: [N].
-
-    Raises:
-      InvalidArgument: as `predicted_against_true`.
-    """
+    """Draw the RMSE of the most certain predictions against coverage, by "stddev", "epistemic" and "aleatoric"."""
     squares = np.square(np.asarray(labels) - _checked(numbers, "mean", labels))
     fraction = np.arange(1, len(squares) + 1) / len(squares)
-    figure = style.new_figure(height=4.2)
-    axes = figure.subplots()
+    figure, axes = style.one_panel(4.2)
     for i, name in enumerate(name for name in ("stddev", "epistemic", "aleatoric") if name in numbers):
         order = np.argsort(_checked(numbers, name, labels), kind="stable")
         errors = np.sqrt(np.cumsum(squares[order]) / np.arange(1, len(squares) + 1))

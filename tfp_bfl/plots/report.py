@@ -38,15 +38,7 @@ def write_report(
       warnings: whole sentences, shown above everything else, with those of the runs.
       out_of_distribution: where the runs' `out_of_distribution` examples come from, such as "mnist".
       figures: of a single run, those of `run_figures`, which get the page's size; None to draw them anew.
-      repeated: the runs' scores over seeds, where each of the runs stands for several; their tables take the place of
-        the runs' own.
-
-    Returns:
-      The path.
-
-    Raises:
-      InvalidArgument: the path is a folder, there is no run, two have one name, the warnings are one string, or a
-        run's results do not fit each other.
+      repeated: the runs' scores over seeds, whose tables take the place of the runs' own.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InvalidArgument(f"path comes first: the file to write, and here is a {type(path).__name__}.")

@@ -14,22 +14,13 @@ from tfp_bfl.plots import style
 
 
 def retention_curves(probabilities: object, labels: object, uncertainties: Mapping[str, Any]) -> Figure:
-    """Draw the accuracy on the most certain examples against coverage, a line for each uncertainty.
+    """Draw the accuracy on the most certain examples against coverage, a line for each uncertainty, name -> [B].
 
     The level line is what a random order would give. The legend gives each curve's area.
-
-    Args:
-      probabilities: [B, C], each row a distribution.
-      labels: [B], class numbers in [0, C).
-      uncertainties: name -> [B], larger is less sure.
-
-    Raises:
-      InvalidArgument: there is no uncertainty, or as `tfp_bfl.evaluation.retention.retention_curve`.
     """
     if not uncertainties:
         raise InvalidArgument("Retention curves need at least one uncertainty, as a mapping of name to values [B].")
-    figure = style.new_figure(height=4.2)
-    axes = figure.subplots()
+    figure, axes = style.one_panel(4.2)
     for i, (name, uncertainty) in enumerate(uncertainties.items()):
         _draw(axes, i, name.replace("_", " "), probabilities, labels, uncertainty)
     level = float(accuracy(probabilities, labels))
@@ -44,14 +35,10 @@ def retention_comparison(models: Mapping[str, tuple[Any, Any, Any]], uncertainty
     Args:
       models: name -> (probabilities [B, C], labels [B], uncertainty [B]), as for `retention_curves`.
       uncertainty: what orders the examples, for the axis.
-
-    Raises:
-      InvalidArgument: there is no model, or as `tfp_bfl.evaluation.retention.retention_curve`.
     """
     if not models:
         raise InvalidArgument("A comparison of retention curves needs at least one model, as a mapping of name to it.")
-    figure = style.new_figure(height=4.0 + 0.2 * len(models))
-    axes = figure.subplots()
+    figure, axes = style.one_panel(4.0 + 0.2 * len(models))
     for i, (name, arguments) in enumerate(models.items()):
         _draw(axes, i, name, *arguments)
     _finish(figure, axes, f" by {style.plain(uncertainty, 20)}")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 
-from tfp_bfl.plots import class_tables, repeats, tables
+from tfp_bfl.plots import repeats, tables
 from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.clients import client_labels
-from tfp_bfl.plots.examples import are_images
+from tfp_bfl.plots.examples import are_images, extremes
 from tfp_bfl.plots.learning import learning_comparison
 from tfp_bfl.plots.out_of_distribution import uncertainty_density
-from tfp_bfl.plots.page import Gallery, Picture, Section, picture
-from tfp_bfl.plots.pictures import galleries
+from tfp_bfl.plots.page import Example, Gallery, Picture, Section, picture, uri
 from tfp_bfl.plots.regression import regression_figures
 from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults, run_figures
@@ -34,15 +35,11 @@ def sections(
     drawn: Mapping[str, Figure] | None = None,
     repeated: Sequence[Repeated] = (),
 ) -> Iterator[Section]:
-    single = len(runs) == 1
-    drawn = drawn or {}
+    """Yield the sections on runs, of classes, numbers or an edge, in the order of the page."""
+    single, drawn = len(runs) == 1, drawn or {}
     costs = tables.costs(runs)
-    how = "As far as the run recorded them." if single else "As far as the runs recorded them."
-    spent = (
-        [Section("Time, memory and messages", how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)]
-        if costs.rows
-        else []
-    )
+    how = f"As far as the run{'' if single else 's'} recorded them."
+    spent = [Section(costs.title, how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)] if costs.rows else []
     if repeated:
         yield from _over_seeds(repeated)
     if not single:
@@ -51,45 +48,38 @@ def sections(
     yield from _baselines(runs)
     if any(run.rounds for run in runs):
         yield _learning(runs, drawn.get("learning_curve"))
-    if any(run.numbers is not None for run in runs):
+    of_numbers, of_edge = any(run.numbers is not None for run in runs), runs[0].sections
+    if of_numbers:
         yield from _regression(runs, drawn)
-        yield from _client_scores(runs)
-        if any(run.out_of_distribution for run in runs):
-            yield _out_of_distribution(runs, other)
-        if single:
-            yield from spent
-            yield from _further(runs)
-        yield from _records(runs)
-        return
-    if runs[0].sections is not None:
-        yield from runs[0].sections
-        yield from _client_scores(runs)
+    elif of_edge is not None:
+        yield from of_edge
+    else:
+        yield from _of_classes(runs, drawn)
+    yield from _client_scores(runs)
+    if not of_numbers and of_edge is None:
+        yield from _clients(runs, drawn.get("client_labels"))
+    outside = [_out_of_distribution(runs, other)] if any(run.out_of_distribution for run in runs) else []
+    if of_numbers:
+        yield from outside
+    if single:
         yield from spent
         yield from _further(runs)
-        yield from _records(runs)
-        return
+    if not of_numbers and of_edge is None:
+        yield from outside
+        yield from _examples(runs)
+    yield from _records(runs)
+
+
+def _of_classes(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iterator[Section]:
+    single = len(runs) == 1
     if single:
-        words, of_classes = class_tables.of_classes(runs[0])
+        words, of_classes = tables.of_classes(runs[0])
         yield Section("Classes", words, tables=of_classes)
     yield _retention(runs, drawn.get("retention_curves"))
-    yield Section(
-        "Reliability diagram" if single else "Reliability diagrams",
-        RELIABILITY,
-        pictures=_each(
-            runs,
-            [drawn.get("reliability_diagram") or reliability_diagram(run.probabilities, run.labels) for run in runs],
-        ),
-        is_wide=not single,
-    )
-    yield from _client_scores(runs)
-    yield from _clients(runs, drawn.get("client_labels"))
-    if single:
-        yield from spent
-        yield from _further(runs)
-    if any(run.out_of_distribution for run in runs):
-        yield _out_of_distribution(runs, other)
-    yield from _examples(runs)
-    yield from _records(runs)
+    name = "reliability_diagram"
+    figures = [drawn.get(name) or reliability_diagram(run.probabilities, run.labels) for run in runs]
+    heading = f"Reliability diagram{'' if single else 's'}"
+    yield Section(heading, RELIABILITY, pictures=_each(runs, figures), is_wide=not single)
 
 
 def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:
@@ -128,7 +118,7 @@ def _scores(runs: Sequence[RunResults], beside: bool) -> Iterator[Section]:
 
 
 def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:
-    table = class_tables.baselines(runs)
+    table = tables.baselines(runs)
     if table.rows:
         how = (
             "The model beside predictions without a network from the same training data: a useful model is better than "
@@ -238,53 +228,39 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
 
 
 def _clients(runs: Sequence[RunResults], drawn: Figure | None) -> Iterator[Section]:
-    groups = _alike([run for run in runs if run.label_counts is not None])
-    if not groups:
-        return
-    pictures = [
-        picture(
-            drawn or client_labels(group[0].label_counts, group[0].class_names, group[0].client_names),  # type: ignore[arg-type]
-            _names(group) if len(groups) > 1 else "",
-        )
-        for group in groups
-    ]
-    yield Section(
-        "Labels of the clients",
-        "Each column is a client, each row a class: the more alike the columns, the more alike the clients' data."
-        + (" All runs have the same clients." if len(groups) == 1 and len(runs) > 1 else ""),
-        pictures=pictures,
-        is_wide=len(groups) > 1,
-    )
+    groups = _alike(runs)
+    labels = lambda run: client_labels(run.label_counts, run.class_names, run.client_names)
+    name = lambda group: ", ".join(run.name for run in group) if len(groups) > 1 else ""
+    how = "Each column is a client, each row a class: the more alike the columns, the more alike the clients' data."
+    if len(groups) == 1 and len(runs) > 1:
+        how += " All runs have the same clients."
+    if groups:
+        pictures = [picture(drawn or labels(group[0]), name(group)) for group in groups]
+        yield Section("Labels of the clients", how, pictures=pictures, is_wide=len(groups) > 1)
 
 
 def _alike(runs: Sequence[RunResults]) -> list[list[RunResults]]:
-    """Return the runs in groups with the same examples on the clients."""
-    groups: list[list[RunResults]] = []
+    """Return the runs with numbers of labels in groups with the same examples on the clients."""
+    groups: dict[object, list[RunResults]] = {}
     for run in runs:
-        for group in groups:
-            if group[0].class_names == run.class_names and np.array_equal(group[0].label_counts, run.label_counts):  # type: ignore[arg-type]
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups
+        if run.label_counts is not None:
+            counts = np.asarray(run.label_counts, np.float64)
+            groups.setdefault((*run.class_names, counts.shape, counts.tobytes()), []).append(run)
+    return [*groups.values()]
 
 
 def _client_scores(runs: Sequence[RunResults]) -> Iterator[Section]:
-    """Return the section on the scores of single clients, or on their sizes where no test rows belong to clients."""
+    """Yield the section on the scores of single clients, or on their sizes where no test rows belong to clients."""
     scored = [run for run in runs if run.summary.get("clients")]
     if not scored:
-        groups = [
-            group[0] for group in _alike([run for run in runs if run.label_counts is not None and run.numbers is None])
-        ]
+        groups = [own[0] for own in _alike([run for run in runs if run.numbers is None])]
+        title = lambda run: run.name if len(groups) > 1 else "Clients"
+        content = [tables.client_sizes(run)._replace(title=title(run)) for run in groups]
+        how = (
+            "No test rows belong to a client, so that there are no scores of single clients. `--evaluate-clients` "
+            "gives the clients of an artificial partition a part of the test set."
+        )
         if groups:
-            how = (
-                "No test rows belong to a client, so that there are no scores of single clients. `--evaluate-clients` "
-                "gives the clients of an artificial partition a part of the test set."
-            )
-            content = [
-                tables.client_sizes(run)._replace(title=run.name if len(groups) > 1 else "Clients") for run in groups
-            ]
             yield Section("Clients", how + _cut(groups), tables=content)
         return
     how = (
@@ -292,18 +268,17 @@ def _client_scores(runs: Sequence[RunResults]) -> Iterator[Section]:
         "for the RMSE). p: Fisher's exact test of the client against all others, two-sided, of the right predictions "
         "or of the errors above the upper quartile, adjusted for the number of clients (Bonferroni)."
     )
+    first = runs[0]
     if len(runs) > 1:
-        yield Section("Clients", how + _cut(scored), tables=[tables.clients_beside(scored)], is_wide=True)
-        return
-    content = [tables.clients(runs[0])]
-    if runs[0].summary.get("adapted_clients"):
-        content = [
-            content[0]._replace(title="Models of the clients"),
-            tables.clients(runs[0], "adapted_clients")._replace(title="After a step of adaptation"),
-        ]
-    covered = any("coverage" in row for row in runs[0].summary["clients"])
-    what = "intervals" if runs[0].numbers is not None else "prediction sets, calibrated on held-out examples"
-    how += f" Coverage: of 90 % {what}." if covered else ""
+        content = [tables.clients_beside(scored)]
+    elif first.summary.get("adapted_clients"):
+        adapted = tables.clients(first, "adapted_clients")._replace(title="After a step of adaptation")
+        content = [tables.clients(first)._replace(title="Models of the clients"), adapted]
+    else:
+        content = [tables.clients(first)]
+    if len(runs) == 1 and any("coverage" in row for row in first.summary["clients"]):
+        what = "intervals" if first.numbers is not None else "prediction sets, calibrated on held-out examples"
+        how += f" Coverage: of 90 % {what}."
     yield Section("Clients", how + _cut(scored), tables=content, is_wide=True)
 
 
@@ -313,10 +288,6 @@ def _cut(runs: Sequence[RunResults]) -> str:
     return f" The first {tables.MOST_CLIENTS} clients." if max(sizes) > tables.MOST_CLIENTS else ""
 
 
-def _names(group: Sequence[RunResults]) -> str:
-    return ", ".join(run.name for run in group)
-
-
 def _examples(runs: Sequence[RunResults]) -> Iterator[Section]:
     shown = [run for run in runs if run.features is not None and are_images(run.features)]
     if shown:
@@ -324,23 +295,52 @@ def _examples(runs: Sequence[RunResults]) -> Iterator[Section]:
             "Images of lowest and highest uncertainty",
             "Test images by predictive entropy (0 is certain, 1 is uniform). Images of low uncertainty should be easy "
             "to classify by eye, images of high uncertainty hard.",
-            galleries=[Gallery(run.name if len(runs) > 1 else "", galleries(run)) for run in shown],
+            galleries=[Gallery(run.name if len(runs) > 1 else "", _galleries(run)) for run in shown],
             is_wide=True,
         )
 
 
+def _galleries(run: RunResults, count: int = 8) -> list[tuple[str, list[Example]]]:
+    """Return the test images with the lowest and the highest uncertainty, each group under its heading."""
+    entropy = np.asarray(run.uncertainties["entropy"])
+    return [(title, [_example(run, i) for i in chosen]) for title, chosen in extremes(entropy, count)]
+
+
+def _example(run: RunResults, number: int) -> Example:
+    p, truth = run.probabilities[number], int(run.labels[number])
+    guess = int(p.argmax())
+    confidence = f"{100 * float(p[guess]):.0f}\u00a0%"
+    names: Sequence[str] = run.class_names
+    return Example(
+        source=_png(run.features[number]),  # type: ignore[index]
+        alt=f"Test image {number} of the class {names[truth]}",
+        guess=str(names[guess]),
+        confidence=confidence,
+        truth=str(names[truth]),
+        is_right=guess == truth,
+        entropy=f"{float(run.uncertainties['entropy'][number]):.3f}",
+    )
+
+
+def _png(image: np.ndarray) -> str:
+    data = io.BytesIO()
+    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(data, format="png", optimize=True)
+    return uri("image/png", data.getvalue())
+
+
 def _records(runs: Sequence[RunResults]) -> Iterator[Section]:
-    """Return the section of all settings and measurements."""
-    if len(runs) == 1:
-        settings = tables.settings(runs)
-        if settings.rows:
-            yield Section("Configuration", "The options of this run.", tables=[settings], is_folded=True)
-    else:
-        settings = tables.settings(runs, differing=False)
-        if settings.rows:
-            yield Section("Common options", "Options that are the same in all runs.", tables=[settings], is_folded=True)
+    """Yield the sections of all settings and measurements."""
+    single = len(runs) == 1
+    settings = tables.settings(runs, differing=None if single else False)
+    if settings.rows:
+        heading, how = (
+            ("Configuration", "The options of this run.")
+            if single
+            else ("Common options", "Options that are the same in all runs.")
+        )
+        yield Section(heading, how, tables=[settings], is_folded=True)
     for run in runs:
         if run.rounds:
-            heading = f"Rounds ({len(run.rounds)})" + (f" of {run.name}" if len(runs) > 1 else "")
+            heading = f"Rounds ({len(run.rounds)})" + ("" if single else f" of {run.name}")
             how = "One row per round. A dash: the round was not evaluated."
             yield Section(heading, how, tables=[tables.rounds(run)], is_folded=True)

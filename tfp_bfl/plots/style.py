@@ -16,7 +16,7 @@ PURPLE = "#CC79A7"
 AMBER = "#E69F00"
 SKY = "#56B4E9"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, AMBER, SKY)
-_DASHES = ("-", "--", "-.", ":")
+DASHES = ("-", "--", "-.", ":")
 INK = "#222222"
 MUTED = "#6B6B6B"
 GRID = "#E2E2E2"
@@ -52,12 +52,18 @@ def plain(text: object, length: int = 1000) -> str:
 def line(number: int) -> dict[str, Any]:
     """Return the colour and the dashes of one line of many: no two alike among the first 24."""
     turn = number // len(PALETTE)
-    return {"color": PALETTE[number % len(PALETTE)], "linestyle": _DASHES[(number + turn) % len(_DASHES)]}
+    return {"color": PALETTE[number % len(PALETTE)], "linestyle": DASHES[(number + turn) % len(DASHES)]}
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
     """Return an empty white figure, in inches, outside pyplot's list of open figures."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07), facecolor="white")
+
+
+def one_panel(height: float) -> tuple[Figure, Axes]:
+    """Return a new figure of one panel, and the panel."""
+    figure = new_figure(height)
+    return figure, figure.subplots()
 
 
 def tidy(axes: Axes, title: str = "", x: str = "", y: str = "", grid: Literal["x", "y", "both"] | None = "y") -> None:

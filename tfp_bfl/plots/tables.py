@@ -1,4 +1,4 @@
-"""The tables of a report: what runs were set to, scored and cost, and what that means for each client."""
+"""The tables of a report: what runs were set to, scored and cost, and what that means for each class and client."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from tfp_bfl.evaluation.classification import ClassScores, class_scores
 from tfp_bfl.evaluation.out_of_distribution import auroc_interval, out_of_distribution
 from tfp_bfl.labels import duration, label_of
-from tfp_bfl.plots.page import Cell, Headline, Table
+from tfp_bfl.plots.page import Cell, Headline, Table, table
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
 # Prefixes of scores of parts of a run.
 _OF_PARTS = ("last_round_", "member_")
-MOST_CLIENTS = 200
+# Clients in a table, classes in a table of scores, and classes in a confusion matrix.
+MOST_CLIENTS, MOST_CLASSES, MOST_CONFUSED = 200, 50, 12
 
 # key of the summary -> (hint, format)
 _HEADLINES = {
@@ -29,42 +31,28 @@ _HEADLINES = {
     "epistemic_share": ("epistemic part of the predictive variance", "{:.1%}"),
 }
 _COSTS: dict[str, Callable[[float], str]] = {
-    "seconds": duration,
-    "train_seconds": duration,
+    **dict.fromkeys(("seconds", "train_seconds"), duration),
     "ms_per_step": "{:.3g} ms".format,
-    "worker_mb": "{:.0f} MB".format,
-    "process_mb": "{:.0f} MB".format,
-    "upload_mb": "{:.3g} MB".format,
-    "download_mb": "{:.3g} MB".format,
+    **dict.fromkeys(("worker_mb", "process_mb"), "{:.0f} MB".format),
+    **dict.fromkeys(("upload_mb", "download_mb"), "{:.3g} MB".format),
     "pruned_weights": "{:,.0f}".format,
 }
 # Of a summary, what other parts of the page show.
 _ELSEWHERE = (
     *("versions", "warnings", "method", "baselines", "classes", "confusion_matrix", "clients", "adapted_clients"),
 )
-# A score of a site -> its heading and form.
 # A score of a client -> its heading and form.
 _OF_CLIENTS = {
     **{"accuracy": ("accuracy", ".3f"), "rmse": ("RMSE", ".4g"), "sensitivity": ("sensitivity", ".3f")},
     **{"specificity": ("specificity", ".3f"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage", ".3f")},
     "p_value": ("p", ".2g"),
 }
+# Scores of a baseline -> digits.
+_OF_BASELINES = {"accuracy": ".3f", "rmse": ".4g", "test_nll": ".3f", "crps": ".4g"}
 # Which direction is better; others have none.
-BETTER = {
-    "accuracy": 1,
-    "rmse": -1,
-    "mae": -1,
-    "test_nll": -1,
-    "ece": -1,
-    "brier": -1,
-    "mce": -1,
-    "macro_recall": 1,
-    "macro_precision": 1,
-    "auroc": 1,
-    "sensitivity": 1,
-    "specificity": 1,
-    "crps": -1,
-}
+_HIGHER = ("macro_recall", "macro_precision", "auroc", "sensitivity", "specificity")
+BETTER = {"accuracy": 1, **dict.fromkeys(("rmse", "mae", "test_nll", "ece", "brier", "mce"), -1)}
+BETTER |= {**dict.fromkeys(_HIGHER, 1), "crps": -1}
 BETTER |= {f"{prefix}{name}": direction for prefix in _OF_PARTS for name, direction in BETTER.items()}
 BETTER |= {
     f"{adapted}{group}_accuracy{least}": 1
@@ -72,14 +60,12 @@ BETTER |= {
     for adapted in ("", "adapted_")
     for least in ("", "_least")
 }
-
-
-# Scores from 0 to 1 that are a share of examples or of probability, besides every accuracy.
+# Scores from 0 to 1 that are a fraction of examples or of probability, besides every accuracy.
 _SHARES = {"ece", "mce", "macro_recall", "macro_precision", "coverage", "epistemic_share"}
 
 
 def is_share(key: str) -> bool:
-    """Return whether a score is a share of 1, which can be written as a percentage."""
+    """Return whether a score is a fraction, which can be written as a percentage."""
     for prefix in _OF_PARTS:
         key = key.removeprefix(prefix)
     return key in _SHARES or key.removesuffix("_least").endswith("accuracy")
@@ -96,21 +82,15 @@ def headlines(run: RunResults) -> list[Headline]:
 
 def results(runs: Sequence[RunResults]) -> Table:
     """Return the scores of the runs; of one run those that are not shown large already."""
-    single = len(runs) == 1
-    leave_out = {*_COSTS, *_ELSEWHERE, *(_HEADLINES if single else ())}
-    summaries = [
-        dict(flatten({key: value for key, value in run.summary.items() if key not in leave_out})) for run in runs
-    ]
+    leave_out = {*_COSTS, *_ELSEWHERE, *(_HEADLINES if len(runs) == 1 else ())}
+    summaries = [dict(flatten({key: x for key, x in run.summary.items() if key not in leave_out})) for run in runs]
     for summary in summaries:
         if "aleatoric" in summary and "epistemic" in summary:
             summary["variance"] = float(summary["aleatoric"]) + float(summary["epistemic"])
-    rows = []
-    for key in _together(_keys(summaries)):
-        values = [summary.get(key) for summary in summaries]
-        if all(value is None for value in values):
-            continue  # Such as the round of a collapse that did not come.
-        rows.append((label_of(key), [_cell(value) for value in values]))
-    return Table("Results", _heads(runs), rows)
+    values = {key: [summary.get(key) for summary in summaries] for key in _together(_keys(summaries))}
+    # A key without values: such as the round of a collapse that did not come.
+    rows = [(label_of(key), map(_cell, x)) for key, x in values.items() if any(value is not None for value in x)]
+    return table("Results", _heads(runs), rows)
 
 
 def _together(keys: list[str]) -> list[str]:
@@ -121,62 +101,53 @@ def _together(keys: list[str]) -> list[str]:
 
 
 def _cell(value: object) -> Cell:
-    score = _number(value)
-    return typed(value) if score is None else Cell(_score(score))
+    """Return the cell of a score; a small one keeps its digits."""
+    value = _plain(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, numbers.Integral):
+        return typed(value)
+    score = float(value)
+    return Cell(f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}")
 
 
 def typed(value: object, form: Callable[[Any], str] = lambda value: text(value)) -> Cell:
     """Return the cell of a recorded value: what is no number is text, whatever its first letter."""
-    value = value.numpy() if hasattr(value, "numpy") and getattr(value, "shape", None) == () else value
+    value = _plain(value)
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return Cell(form(value), is_words=not (is_number or value is None))
 
 
-def _number(value: object) -> float | None:
-    """Return a result as a float; None for what is not one, or counts."""
-    value = value.numpy() if hasattr(value, "numpy") else value
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) else None
-
-
-def _score(score: float) -> str:
-    """Format a score; a small one keeps its digits."""
-    return f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}"
+def _plain(value: Any) -> Any:
+    return value.numpy() if hasattr(value, "numpy") and getattr(value, "shape", None) == () else value
 
 
 def costs(runs: Sequence[RunResults]) -> Table:
     """Return time, memory and exchange, as far as the runs recorded them."""
-    rows = []
-    for key, form in _COSTS.items():
-        values = [run.summary.get(key) for run in runs]
-        if any(values):  # A run without workers has none of their memory.
-            rows.append((label_of(key), [Cell(DASH if value is None else form(float(value))) for value in values]))
-    return Table("Time, memory and messages", _heads(runs), rows)
+    values = {key: [run.summary.get(key) for run in runs] for key in _COSTS}
+    written = lambda key: [DASH if x is None else _COSTS[key](float(x)) for x in values[key]]
+    # A run without workers has none of their memory.
+    rows = [(label_of(key), written(key)) for key in _COSTS if any(values[key])]
+    return table("Time, memory and messages", _heads(runs), rows)
 
 
 def settings(runs: Sequence[RunResults], differing: bool | None = None) -> Table:
     """Return the settings of the runs: only those that differ, only those that do not, or all."""
-    configs = [{key: typed(value) for key, value in flatten({**run.config, **_versions(run)})} for run in runs]
+    versions = lambda run: {"versions": run.summary["versions"]} if run.summary.get("versions") else {}
+    configs = [{key: typed(value) for key, value in flatten({**run.config, **versions(run)})} for run in runs]
     rows = []
     for key in _keys(configs):
         values = [config.get(key, Cell(DASH)) for config in configs]
         if differing is None or differing == (len(set(values)) > 1):
             rows.append((key, values if differing is not False else values[:1]))
-    return Table("Configuration", _heads(runs) if differing is not False else [], rows)
-
-
-def _versions(run: RunResults) -> dict[str, Any]:
-    return {"versions": run.summary["versions"]} if run.summary.get("versions") else {}
+    return table("Configuration", _heads(runs) if differing is not False else [], rows)
 
 
 def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[str, str]) -> Table:
     """Return the AUROC, with its 95 % interval, and AUPR of each score: key -> what it is called."""
-    rows: list[tuple[str, list[Cell]]] = []
+    rows = []
     for quantity, name in quantities.items():
         scores = [_separation(run, quantity) for run in runs]
-        for i, area in enumerate(("AUROC", "AUPR")):
-            values = [None if pair is None else pair[i] for pair in scores]
-            rows.append((f"{area} of the {name}", [Cell(text(value)) for value in values]))
-    return Table("Scores", _heads(runs), rows)
+        rows += [(f"{area} of the {name}", [pair[i] for pair in scores]) for i, area in enumerate(("AUROC", "AUPR"))]
+    return table("Scores", _heads(runs), rows)
 
 
 def of_both(run: RunResults, quantity: str) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -185,31 +156,76 @@ def of_both(run: RunResults, quantity: str) -> tuple[np.ndarray | None, np.ndarr
     return inside.get(quantity), (run.out_of_distribution or {}).get(quantity)
 
 
-def _separation(run: RunResults, quantity: str) -> tuple[str, str] | None:
+def _separation(run: RunResults, quantity: str) -> tuple[str, str]:
     """Return the AUROC with its interval, and the AUPR, in digits."""
     inside, outside = of_both(run, quantity)
     if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
-        return None
+        return DASH, DASH
     found = out_of_distribution(inside, outside)
     low, high = auroc_interval(found.auroc, len(inside), len(outside))
     return f"{found.auroc:.3f} [{low:.3f}, {high:.3f}]", f"{found.aupr:.3f}"
 
 
+def of_classes(run: RunResults) -> tuple[str, list[Table]]:
+    """Return a sentence on the classes, and tables: scores of each class and, of few classes, the confusion matrix."""
+    scores = class_scores(run.probabilities, run.labels)
+    names = [str(name) for name in run.class_names] or [str(c) for c in range(len(scores.confusion))]
+    number = lambda value: DASH if np.isnan(value) else f"{value:.3f}"
+    columns = zip(names, scores.confusion.sum(1), scores.recall, scores.precision)
+    rows = [(name, [f"{count}", number(recall), number(precision)]) for name, count, recall, precision in columns]
+    tables = [table("Scores of each class", ["class", "examples", "recall", "precision"], rows[:MOST_CLASSES])]
+    if len(names) <= MOST_CONFUSED:
+        confusion = [(name, map(str, row)) for name, row in zip(names, scores.confusion.tolist())]
+        tables.append(table("Confusion matrix", ["label, predicted as", *names], confusion))
+    return _in_words(scores, names), tables
+
+
+def _in_words(scores: ClassScores, names: Sequence[str]) -> str:
+    words = [f"Balanced accuracy {scores.balanced_accuracy:.3f}"]
+    words += [] if scores.auroc is None else [f"AUROC {scores.auroc:.3f}"]
+    for what, name, recall in (
+        ("sensitivity", names[-1], scores.sensitivity),
+        ("specificity", names[0], scores.specificity),
+    ):
+        if recall is not None:
+            words += [f"{what} (recall of {name}) {recall.value:.3f} [{recall.low:.3f}, {recall.high:.3f}]"]
+    more = f" The first {MOST_CLASSES} classes." if len(names) > MOST_CLASSES else ""
+    interval = " Brackets: 95 % intervals (Wilson)." if scores.sensitivity or scores.specificity else ""
+    return f"{'; '.join(words)}.{interval}{more}"
+
+
+def baselines(runs: Sequence[RunResults]) -> Table:
+    """Return the scores of the runs and of their baselines; without rows if no run recorded a baseline."""
+    recorded = [run for run in runs if run.summary.get("baselines")]
+    together: dict[str, Mapping[str, float]] = {}
+    for run in recorded:
+        together[run.name if len(runs) > 1 else "model"] = run.summary
+    for run in recorded:
+        for name, metrics in run.summary["baselines"].items():
+            # Runs on the same data share their baselines.
+            alike = together.get(name, metrics) == metrics
+            together[name if alike else f"{name} ({run.name})"] = metrics
+    used = [key for key in _OF_BASELINES if any(key in metrics for metrics in together.values())]
+    cell = lambda metrics, key: format(metrics[key], _OF_BASELINES[key]) if key in metrics else DASH
+    rows = [(name, [cell(metrics, key) for key in used]) for name, metrics in together.items()]
+    return table("Baselines", ["prediction", *map(label_of, used)], rows)
+
+
 def clients(run: RunResults, key: str = "clients") -> Table:
     """Return the scores of each client on its own test rows, and the rounds in which it was left out."""
     scores, faulty = run.summary[key], faulty_rounds(run.rounds)
-    numbers = {name: str(k) for k, name in enumerate(run.client_names)}
+    places = {name: str(k) for k, name in enumerate(run.client_names)}
     counts = None if run.label_counts is None else np.asarray(run.label_counts).sum(1)
-    held = {name: f"{counts[int(k)]:g}" for name, k in numbers.items()} if counts is not None else {}
+    held = {name: f"{counts[int(k)]:g}" for name, k in places.items()} if counts is not None else {}
     columns = [name for name in _OF_CLIENTS if any(name in row for row in scores)]
     rows = []
     for row in scores[:MOST_CLIENTS]:
         cells = [held.get(row["client"], DASH)] if held else []
         cells += [str(row["n"]), *(with_interval(row, name) for name in columns)]
-        cells += [str(faulty.get(numbers.get(row["client"], row["client"]), 0))] if faulty else []
-        rows.append((str(row["client"]), [Cell(x) for x in cells]))
+        cells += [str(faulty.get(places.get(row["client"], row["client"]), 0))] if faulty else []
+        rows.append((str(row["client"]), cells))
     head = ["client", *(["training rows"] if held else []), "test rows n", *(_OF_CLIENTS[name][0] for name in columns)]
-    return Table("Clients", [*head, *(["faulty rounds"] if faulty else [])], rows)
+    return table("Clients", [*head, *(["faulty rounds"] if faulty else [])], rows)
 
 
 def clients_beside(runs: Sequence[RunResults]) -> Table:
@@ -217,8 +233,8 @@ def clients_beside(runs: Sequence[RunResults]) -> Table:
     every = [{row["client"]: row for row in run.summary.get("clients", ())} for run in runs]
     names = list(dict.fromkeys(name for rows in every for name in rows))[:MOST_CLIENTS]
     score = lambda row: with_interval(row, "rmse" if "rmse" in row else "accuracy")
-    rows = [(name, [Cell(score(found[name]) if name in found else DASH) for found in every]) for name in names]
-    return Table("Clients", ["client", *(run.name for run in runs)], rows)
+    rows = [(name, [score(found[name]) if name in found else DASH for found in every]) for name in names]
+    return table("Clients", ["client", *(run.name for run in runs)], rows)
 
 
 def with_interval(row: Mapping[str, Any], name: str) -> str:
@@ -234,15 +250,11 @@ def client_sizes(run: RunResults) -> Table:
     """Return the numbers of examples and classes of each client, and the rounds in which it was left out."""
     counts, faulty = np.asarray(run.label_counts), faulty_rounds(run.rounds)
     names = run.client_names or [str(k) for k in range(len(counts))]
-    rows = []
-    for k in range(min(len(counts), MOST_CLIENTS)):
-        cells = [
-            f"{counts[k].sum():g}",
-            str(np.count_nonzero(counts[k])),
-            *([str(faulty.get(str(k), 0))] * bool(faulty)),
-        ]
-        rows.append((names[k], [Cell(cell) for cell in cells]))
-    return Table("Clients", ["client", "examples", "classes", *(["faulty rounds"] if faulty else [])], rows)
+    rows = [
+        (name, [f"{own.sum():g}", str(np.count_nonzero(own)), *([str(faulty.get(str(k), 0))] if faulty else [])])
+        for k, (name, own) in enumerate(zip(names, counts[:MOST_CLIENTS]))
+    ]
+    return table("Clients", ["client", "examples", "classes", *(["faulty rounds"] if faulty else [])], rows)
 
 
 def faulty_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -257,14 +269,11 @@ def faulty_rounds(rounds: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def rounds(run: RunResults) -> Table:
     """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]
-    rows = [
-        (text(row.get("round")), [typed(row.get(key), functools.partial(_in_round, key)) for key in columns])
-        for row in run.rounds
-    ]
+    cells = lambda row: [typed(row.get(key), functools.partial(_in_round, key)) for key in columns]
+    rows = [(text(row.get("round")), cells(row)) for row in run.rounds]
     # Of a round these are sums over its clients.
     names = {"seconds": "Time", "pruned_weights": "Pruned weights, all clients"}
-    heads = [names.get(key) or label_of(key) for key in columns]
-    return Table(f"Rounds ({len(rows)})", ["Round", *heads], rows)
+    return table(f"Rounds ({len(rows)})", ["Round", *(names.get(key) or label_of(key) for key in columns)], rows)
 
 
 def _in_round(key: str, value: Any) -> str:
@@ -291,10 +300,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def text(value: object) -> str:
     """Return a value as a reader wants it."""
+    value = _plain(value)
     if value is None or (isinstance(value, Mapping) and not value):
         return DASH
-    if getattr(value, "shape", None) == () and hasattr(value, "numpy"):
-        value = value.numpy()
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

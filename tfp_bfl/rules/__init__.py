@@ -17,22 +17,24 @@ A new rule is one function in a file of this folder and one entry in `RULES`: th
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
-from tfp_bfl.rules.gather import gathered, stacked
-from tfp_bfl.rules.gaussian import client_gaussian
-from tfp_bfl.rules.mixtures import linear_pool, mean_precision_average, naive_weighted_average, weighted_sum
-from tfp_bfl.rules.personal import personal
+from tfp_bfl.rules.gather import gathered, stacked, total
+from tfp_bfl.rules.mixtures import (
+    client_gaussian,
+    linear_pool,
+    mean_precision_average,
+    naive_weighted_average,
+    weighted_sum,
+)
 from tfp_bfl.rules.products import (
     conflation,
     distributed_weight_consolidation,
     log_linear_pool,
     weighted_conflation,
 )
-from tfp_bfl.rules.reweighted import reweighted
 from tfp_bfl.rules.robust import ROBUST, centered_clip, clipped, geometric_median, median, parse_robust, trimmed
 from tfp_bfl.rules.rule import RULES, check_rule, parse_rule
 from tfp_bfl.rules.sums import private, quantised
-from tfp_bfl.rules.total import total
-from tfp_bfl.rules.whole_model import whole_model
+from tfp_bfl.rules.whole_model import reweighted, whole_model
 
 RULES.update(
     naive_weighted_average=naive_weighted_average,
@@ -64,7 +66,6 @@ __all__ = [
     "median",
     "parse_robust",
     "parse_rule",
-    "personal",
     "private",
     "quantised",
     "reweighted",

@@ -46,7 +46,7 @@ class ExamplePrivacy(NamedTuple):
         """
         if not isinstance(self, ExamplePrivacy):
             raise InvalidArgument(
-                f"example_privacy is {shown(self)}, but must be a clients.ExamplePrivacy(clip_norm, noise_multiplier)."
+                f"example_privacy is {shown(self)}, but must be a training.ExamplePrivacy(clip_norm, noise_multiplier)."
             )
         check_number(self.clip_norm, "clip_norm")
         check_noise(self.noise_multiplier)

@@ -105,7 +105,7 @@ def gaussian(stddev: float) -> Likelihood:
 def heteroscedastic() -> Likelihood:
     """Return the likelihood p(y | f) = N(y; f_0, exp(f_1)): two outputs, mean and log variance, labels floats.
 
-    The log variance is bounded (`models.mean_and_log_variance`).
+    The log variance is bounded (`weights.mean_and_log_variance`).
 
     The gradient in the mean is (f_0 - y) exp(-f_1), without a bound: where a step makes the variance small before the
     mean fits, SGD diverges. Training by SGD therefore scales the gradient of a batch to norm `MAX_GRADIENT_NORM` at
@@ -205,7 +205,7 @@ def balanced_weights(counts: Sequence[float]) -> list[float]:
       InvalidArgument: there are no examples.
 
     Example:
-      >>> bfl.clients.balanced_weights([10, 30])
+      >>> bfl.training.balanced_weights([10, 30])
       [2.0, 0.6666666666666666]
     """
     present = [n for n in counts if n > 0]

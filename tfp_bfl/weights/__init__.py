@@ -7,7 +7,6 @@ from tfp_bfl.weights.change import (
     from_coordinates,
     root_mean_square_change,
 )
-from tfp_bfl.weights.dropout_rates import DropoutRates, dropout_rates
 from tfp_bfl.weights.ensemble_model import MemberSampling, ensemble_model, num_members
 from tfp_bfl.weights.exchange import (
     Anchor,
@@ -36,13 +35,6 @@ from tfp_bfl.weights.model_weights import (
     prior,
 )
 from tfp_bfl.weights.numbers import mean_and_log_variance
-from tfp_bfl.weights.personal_variances import (
-    PERSONAL_VARIANCES,
-    LogitGradient,
-    Parameters,
-    PersonalVariances,
-    kept_weights,
-)
 from tfp_bfl.weights.posterior_model import (
     WeightSampling,
     predictive_model,
@@ -54,20 +46,15 @@ from tfp_bfl.weights.posterior_model import (
 from tfp_bfl.weights.seeded import seeded
 
 __all__ = [
-    "PERSONAL_VARIANCES",
     "Anchor",
     "ClientCurvature",
     "ClientPosterior",
     "ClientResult",
     "Compact",
-    "DropoutRates",
     "FlatWeights",
     "LinearTerm",
-    "LogitGradient",
     "MemberSampling",
     "ModelWeights",
-    "Parameters",
-    "PersonalVariances",
     "Population",
     "Pruned",
     "RoundSize",
@@ -84,12 +71,10 @@ __all__ = [
     "check_layers",
     "check_logits",
     "coordinates",
-    "dropout_rates",
     "ensemble_model",
     "from_coordinates",
     "functional_call",
     "get_weights",
-    "kept_weights",
     "layout",
     "mean_and_log_variance",
     "min_stddev",

@@ -22,7 +22,7 @@ class Stacked(NamedTuple):
     """Hold the values of a model's variables for M members, leaves [M, ...].
 
     Fields:
-      means, scales: of the variational weights (`models.layout`).
+      means, scales: of the variational weights (`weights.layout`).
       point: all point weights; where a posterior lies beside the model, its means.
       moving_mean, moving_variance: BatchNorm's statistics.
       beside: posteriors over the last point weights; () without any.

@@ -21,7 +21,7 @@ def functional_call(
 
     Args:
       model: a Keras model.
-      point: values for the last of the model's point weights (`models.layout`), as many as these are: tensors [...].
+      point: values for the last of the model's point weights (`weights.layout`), as many as these are: tensors [...].
       features: [B, ...].
       moments: values for BatchNorm's moving means and variances, through which no gradient goes; None for the model's
         own.
@@ -61,7 +61,7 @@ def variational_call(
 
     Args:
       model, features: as `functional_call`.
-      means, scales: values for the variables of the variational weights (`models.layout`).
+      means, scales: values for the variables of the variational weights (`weights.layout`).
       point: values for all point weights.
       moments: values for BatchNorm's moving means and variances; None for the model's own.
 
@@ -94,7 +94,7 @@ def batch_moments(model: keras.Model, point: Sequence[tf.Tensor], features: tf.T
       model, point, features: as `functional_call`.
 
     Returns:
-      Tuples of means and variances in the order of `models.get_weights(model).moments`.
+      Tuples of means and variances in the order of `weights.get_weights(model).moments`.
 
     Raises:
       InvalidArgument: as `batch_normalized_call`.

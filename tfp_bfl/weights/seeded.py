@@ -19,7 +19,7 @@ from tfp_bfl import keras
 def seeded(seed: int) -> Iterator[None]:
     """Draw from the global random generators by `seed` inside the block, and restore them after it.
 
-        with bfl.models.seeded(0):
+        with bfl.weights.seeded(0):
             model = model_fn()
 
     Models from the same function and seed have the same initial weights, also where its initializers have no seed.

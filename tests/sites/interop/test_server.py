@@ -100,7 +100,7 @@ def test_partitioned_inference_is_exact_for_gaussian_likelihoods():
 
 def test_the_server_of_admm_counts_the_clients_of_the_federation():
     """One of two clients is in the round: natural(q) = (1 - a) (q + q_1) / 2 + a (product + damping rho (q_1 - q))."""
-    step = bfl.servers.dual(step_size=1.0, damping=0.5)
+    step = bfl.algorithms.factors.step.dual(step_size=1.0, damping=0.5)
     pooling = Server(
         {"w": np.zeros(1)}, 1.0, rule="log_linear_pool", server_step=step, weighting="equal", num_clients=2
     )
@@ -127,8 +127,8 @@ def test_a_robust_aggregator_withstands_one_client():
 
 
 BAD = {
-    "missing": (lambda a: {k: x for k, x in a.items() if k != "mean/last"}, "The arrays miss 'mean/last'."),
-    "unknown": (lambda a: {**a, "mean/x": np.zeros(1)}, "The arrays have no place for 'mean/x'."),
+    "missing": (lambda a: {k: x for k, x in a.items() if k != "mean/last"}, "The structure misses 'mean/last'"),
+    "unknown": (lambda a: {**a, "mean/x": np.zeros(1)}, "The structure has no place for 'mean/x'"),
     "shape": (lambda a: {**a, "mean/last": np.zeros(4)}, "mean/last has shape [4], but must have [3]."),
     "integers": (lambda a: {**a, "mean/last": np.zeros(3, int)}, "mean/last is of type int64, but must be of floats."),
     "infinite": (lambda a: {**a, "mean/last": np.full(3, 1e300)}, "mean/last is not finite."),
@@ -182,7 +182,9 @@ def test_a_round_without_a_valid_answer_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "step", [bfl.servers.dual(), bfl.servers.optimize(bfl.servers.server_optimizer("adam"))], ids=["dual", "adam"]
+    "step",
+    [bfl.algorithms.factors.step.dual(), bfl.servers.optimize(bfl.servers.server_optimizer("adam"))],
+    ids=["dual", "adam"],
 )
 def test_a_server_goes_on_from_its_folder_to_the_same_bits(tmp_path, step, caplog):
     """Also where the newest file is damaged: the round before it is there, and the log names the file."""
@@ -214,7 +216,7 @@ def test_a_folder_of_another_server_or_of_damaged_files_is_refused(tmp_path):
     ):
         with pytest.raises(InvalidArgument, match="holds rounds of a server with other first arrays, rule or options"):
             other()
-    dual = lambda step_size: server(server_step=bfl.servers.dual(step_size), folder=tmp_path / "dual")
+    dual = lambda step_size: server(server_step=bfl.algorithms.factors.step.dual(step_size), folder=tmp_path / "dual")
     dual(1.0).next(answers())
     with pytest.raises(InvalidArgument, match="rule or options"):
         dual(0.1)

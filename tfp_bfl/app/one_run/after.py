@@ -91,12 +91,12 @@ class FinishedRun(NamedTuple):
     data: bfl.data.OwnData
     clients: bfl.data.Clients
     model_fn: Callable[[], keras.Model]
-    weights: bfl.models.ModelWeights
+    weights: bfl.weights.ModelWeights
     held_out: bfl.data.Clients | None = None
 
 
 def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the `servers.Held` sums."""
+    """Return the rounds of sums at a run's last weights, whose model predicts, and the `algorithms.held.Held` sums."""
     make = _last_layer if options.algorithm == "last_layer" else _laplace
     process, rounds, held = make(finished, options)
     seed = finished.config.seed
@@ -110,9 +110,12 @@ def _laplace(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Bayesia
     process = bfl.algorithms.laplace(finished.model_fn, element_spec=spec, **options.model_dump(), **likelihood)
 
     def held(state: Any, temperature: float) -> Any:
-        groups = bfl.clients.layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
-        settings = bfl.servers.Curvatures(options.prior_stddev, temperature, groups)
-        return bfl.servers.Held.of_stack(state.step, state.weights, settings)
+        from tfp_bfl.algorithms.laplace.pool import Curvatures
+        from tfp_bfl.algorithms.laplace.work import layers_of
+
+        groups = layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
+        settings = Curvatures(options.prior_stddev, temperature, groups)
+        return bfl.algorithms.held.Held.of_stack(state.step, state.weights, settings)
 
     return process, 1, held
 
@@ -132,8 +135,11 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
     )
 
     def held(state: Any, temperature: float) -> Any:
-        head = bfl.posterior.Head(target is not None, options.prior_stddev, noise, temperature)
-        return bfl.servers.held_sums(state.step, state.weights, head)
+        from tfp_bfl.algorithms.laplace.posterior import Head
+        from tfp_bfl.algorithms.laplace.step import held_sums
+
+        head = Head(target is not None, options.prior_stddev, noise, temperature)
+        return held_sums(state.step, state.weights, head)
 
     return process, options.rounds or (_ROUNDS if target is None else 1), held
 
@@ -170,7 +176,7 @@ def choose_temperature(given: float | None, finished: FinishedRun, state: Any) -
     `algorithms.laplace`.
 
     Args:
-      state: the clients' sums, a `servers.Held`, with the default temperature where none is given.
+      state: the clients' sums, a `algorithms.held.Held`, with the default temperature where none is given.
     """
     if given is not None:
         return check_number(given, "temperature"), "given"
@@ -192,4 +198,4 @@ def at(temperature: float, state: Any) -> Any:
 
 def model_at(temperature: float, finished: FinishedRun, state: Any) -> Callable:
     """Return the model that predicts by the posterior of a temperature."""
-    return bfl.models.predictive_model(finished.model_fn(), at(temperature, state).pool())
+    return bfl.weights.predictive_model(finished.model_fn(), at(temperature, state).pool())

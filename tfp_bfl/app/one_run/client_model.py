@@ -45,7 +45,7 @@ def client_model(
     test = datasets.load(config).test
     process = build.process(config, test, lambda: None)
     weights = process.personal_weights(last_state(process, config, folder), client)
-    model = bfl.models.predictive_model(process.model_fn(), weights)
+    model = bfl.weights.predictive_model(process.model_fn(), weights)
     scores = bfl.evaluation.evaluate(
         model,
         test.features,
@@ -65,7 +65,7 @@ def last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder
 
 def final_weights(
     process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path
-) -> bfl.models.ModelWeights:
+) -> bfl.weights.ModelWeights:
     """Read the weights with which a run's model predicts, of its last round or averaged over several."""
     state, record = _last_checkpoint(process, config, folder)
     weights = process.predictive_weights(state)

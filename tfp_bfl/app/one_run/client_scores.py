@@ -51,7 +51,7 @@ class RowsByClient(NamedTuple):
         return list(self.names) or [str(k) for k in range(len(self.rows))]
 
     def examples(self, k: int) -> tuple[None, np.ndarray, np.ndarray]:
-        """Return None, features and labels of client k, as `federated.evaluate_clients` takes them."""
+        """Return None, features and labels of client k, as `personal.evaluate_clients` takes them."""
         return None, self.source.features[self.rows[k]], self.source.labels[self.rows[k]]
 
     @property
@@ -145,7 +145,7 @@ def scored(
         for k, name in enumerate(parts.called[: job.everybody.num_clients]):
             metrics = {key: x for key, x in scores.get(name, {}).items() if key in ("accuracy", "rmse", "test_nll")}
             if metrics:
-                lines.append(bfl.federated.ClientScores(k, len(job.everybody.indices[k]), metrics))
+                lines.append(bfl.algorithms.personal.ClientScores(k, len(job.everybody.indices[k]), metrics))
     if job.config.evaluate_clients:
         _write(folder, lines, parts)
         found |= _summarise(lines, job.clients.num_clients)
@@ -200,7 +200,7 @@ def rows_of(
 
 def personal(
     job: Job, result: bfl.federated.SimulationResult, parts: RowsByClient
-) -> tuple[list[Any], list[Any], list[bfl.federated.ClientScores]]:
+) -> tuple[list[Any], list[Any], list[bfl.algorithms.personal.ClientScores]]:
     """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate."""
     adapts = job.config.adapts
     found: list[Any] = []
@@ -209,7 +209,7 @@ def personal(
         found.append(bfl.evaluation.evaluate(model, features, labels, **job.prediction) if len(labels) else None)
         return found[-1].metrics if found[-1] else {}
 
-    scores = bfl.federated.evaluate_clients(
+    scores = bfl.algorithms.personal.evaluate_clients(
         job.process,
         result,
         job.everybody,
@@ -235,7 +235,9 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
         of_loss = {name: getattr(config, name) for name in ("kl_weight", "kl_reduction")}
     if config.class_weight:
         of_loss |= class_weights.likelihood(config.class_weight, lambda: trained)
-    work = bfl.clients.meta_learning(
+    from tfp_bfl.algorithms.personal import work as personal_work
+
+    work = personal_work.meta_learning(
         process.model_fn,
         local_epochs=1,
         batch_size=EXAMPLES,
@@ -247,7 +249,7 @@ def one_step(config: RunConfig, process: bfl.federated.BayesianProcess, trained:
     return work if config.augmentation is None else bfl.clients.augmented(work, config.augmentation)
 
 
-def _summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
+def _summarise(scores: list[bfl.algorithms.personal.ClientScores], number: int) -> dict[str, float]:
     """Return the clients' mean accuracy and the least one, before and after the step; of those from
     `number` on apart. Numbers have none.
     """
@@ -260,13 +262,13 @@ def _summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[st
         if not part or "accuracy" not in part[0].before:
             continue
         for when, adapted in {"": False, "adapted_": True}.items() if part[0].after else {"": False}.items():
-            of_all = bfl.federated.summarise_clients(part, adapted=adapted)
+            of_all = bfl.algorithms.personal.summarise_clients(part, adapted=adapted)
             summary[f"{when}{group}_accuracy"] = of_all["uniform"]
             summary[f"{when}{group}_accuracy_least"] = of_all["least"]
     return summary
 
 
-def _write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores], parts: RowsByClient) -> None:
+def _write(folder: pathlib.Path, scores: list[bfl.algorithms.personal.ClientScores], parts: RowsByClient) -> None:
     """Write the scores to the folder, as one line of JSON for each client."""
     named = lambda k: {"name": parts.names[k]} if parts.names else {}
     lines = "".join(json.dumps({**each._asdict(), **named(each.client)}) + "\n" for each in scores)

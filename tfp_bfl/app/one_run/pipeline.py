@@ -67,7 +67,7 @@ def train(
     *,
     clients: bfl.data.ClientData | None = None,
     folder: pathlib.Path | None = None,
-    start: bfl.models.ModelWeights | None = None,
+    start: bfl.weights.ModelWeights | None = None,
     runtime: object = None,
 ) -> bfl.federated.SimulationResult:
     """Run the rounds of a job.

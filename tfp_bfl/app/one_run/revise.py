@@ -23,14 +23,14 @@ _KEPT = ("trained", "temperature_by", "rounds")
 
 
 def read_state(run: str | pathlib.Path) -> Any:
-    """Return the clients that a run's folder holds, a `servers.Held`."""
+    """Return the clients that a run's folder holds, a `algorithms.held.Held`."""
     path = pathlib.Path(run) / CLIENTS
     if not path.is_file():
         raise InvalidArgument(
             f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag or "
             f"partitioned_vi, or of `tfp-bfl laplace` or `last-layer`, with {CLIENTS}."
         )
-    return bfl.servers.Held.load(path)
+    return bfl.algorithms.held.Held.load(path)
 
 
 def add(other: str | pathlib.Path, names: object, replace: bool) -> Change:
@@ -88,7 +88,7 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
       **more: entries of the summary besides the scores on the test set, the clients' names and what the state states.
     """
     train, test = data.train, data.test
-    model = bfl.models.predictive_model(
+    model = bfl.weights.predictive_model(
         build.model_fn(config, test)(), state.pool(), _batch_norm_examples(config, data)
     )
     scores = build.scorer(config, test)(model, test.features, test.labels).metrics

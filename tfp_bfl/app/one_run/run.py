@@ -172,7 +172,7 @@ def _run(
     return folder
 
 
-def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: object) -> bfl.models.ModelWeights | None:
+def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: object) -> bfl.weights.ModelWeights | None:
     """Pre-train at the server, record the scores, and return the weights.
 
     Return None without pre-training, or if rounds have begun.
@@ -191,7 +191,7 @@ def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: objec
         **engine,
     )
     model = build.model_fn(job.config, job.sample, job.code)()
-    bfl.models.assign_weights(model, pretrained.weights)
+    bfl.weights.assign_weights(model, pretrained.weights)
     of_test = job.score(model).metrics
     words = {
         "pretrained_epochs": pretrained.epoch,
@@ -205,6 +205,8 @@ def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: objec
 
 def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return all scores of the result's model; `metrics` are those on the test set."""
+    from tfp_bfl.algorithms.personal.step import DropoutRates
+
     uncertainty = metrics["aleatoric"] + metrics["epistemic"]
     return {
         **metrics,
@@ -213,7 +215,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
         **records.privacy(job.config, result.rounds[-1], job.clients.sizes, job.process),
         **_permuted(job, result),
         **_of_last_round(job, result),
-        **{name: x for name in bfl.models.DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},
+        **{name: x for name in DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},
         **ensembles.scores(result, job.score),
     }
 
@@ -231,7 +233,7 @@ def _of_last_round(job: Job, result: bfl.federated.SimulationResult) -> dict[str
     if result.averaged is None:
         return {}
     weights = job.process.predictive_weights(result.state)
-    model = bfl.models.predictive_model(job.process.model_fn(), weights, job.batch_norm_examples)
+    model = bfl.weights.predictive_model(job.process.model_fn(), weights, job.batch_norm_examples)
     metrics = job.score(model).metrics
     return {"averaged_rounds": result.averaged.rounds, **{f"last_round_{name}": x for name, x in metrics.items()}}
 

@@ -153,10 +153,10 @@ def write_results(
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
     bfl.export.save(result.model, folder / "saved_model", info, unusual)
     if config.algorithm == "fl_swag" and not config.ensemble:
-        settings = bfl.servers.Product(None, config.diagonal_only, config.between_clients)
-        bfl.servers.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)
+        settings = bfl.algorithms.swag.step.Product(None, config.diagonal_only, config.between_clients)
+        bfl.algorithms.held.Held.of_stack(result.state.step, result.state.weights, settings).save(folder / CLIENTS)
     if config.algorithm == "partitioned_vi" and not config.ensemble:
-        bfl.servers.factors_of(result.state, job.clients.sizes).save(folder / CLIENTS)
+        bfl.algorithms.held.factors_of(result.state, job.clients.sizes).save(folder / CLIENTS)
     predictions = records.predictions_of(final, records.truth(test))
     if apart:
         write_arrays(folder / records.HELD_OUT, apart, compressed=True)

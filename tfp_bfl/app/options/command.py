@@ -17,7 +17,6 @@ import click
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import load
 from tfp_bfl.app.options.parameters import kind_of_value, parameters_of
-from tfp_bfl.errors import InvalidArgument
 
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
@@ -25,15 +24,6 @@ _ALGORITHM, _PARAMETERS = "--algorithm", "parameters of functions"
 _OF_CODE = "user-supplied functions"
 # What --vary and --space name.
 _ROLE = re.compile(rf"(?:^|\s)({'|'.join(CODE)})=(\S+)")
-# The largest number of processes at once.
-MOST_JOBS = 1024
-
-
-def whole_number(text: str, what: str, most: int) -> int:
-    """Return the number that the text of an option states."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
-        raise InvalidArgument(f"{what} is {text}, but must be a whole number from 1 to {most}.")
-    return int(text)
 
 
 class Grouped(click.Command):

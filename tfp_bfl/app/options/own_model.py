@@ -76,6 +76,7 @@ def model_fn(
         that of the function.
     """
     from tfp_bfl import keras, models
+    from tfp_bfl.weights import check_form, seeded
 
     what, taken = name_of("model", function), parameters_of(function)
     # Where the model is converted, its dropout has the rate.
@@ -91,7 +92,7 @@ def model_fn(
     model = called(what, build_keras_2)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
-    models.check_form(model)
+    check_form(model)
     shapes = tuple(model.input_shape[1:]), model.output_shape[-1]
     if shapes != (source.element_shape, source.num_outputs):
         raise InvalidArgument(
@@ -102,7 +103,7 @@ def model_fn(
     convert = _conversion(what, models.kind_of(model), kind, rate, options.get("dropout_rate"))
 
     def build() -> Any:
-        with models.seeded(options["seed"]):
+        with seeded(options["seed"]):
             built = build_keras_2()
             return convert(built) if convert else built
 

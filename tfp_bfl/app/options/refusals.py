@@ -27,6 +27,7 @@ _MUST_BE = {
     "string": "text",
     "literal": "{expected}",
     "list": "a list of names",
+    "dict": "a mapping of names to values",
 }
 
 # Options of user-supplied data.

@@ -105,22 +105,13 @@ def kernel_mode(values: Array, *options: object, weights: Array | None = None, *
     Returns:
       [D], in the type of the values.
 
-    Raises:
-      InvalidArgument: no such start, kernel, bandwidth or weighting; scale or max_iterations not above zero or scale
-        not finite; values not [S, D] with S and D at least 1, not floating or not finite; fewer than five clients for
-        "adaptive"; weights not [S], finite and above zero. In a graph only what is known of shapes is checked.
-
     Source: Johansson & Gullbrandson 2022, algorithms 9 (mean) and 10 (clients).
     """
     return kernel_modes(values, *options, weights=weights, **named_options).mode
 
 
 def kernel_modes(values: Array, *options: Any, weights: Array | None = None, **named_options: Any) -> KernelModes:
-    """Return `kernel_mode` with counts of what happened on the way.
-
-    Raises:
-      InvalidArgument: as `kernel_mode`.
-    """
+    """Return `kernel_mode` with counts of what happened on the way."""
     for name in named_options:
         lookup(KernelOptions._field_defaults, name, "option of the kernel")
     checked = _check_options(KernelOptions(*options, **named_options))
@@ -150,9 +141,6 @@ def kernel_posterior(
       start, kernel, bandwidth, scale, max_iterations: as `KernelOptions`.
       weighting: what the clients' weights in the round, such as their numbers of examples, do: "kernels" or
         "bandwidths", as `KernelOptions`; None for nothing, as FedKP has it.
-
-    Raises:
-      InvalidArgument: as `kernel_mode`.
 
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
     """

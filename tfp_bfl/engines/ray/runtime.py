@@ -19,14 +19,9 @@ _ANSWER_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class RayRuntime:
-    """The runtime that a with-block of `ray_runtime` holds.
+    """The runtime that a with-block of `ray_runtime` holds: the module `ray`, connected, and its arguments.
 
-    Attributes:
-      ray: the module, connected to the cluster.
-      num_workers: into how many sums a round's clients are shared out.
-      threads: cores that each takes.
-      patience: seconds without any machine after which a round is given up.
-      workers: (), as the cluster's processes are not ours.
+    `workers` is (), as the cluster's processes are not ours.
     """
 
     ray: Any
@@ -58,7 +53,6 @@ def ray_runtime(
       patience: seconds without any machine that works after which a round is an error.
 
     Raises:
-      InvalidArgument: a number outside its range.
       MissingDependency: Ray is not installed.
       WorkerError: no cluster answers at the address, or it has no cores for a worker.
     """
@@ -82,11 +76,7 @@ def ray_runtime(
 
 @contextlib.contextmanager
 def joined(runtime: RayRuntime | None) -> Iterator[RayRuntime]:
-    """Yield a runtime; one that is started here and stopped if there is none.
-
-    Raises:
-      InvalidArgument: the runtime is of another engine.
-    """
+    """Yield a runtime; one that is started here and stopped if there is none."""
     if runtime is not None and not isinstance(runtime, RayRuntime):
         raise InvalidArgument(
             f"runtime is {shown(runtime)}, but the engine ray needs a cluster of engines.ray.ray_runtime."

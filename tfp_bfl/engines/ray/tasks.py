@@ -22,11 +22,7 @@ _RAYS_OWN_SECONDS = 20.0
 
 
 class Tasks(NamedTuple):
-    """Calls of functions of this library on the machines of a cluster.
-
-    Fields:
-      runtime: the cluster.
-    """
+    """Calls of functions of this library on the machines of a cluster."""
 
     runtime: RayRuntime
 
@@ -40,15 +36,9 @@ class Tasks(NamedTuple):
         return self.remote(function, num_cpus=self.runtime.threads, max_retries=RETRIES)
 
     def check_machines(self, examine: Callable[..., tuple[str, str]], versions: str, *given: object) -> None:
-        """Check that all machines have the same versions, and nothing that stops them.
+        """Check that all machines have the versions of this program, and nothing that stops them.
 
-        Args:
-          examine: given -> the versions of a machine, and why it can't take part, or "".
-          versions: of this program.
-          *given: arguments of examine.
-
-        Raises:
-          InvalidArgument: a machine has other versions, or can't take part.
+        `examine` returns of its arguments the versions of a machine, and why it can't take part, or "".
         """
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         nodes = self._machines()

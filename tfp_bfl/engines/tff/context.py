@@ -15,7 +15,7 @@ from tfp_bfl.engines.tff.executor import create_stub, executor_type
 from tfp_bfl.engines.tff.heartbeat import heartbeat
 from tfp_bfl.engines.tff.installation import require_tff
 from tfp_bfl.engines.tff.workers import Tls, Worker, is_ready, open_channel
-from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check_count
+from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check_count, check_counts
 from tfp_bfl.federated.threads import start
 
 _RELEASE_SECONDS = 5.0
@@ -113,19 +113,12 @@ def local_workers(
         reach; where the system refuses, a warning says so. False for clients that read from the network.
 
     Raises:
-      InvalidArgument: a count or a number of seconds is not positive.
       MissingDependency: TFF can't be imported.
       WorkerError: a worker ended or did not answer in time; or, from a computation, a worker died.
     """
-    counts = {
-        "num_workers": num_workers,
-        "max_concurrent_calls": max_concurrent_calls,
-        "intra_op_threads": intra_op_threads,
-        "inter_op_threads": inter_op_threads,
-    }
-    for name, value in counts.items():
-        if value is not None:
-            check_count(value, name)
+    threads = {"intra_op_threads": intra_op_threads, "inter_op_threads": inter_op_threads}
+    chosen = {"max_concurrent_calls": max_concurrent_calls, **threads}
+    check_counts(num_workers=num_workers, **{name: x for name, x in chosen.items() if x is not None})
     cores = len(os.sched_getaffinity(0))
     if max_concurrent_calls is None:
         max_concurrent_calls = max(1, cores // num_workers)
@@ -144,9 +137,9 @@ def local_workers(
     with contextlib.ExitStack() as stack:
         connections: list[_Connection] = []
         workers: list[Any] = []
-        for _ in range(num_workers):
+        for i in range(num_workers):
             workers.append(start())
-            stack.callback(_stop_at, workers, len(workers) - 1)
+            stack.callback(lambda i: workers[i].stop(), i)  # Whoever is in its place then.
         connections += map(_Connection, workers)
         stack.callback(_abandon, connections)
 
@@ -190,7 +183,6 @@ def remote_workers(
       tls: for proxies that encrypt, and ask who we are.
 
     Raises:
-      InvalidArgument: there is no address, one has no port, or a file of `tls` can't be read.
       MissingDependency: TFF can't be imported.
       WorkerError: a worker does not answer.
     """
@@ -239,10 +231,6 @@ class _Connection:
         """Free what the worker holds."""
         for executor in list(self._executors):
             executor.close()
-
-
-def _stop_at(workers: list[Any], i: int) -> None:
-    workers[i].stop()
 
 
 def _create_context(connections: list[_Connection]) -> Any:

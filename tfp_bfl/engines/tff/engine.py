@@ -46,11 +46,7 @@ class TffEngine:
 
 @contextlib.contextmanager
 def installed(runtime: Runtime | None) -> Iterator[Runtime]:
-    """Yield a runtime with its context installed for this thread; a worker of our own if there is none.
-
-    Raises:
-      InvalidArgument: the runtime is of another engine.
-    """
+    """Yield a runtime with its context installed for this thread; a worker of our own if there is none."""
     if runtime is None:
         with local_workers() as own:
             yield own

@@ -23,13 +23,6 @@ def heartbeat(workers: list[Any], seconds: float) -> Iterator[None]:
     A worker answers from threads that do not compute, so that a busy one answers at once however long its clients take;
     the question has a connection of its own, so that no large message is before it. After `seconds` without an answer
     it is asked once more: it may be this process that was stopped.
-
-    Args:
-      workers: with `address`, `is_alive`, `open_channel()` and `give_up(seconds)`.
-      seconds: how long a worker may take to answer.
-
-    Raises:
-      InvalidArgument: seconds are not above zero.
     """
     seconds = check_number(seconds, "heartbeat_seconds")
     ended = threading.Event()

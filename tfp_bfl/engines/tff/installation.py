@@ -14,7 +14,7 @@ from tfp_bfl.errors import INSTALL_TFF_COMMAND, MissingDependency, WorkerError, 
 _WORKER = "worker_binary"
 
 
-@functools.lru_cache(maxsize=None)  # noqa: UP033  (functools.cache hides the type from mypy on 3.9)
+@functools.cache
 def require_tff() -> ModuleType:
     """Return the module `tensorflow_federated`, imported at the first call (about 5 s).
 

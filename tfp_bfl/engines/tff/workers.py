@@ -69,16 +69,9 @@ class Worker:
         binary: str | None = None,
         own_network: bool = True,
     ) -> "Worker":
-        """Start a worker and wait until it answers.
+        """Start a worker, of `binary` or the one that TFF brings, and wait until it answers.
 
-        Args:
-          max_concurrent_calls: how many client computations it runs at once.
-          intra_op_threads: the worker's threads within an operation; None for TensorFlow's choice.
-          inter_op_threads: the worker's threads across operations; None as above.
-          startup_seconds: how long it may take to answer.
-          binary: the program to run; None for the one that TFF brings.
-          own_network: whether it gets a network of its own, if the system allows that; else it listens on every
-            interface of this machine.
+        Other arguments are those of `local_workers`; None leaves numbers of threads to TensorFlow.
 
         Raises:
           MissingDependency: TFF can't be imported.
@@ -226,11 +219,7 @@ class Tls(NamedTuple):
     key: str | os.PathLike[str] | None = None
 
     def read(self) -> Any:
-        """Return the `grpc.ChannelCredentials`.
-
-        Raises:
-          InvalidArgument: a file can't be read, or of certificate and key there is one alone.
-        """
+        """Return the `grpc.ChannelCredentials`."""
         import grpc
 
         if (self.certificate is None) != (self.key is None):

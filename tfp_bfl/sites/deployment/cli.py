@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -12,8 +16,7 @@ import click
 from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.app.options.refusals import OF_ONE_PLACE
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.glm.options import model_options, names_of
-from tfp_bfl.sites.deployment.signals import ends_with_cleanup
+from tfp_bfl.glm.command import model_options, names_of
 
 DEPLOY_EXAMPLES = """
 \b
@@ -30,6 +33,31 @@ Examples:
 NVIDIA FLARE carries the messages. In a clone of tfp_bfl, `make deployment`
 builds an environment with it, .venvs/deployment.
 """
+
+
+@contextlib.contextmanager
+def ends_with_cleanup() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM and SIGHUP within the context, so that cleanup runs; the exit status is 128 + number.
+
+    A further signal during the cleanup is ignored. Outside the main thread the context does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [x for x in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(x) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @click.group("deploy", epilog=DEPLOY_EXAMPLES, invoke_without_command=True)
@@ -238,7 +266,7 @@ def _submit_model(kit: str, name: str, options: dict[str, Any], output: str, how
 @click.argument("kit", metavar="ADMIN_KIT")
 def runs(kit: str) -> None:
     """List the runs of the server, the newest first, with their status."""
-    from tfp_bfl.sites.deployment.control import list_runs
+    from tfp_bfl.sites.deployment.submit import list_runs
 
     for line in list_runs(kit, functools.partial(click.echo, err=True)):
         click.echo(line)
@@ -249,7 +277,7 @@ def runs(kit: str) -> None:
 @click.argument("name", metavar="RUN")
 def follow(kit: str, name: str) -> None:
     """Print the progress of a run until it ends; Ctrl-C ends the command and not the run."""
-    from tfp_bfl.sites.deployment.control import follow_run
+    from tfp_bfl.sites.deployment.submit import follow_run
 
     follow_run(kit, name, click.echo)
 
@@ -259,7 +287,7 @@ def follow(kit: str, name: str) -> None:
 @click.argument("name", metavar="RUN")
 def stop(kit: str, name: str) -> None:
     """Stop a run; its checkpoints stay, and submitting it again resumes it."""
-    from tfp_bfl.sites.deployment.control import stop_run
+    from tfp_bfl.sites.deployment.submit import stop_run
 
     stop_run(kit, name, functools.partial(click.echo, err=True))
     click.echo(f"{name} is stopped.")

@@ -1,0 +1,177 @@
+"""Tables of several runs: how rows are named, ordered and labelled, columns, digits, and what is bold."""
+
+import csv
+import io
+
+import pytest
+
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.app.options.resolve import GAUSSIAN, resolved
+from tfp_bfl.bench.runs import Style, grouped, parse_rows, table_text
+from tfp_bfl.errors import InvalidArgument
+
+SEEDS = range(3)
+
+
+def records(*options, scores=None, seeds=SEEDS):
+    """Return what runs record, by their options; the first option is the best by two points of accuracy."""
+    found = []
+    for i, own in enumerate(options):
+        for seed in seeds:
+            config = resolved(make_config(None, {**own, "seed": seed}, runs_code=False), False, GAUSSIAN)
+            accuracy = (0.9 - 0.02 * i + 0.001 * seed) if scores is None else scores[i][seed]
+            summary = {"accuracy": accuracy, "test_nll": 0.5, "ece": 0.01234, "seconds": 3.0 + seed}
+            found.append((config, {**summary, "method": {"weights": GAUSSIAN}}))
+    return found
+
+
+RULES = [{"rule": rule} for rule in ("linear_pool", "mean_precision_average", "conflation")]
+ALGORITHMS = [{"algorithm": name, "kind": "deterministic"} for name in ("fed_opt", "fed_prox", "scaffold")]
+
+
+def names(*options):
+    return [group.repeated.name for group in grouped(records(*options))]
+
+
+def lines(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (RULES, ["rule=linear_pool", "rule=mean_precision_average", "rule=conflation"]),
+        # The rates, schedules and more that follow from the inference are no names of rows.
+        (
+            [{"inference": "natural"}, {"inference": "backprop"}, {}],
+            ["inference=natural", "inference=backprop", "inference=curvature"],
+        ),
+        # Nor are options that only one algorithm has, or its other defaults.
+        (
+            [{"algorithm": "fed_opt"}, {"algorithm": "fed_prox"}, {"algorithm": "partitioned_vi"}],
+            ["algorithm=fed_opt", "algorithm=fed_prox", "algorithm=partitioned_vi"],
+        ),
+        (
+            [{"algorithm": "fed_prox", "proximal": 0.5}, {"algorithm": "fed_opt"}],
+            ["algorithm=fed_prox, proximal=0.5", "algorithm=fed_opt"],
+        ),
+        (
+            [{"rounds": 5, "learning_rate": 0.01}, {"rounds": 5}],
+            ["learning_rate=0.01", "learning_rate=0.03"],
+        ),
+        ([{"rule": "/a/rule.py:wide"}, {"rule": "conflation"}], ["rule=rule.py:wide", "rule=conflation"]),
+        ([{}], ["lenet on digits"]),
+        # An option that is not given names a row only where nothing else does.
+        (
+            [{"algorithm": "/a/b.py:f"}, {"rule": "conflation"}],
+            ["algorithm=b.py:f", "algorithm=variational, rule=conflation"],
+        ),
+        ([{"max_change_norm": 2}, {}], ["max_change_norm=2", "max_change_norm=\u2013"]),
+    ],
+)
+def test_rows_are_named_by_what_was_varied(options, wanted):
+    assert names(*options) == wanted
+
+
+def test_three_rules_and_three_algorithms_stand_in_one_table():
+    """The kind of fed_* is their default."""
+    rules = [f"algorithm=variational, rule={x['rule']}" for x in RULES]
+    assert names(*RULES, *ALGORITHMS) == [*rules, *(f"algorithm={x['algorithm']}" for x in ALGORITHMS)]
+
+
+def test_rows_of_one_name_are_numbered():
+    assert names({"rule": "/a/rule.py:wide"}, {"rule": "/b/rule.py:wide"}) == [
+        "rule=rule.py:wide (1)",
+        "rule=rule.py:wide (2)",
+    ]
+
+
+def test_columns_digits_percent_and_labels():
+    style = Style(["accuracy", "nll"], 1, True, {"rule=conflation": "Conflation", "rule=linear_pool": "Linear pool"})
+    text = table_text(grouped(records(*RULES)), ".md", style)
+    assert lines(text) == [
+        "|  | Accuracy (%) | NLL |",
+        "|---|---|---|",
+        "| Conflation | 86.1 ± 0.1 | 0.5 ± 0.0 |",
+        "| Linear pool | **90.1 ± 0.1** | 0.5 ± 0.0 |",
+        "| rule=mean_precision_average | 88.1 ± 0.1 | 0.5 ± 0.0 |",
+    ]
+    assert text.endswith(
+        "\nMean ± standard deviation over 3 seeds. Bold: better than every other row; the 95 % intervals of the paired "
+        "differences over the same seeds (Student's t) exclude 0.\n"
+    )
+    latex = table_text(grouped(records(*RULES)), ".tex", style)
+    assert r" & Accuracy (\%) & NLL \\" in latex and r"Linear pool & \textbf{90.1 $\pm$ 0.1} & 0.5" in latex
+    assert latex.count("tabular") == 2 and r"{\footnotesize Mean $\pm$ standard deviation over 3 seeds." in latex
+
+
+def test_digits_of_percentages_and_of_others():
+    text = table_text(grouped(records(*RULES)), ".md", Style(["ece", "seconds"], percent=True))
+    assert lines(text)[0] == "|  | ECE (%) | Total time (s) |" and "| 1.23 ± 0.00 | 4.0000 ± 1.0000 |" in text
+
+
+def test_a_best_mean_that_seeds_would_undo_is_not_bold():
+    """Means .91, .90 and .80: the first two differ by 0.01 ± 0.1 over the seeds; without the first the next is."""
+    scores = [[0.85, 0.97, 0.91], [0.90, 0.90, 0.90], [0.80, 0.80, 0.80]]
+    style = Style(["accuracy"])
+    assert "**" not in table_text(grouped(records(*RULES, scores=scores)), ".md", style).partition("\n\n")[0]
+    assert "**0.9000" in table_text(grouped(records(*RULES[1:], scores=scores[1:])), ".md", style)
+
+
+def test_one_seed_has_no_deviation_and_nothing_bold():
+    text = table_text(grouped(records(*RULES, seeds=[0])), ".md", Style(["accuracy"]))
+    assert "±" not in text and "**" not in text
+    assert text.endswith("One seed each. Nothing is bold: comparisons need two seeds or more.\n")
+
+
+def test_a_csv_holds_the_numbers_of_these_columns():
+    rows = list(csv.DictReader(io.StringIO(table_text(grouped(records(*RULES)), ".csv", Style(["nll"])))))
+    assert [name for name in rows[0] if name.startswith(("accuracy", "ece"))] == []
+    assert [float(row["test_nll_mean"]) for row in rows] == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("style", "suffix", "words"),
+    [
+        (
+            Style(["acuracy"]),
+            ".md",
+            r"No run has a column 'acuracy' \(did you mean 'accuracy'\?\): choose from acc",
+        ),
+        (Style(["zzz"]), ".md", r"No run has a column 'zzz': choose from accuracy, test_nll, ece, seconds\.$"),
+        (Style(["nll", "test_nll"]), ".md", "names a column twice"),
+        (Style(digits=2), ".csv", "a .csv holds all digits"),
+        (Style(rows={"rule=clipped": ""}), ".md", "The row 'rule=clipped' is none: name one of rule=linear_pool; rule"),
+        (Style(rows={"rounds=60": ""}), ".md", "The row 'rounds=60' is 3 rows: name one of rule=linear_pool; rule"),
+        (Style(rows={"ruel=conflation": ""}), ".md", "There is no option 'ruel': did you mean 'rule'"),
+        (Style(rows={"rule=conflation": "", "rule = conflation": ""}), ".md", "rows names a row twice"),
+    ],
+)
+def test_what_is_no_table(style, suffix, words):
+    with pytest.raises(InvalidArgument, match=words):
+        table_text(grouped(records(*RULES)), suffix, style)
+
+
+def test_rows_as_text():
+    items = ["rule=conflation as Conflation", "algorithm=fed_opt, kind=deterministic", "rule=a as FedAvg as it was"]
+    assert parse_rows(items) == {
+        "rule=conflation": "Conflation",
+        "algorithm=fed_opt, kind=deterministic": "algorithm=fed_opt, kind=deterministic",
+        "rule=a": "FedAvg as it was",
+    }
+    for wrong in (["Conflation"], ["rule=a", "rule=a as A"]):
+        with pytest.raises(InvalidArgument, match="--row"):
+            parse_rows(wrong)
+
+
+@pytest.mark.parametrize("option", [("--columns", "accuracy"), ("--digits", "2"), ("--percent",), ("--row", "rule=a")])
+def test_a_page_takes_no_options_of_tables(tmp_path, capsys, monkeypatch, option):
+    from tfp_bfl.app.one_run import records as of_one_run
+    from tfp_bfl.bench import reports
+
+    (config, summary), *_ = records({})
+    for module in (reports, of_one_run):
+        monkeypatch.setattr(module, "read_record", lambda folder: (config, summary))
+    assert run_command_line(["report", str(tmp_path), "--output", str(tmp_path / "page.html"), *option]) == 2
+    assert "are of tables, and" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Federated averaging of posteriors and of samples: FedPA, FedBE, FedKP, FedAG, FedSGLD and FedOpt."""

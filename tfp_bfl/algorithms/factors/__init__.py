@@ -1,0 +1,1 @@
+"""Posteriors with approximate likelihood factors at the clients: partitioned inference, Bayesian ADMM, FedLap."""

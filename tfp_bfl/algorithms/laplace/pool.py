@@ -1,0 +1,183 @@
+"""A posterior from sums of the clients at one point: Laplace's approximation, or an exact last layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, Laplace, laplace, linear_head, moved
+from tfp_bfl.algorithms.rows import RowsHeld
+from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.tensors import Array
+from tfp_bfl.weights import ClientCurvature, ModelWeights
+
+NUM_HEAD_WEIGHTS = 2  # kernel and bias
+Rows = Mapping[str, ClientCurvature]
+
+
+class Curvatures(NamedTuple):
+    """The posterior is Laplace's approximation at the server's weights, from the sums of all clients.
+
+    The weights stay as the clients have trained them together where one leaves; of an exact last layer they are those
+    that the other clients' sums give.
+
+    Fields:
+      prior_stddev: None for the maximum of the marginal likelihood.
+      temperature: T.
+      groups: the number of each weight tensor's group, which has a prior of its own; () for one prior.
+      head: of an exact last layer; its mean moves (`linear_head`); None for Laplace's approximation at the weights.
+    """
+
+    prior_stddev: float | None = None
+    temperature: float = 1.0
+    groups: tuple[int, ...] = ()
+    head: Head | None = None
+
+    @classmethod
+    def of_head(cls, head: Head) -> Curvatures:
+        """Return the settings of an exact last layer."""
+        return cls(head.prior_stddev, head.temperature, head=head)
+
+    def at(self, temperature: float) -> Curvatures:
+        """Return the settings with another posterior temperature."""
+        head = None if self.head is None else self.head._replace(temperature=temperature)
+        return self._replace(temperature=temperature, head=head)
+
+    def approximate(self, rows: Rows, weights: ModelWeights) -> Laplace:
+        """Compute Laplace's approximation (`laplace.posterior.laplace`), or the posterior of a last layer, from the
+        sums of all clients, added in float64.
+        """
+        if not rows:
+            raise InvalidArgument("A posterior is made of clients' sums: one client at least must be left.")
+        parts = list(rows.values())
+        total = lambda field: tf.nest.map_structure(
+            lambda *x: np.sum(np.stack(x).astype(np.float64), 0), *(getattr(part, field) for part in parts)
+        )
+        mode = _mode(rows, weights)
+        if self.head is not None:
+            number = sum(int(part.num_examples) for part in parts)
+            sums = total("curvature"), _flat(total("gradient")), total("nll"), _flat(mode), np.float64(number)
+            return linear_head(Expansion(*sums), mode, self.head)
+        return laplace(
+            mode,
+            total("curvature"),
+            total("gradient"),
+            float(total("nll")),
+            prior_stddev=self.prior_stddev,
+            groups=self.groups or None,
+            temperature=self.temperature,
+        )
+
+    def pool(self, rows: Rows, weights: ModelWeights) -> ModelWeights:
+        """Return the server's weights with the posterior of `approximate`."""
+        below = len(weights.point) - len(_mode(rows, weights)) if rows else 0
+        q = self.approximate(rows, weights).posterior
+        return weights._replace(posterior=q, point=tuple(weights.point[:below]))
+
+    def check(self, rows: Rows, weights: ModelWeights) -> None:
+        """Raise InvalidArgument or ValueError for sums that make no posterior, or do not fit the weights."""
+        if not rows:
+            self.approximate(rows, weights)
+        mode = [np.shape(x) for x in _mode(rows, weights)]
+        size = sum(math.prod(shape) for shape in mode)
+        full, dtypes = _is_full(rows), {np.asarray(x).dtype for row in rows.values() for x in tf.nest.flatten(row[2:])}
+        fits = dtypes == {np.dtype(np.float32 if self.head is None else np.float64)}
+        for row in rows.values():
+            fits = fits and mode == [np.shape(x) for x in row.gradient] and np.shape(row.nll) == ()
+            fits = fits and (np.shape(row.curvature) == (size, size) if full else _is_diagonal(row.curvature, mode))
+        mean, variance = weights.moments
+        fits = fits and [np.shape(x) for x in mean] == [np.shape(x) for x in variance]
+        fits = fits and all(bool(np.all(np.asarray(x) >= 0)) for x in variance)
+        fits = fits and set(self.groups) == set(range(len(set(self.groups))))
+        fits = fits and len(self.groups) in (0, len(mode)) and not (full and self.groups)
+        numbers = [self.temperature] + [x for x in (self.prior_stddev, *(self.head or ())[1:]) if x is not None]
+        fits = fits and (self.head is None or (full and len(mode) == NUM_HEAD_WEIGHTS))
+        if not fits or any(check_number(x, "a setting") <= 0 for x in numbers):
+            raise ValueError
+
+    def align(self, own: RowsHeld[ClientCurvature], others: RowsHeld[ClientCurvature]) -> Rows:
+        """Return the rows of other clients, which must be at the same weights.
+
+        Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `own`,
+        which is exact for Gaussian labels.
+        """
+        rows: Rows = others.rows
+        weights = others.weights
+        alike = _form(own.rows) == _form(rows) and (self.head is None) == (others.settings.head is None)
+        if alike and self.head is not None:
+            mode = _mode(own.rows, own.weights)
+            rows = _expanded(rows, _flat(_mode(rows, weights)), _flat(mode))
+            weights = weights._replace(point=(*weights.point[: -len(mode)], *mode))
+        here, there = tf.nest.flatten(own.weights), tf.nest.flatten(weights)
+        if not alike or len(here) != len(there) or not all(np.array_equal(x, y) for x, y in zip(here, there)):
+            raise InvalidArgument(
+                "The other clients' sums are of another structure or at other weights than these: let the clients "
+                "compute them at the weights of this model."
+            )
+        return rows
+
+    def measured(self, rows: Rows) -> tuple[str, Sequence[float]]:
+        """Return the name of a number that says how much each client contributes, and this number of each."""
+        traces = [_trace(row.curvature) for row in rows.values()]
+        return "share of the curvature", [x / sum(traces) for x in traces]
+
+    def found(self, rows: Rows, weights: ModelWeights) -> dict[str, Any]:
+        """Return what a record states of the posterior besides its scores, the noise as the labels are scaled."""
+        found, structure = self.approximate(rows, weights), "last_layer" if _is_full(rows) else "diagonal"
+        noise = {} if found.noise_stddev is None else {"noise_stddev": found.noise_stddev}
+        numbers = {x: getattr(found, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")}
+        of_all = {"structure": structure, "temperature": self.temperature}
+        return {"prior_stddev": found.prior_stddev.tolist(), **numbers, **noise, **of_all}
+
+
+def expanded_at(rows: ClientCurvature, at: Array, to: Array) -> ClientCurvature:
+    """Return sums for a last layer as the same quadratic functions, expanded at other weights.
+
+    Args:
+      rows: leaves [K, ...].
+      at, to: the weights of the layer, flattened one tensor after another [D].
+    """
+    shapes = [tuple(x.shape[1:]) for x in rows.gradient]
+    sizes = [math.prod(shape) for shape in shapes]
+    gradient = tf.concat([tf.reshape(x, [-1, size]) for x, size in zip(rows.gradient, sizes)], 1)
+    new = moved(Expansion(rows.curvature, gradient, rows.nll, at, rows.num_examples), to)
+    parts = zip(tf.split(new.gradient, sizes, 1), shapes)
+    return rows._replace(gradient=tuple(tf.reshape(x, [-1, *shape]) for x, shape in parts), nll=new.nll)
+
+
+def _expanded(rows: Rows, at: Array, to: Array) -> Rows:
+    stack = tf.nest.map_structure(lambda *x: np.stack(x), *rows.values())
+    moved_to = tf.nest.map_structure(np.asarray, expanded_at(stack, at, to))
+    return {client: tf.nest.map_structure(lambda x, k=k: x[k], moved_to) for k, client in enumerate(rows)}
+
+
+def _mode(rows: Rows, weights: ModelWeights) -> tuple[Any, ...]:
+    """Return the weights that the posterior is over: as many of the last as a client's gradient has."""
+    number = len(next(iter(rows.values())).gradient)
+    return tuple(weights.point[len(weights.point) - number :])
+
+
+def _flat(leaves: Sequence[Array]) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in leaves])
+
+
+def _is_full(rows: Rows) -> bool:
+    return not isinstance(next(iter(rows.values())).curvature, tuple)
+
+
+def _form(rows: Rows) -> Any:
+    first = next(iter(rows.values()))
+    return [np.shape(x) for x in tf.nest.flatten((first.curvature, first.gradient))], _is_full(rows)
+
+
+def _is_diagonal(curvature: Sequence[np.ndarray], mode: list[tuple[int, ...]]) -> bool:
+    return mode == [np.shape(x) for x in curvature] and all(bool(np.all(x >= 0)) for x in curvature)
+
+
+def _trace(curvature: tuple[np.ndarray, ...] | np.ndarray) -> float:
+    """Return the trace of a matrix, or of its diagonal in leaves."""
+    return float(sum(np.sum(x) for x in curvature) if isinstance(curvature, tuple) else np.trace(curvature))

@@ -1,0 +1,254 @@
+"""A client's part of Laplace's approximation: sums of Gauss-Newton terms at weights that all clients share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl import keras
+from tfp_bfl.contracts import CURVATURE, ClientWork, Work
+from tfp_bfl.data import ClientExamples
+from tfp_bfl.errors import InvalidArgument, check_count, lookup
+from tfp_bfl.layers import MCDropout, sampling, without_autograph
+from tfp_bfl.models import as_model_fn
+from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.weights import (
+    ClientCurvature,
+    ClientResult,
+    ServerMessage,
+    TrainingMetrics,
+    assign_weights,
+    layout,
+    split_head,
+)
+
+STRUCTURES = {
+    "last_layer": "the full matrix, of the last layer",
+    "diagonal": "the diagonal, of all weights",
+}
+# The server inverts a matrix of so many weights in about a minute, in 200 MB.
+MOST_LAST_WEIGHTS = 5000
+
+
+class LaplaceSums(NamedTuple):
+    """Sums over a client's examples.
+
+    Fields:
+      curvature: the Gauss-Newton diagonal [D], or the matrix [D, D].
+      gradient: of the negative log likelihood [D].
+      nll: in nats, a scalar.
+    """
+
+    curvature: tf.Tensor
+    gradient: tf.Tensor
+    nll: tf.Tensor
+
+
+def laplace(
+    model_fn: Callable[[], keras.Model],
+    *,
+    structure: str = "last_layer",
+    likelihood: str | Likelihood = "categorical",
+    batch_size: int = 32,
+) -> ClientWork[ClientCurvature]:
+    """Build client work that sums Gauss-Newton terms, gradients and losses at the server's weights, without training.
+
+    H = sum_i J_i^T S_i S_i^T J_i,   S_i S_i^T = E_y[(d nll / d f) (d nll / d f)^T]
+
+    J_i [C, D] is the Jacobian of the outputs f of example i in the weights. The expectation over the model's own
+    labels is exact: S_i S_i^T = diag(p) - p p^T for classes. So sums of clients are those of all examples in one place.
+
+    The diagonal needs for each example C forward and backward passes, and batch_size x D numbers of memory. The matrix
+    of the last layer needs one forward pass for each example, and D_last^2 numbers.
+
+    Args:
+      model_fn: builds a Keras model without variational layers that returns outputs [B, C]; or such a model. BatchNorm
+        normalises by its moving statistics.
+      structure: "last_layer" for the full H over the last layer, "diagonal" for its diagonal over all weights.
+      likelihood: of the labels: "categorical", "gaussian:STDDEV" or "heteroscedastic".
+      batch_size: examples at once. It changes rounding alone.
+
+    Returns:
+      Client work that sends a `ClientCurvature`. Its nll is the mean at the server's weights; its kl is 0.
+
+    Source: Martens 2020 (arXiv:1412.1193), section 9.2; Daxberger et al. 2021 (arXiv:2106.14806).
+    """
+    lookup(STRUCTURES, structure, "structure")
+    return _summing(model_fn, structure, parse_likelihood(likelihood), batch_size, tf.float32)
+
+
+def last_layer_sums(
+    model_fn: Callable[[], keras.Model],
+    *,
+    likelihood: str | Likelihood = "categorical",
+    batch_size: int = 256,
+) -> ClientWork[ClientCurvature]:
+    """Build client work that sends the sums of `laplace` for the structure "last_layer" in float64.
+
+    Args:
+      model_fn, likelihood, batch_size: as of `laplace`.
+    """
+    return _summing(model_fn, "last_layer", parse_likelihood(likelihood), batch_size, tf.float64)
+
+
+def _summing(
+    model_fn: Callable[[], keras.Model], structure: str, density: Likelihood, batch_size: int, dtype: tf.DType
+) -> ClientWork[ClientCurvature]:
+    model_fn = as_model_fn(model_fn)
+    check_count(batch_size, "batch_size")
+    check_fisher(density)
+    add_batch = add_diagonal if structure == "diagonal" else functools.partial(_add_matrix, dtype=dtype)
+
+    def build() -> Work[ClientCurvature]:
+        with tf.variable_creator_scope(without_initial_values):
+            model = model_fn()
+        leaves = laplace_weights(model, structure)
+        size = sum(v.shape.num_elements() for v in leaves)
+        shape = [size] if structure == "diagonal" else [size, size]
+        add = add_batch(model, leaves, density)
+
+        @tf.function(autograph=False)
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[ClientCurvature]:
+            assign_weights(model, message.weights)
+            start = LaplaceSums(*(tf.zeros(x, dtype) for x in (shape, [size], [])))
+            with sampling("mean"):
+                sums = over_batches(examples, seed, 1, batch_size, add, start)
+            number = tf.shape(examples.labels)[0]
+            client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has no examples.
+            curvature = unflatten(sums.curvature, tuple(leaves)) if structure == "diagonal" else sums.curvature
+            local = ClientCurvature(client, number, curvature, unflatten(sums.gradient, tuple(leaves)), sums.nll)
+            nll = tf.cast(sums.nll, tf.float32) / tf.cast(number, tf.float32)
+            return ClientResult(local, number, TrainingMetrics(nll, tf.zeros([]), -nll))
+
+        return work
+
+    return ClientWork(build, sends=CURVATURE)
+
+
+def check_fisher(likelihood: Likelihood) -> None:
+    """Raise InvalidArgument for a likelihood without Fisher's information of the outputs."""
+    if likelihood.fisher_root is None:
+        raise InvalidArgument(
+            "The likelihood has no fisher_root, of which the curvature is made: use 'categorical', 'gaussian:STDDEV' "
+            "or 'heteroscedastic'."
+        )
+
+
+def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
+    """Return the model's variables that Laplace's approximation is over: the last of its point weights."""
+    if layout(model).variational:
+        raise InvalidArgument(
+            f"Laplace's approximation finds a posterior over point weights, and {model.name!r} has variational layers: "
+            "build the model with kind 'deterministic'."
+        )
+    dropout = [x.name for x in model._flatten_layers() if isinstance(x, MCDropout) and x.rate]
+    if dropout:
+        raise InvalidArgument(
+            f"Laplace's approximation is at the mode of one network, and the layer {dropout[0]!r} draws masks at "
+            "prediction too: build the model with kind 'deterministic'."
+        )
+    if structure == "diagonal":
+        return layout(model).point
+    head = split_head(model).head
+    last = head.layers[-1]
+    linear = keras.activations.linear
+    if not isinstance(last, keras.layers.Dense) or not last.use_bias or last.activation is not linear:
+        raise InvalidArgument(
+            f"The structure 'last_layer' requires a keras.layers.Dense with bias and without activation at the end, "
+            f"but {model.name!r} ends with {last.name!r}: change that layer, or use the structure 'diagonal'."
+        )
+    size = sum(v.shape.num_elements() for v in layout(head).point)
+    if size > MOST_LAST_WEIGHTS:
+        raise InvalidArgument(
+            f"The last layer of {model.name!r} has {size:,} weights, and the structure 'last_layer' inverts a matrix "
+            f"of at most {MOST_LAST_WEIGHTS:,}: use the structure 'diagonal'."
+        )
+    return layout(head).point
+
+
+def layers_of(model: keras.Model, structure: str = "last_layer") -> tuple[int, ...]:
+    """Return the number of the layer, from 0 on, for each variable of `laplace_weights`."""
+    layers = list(model._flatten_layers(include_self=False))
+    holders: list[int] = []
+    for variable in laplace_weights(model, structure):
+        # The innermost of the layers that hold it has the fewest weights.
+        holding = [x for x in layers if any(v is variable for v in x.trainable_weights)]
+        holders.append(id(min(holding, key=lambda x: len(x.trainable_weights))))
+    order = list(dict.fromkeys(holders))
+    return tuple(order.index(holder) for holder in holders)
+
+
+Add = Callable[[LaplaceSums, tf.Tensor, tf.Tensor, tf.Tensor], LaplaceSums]
+
+
+def add_diagonal(model: keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
+    """Build the function that adds a batch to sums with the diagonal [D] as their curvature."""
+    fisher_root: Any = likelihood.fisher_root
+    zero = tf.UnconnectedGradients.ZERO
+
+    @without_autograph
+    def add(sums: LaplaceSums, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> LaplaceSums:
+        del seed
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(leaves)
+            outputs = model(features, training=False)
+            nll = tf.reduce_sum(likelihood.nll(labels, outputs))
+        gradient = flatten(tape.gradient(nll, leaves, unconnected_gradients=zero))
+        roots = fisher_root(outputs)
+
+        @without_autograph
+        def of_one(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+            feature, root = example
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(leaves)
+                along = tf.tensordot(model(feature[tf.newaxis], training=False)[0], root, 1)
+            return flatten(tape.gradient(along, leaves, unconnected_gradients=zero))
+
+        def column(r: tf.Tensor, total: tf.Tensor) -> Any:
+            each = tf.vectorized_map(of_one, (features, roots[:, :, r]), warn=False)
+            return r + 1, total + tf.reduce_sum(tf.square(each), 0)
+
+        number, start = tf.shape(roots)[2], (tf.constant(0), sums.curvature)
+        curvature = tf.while_loop(lambda r, _: r < number, column, start, parallel_iterations=1)[1]
+        return LaplaceSums(curvature, sums.gradient + gradient, sums.nll + nll)
+
+    return add
+
+
+def _add_matrix(model: keras.Model, leaves: list[tf.Variable], likelihood: Likelihood, dtype: tf.DType) -> Add:
+    """Build the function that adds a batch to sums with the matrix [D, D] of the last layer as their curvature.
+
+    The layer's weights, kernel [F, C] and bias [C], are the rows of one matrix [F + 1, C] on inputs with a 1 behind:
+    H = sum_i (x_i x_i^T) (x) (S_i S_i^T).
+    """
+    parts = split_head(model)
+    fisher_root: Any = likelihood.fisher_root
+    size = sum(v.shape.num_elements() for v in leaves)
+
+    @without_autograph
+    def add(sums: LaplaceSums, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> LaplaceSums:
+        del seed
+        inputs = parts.features(features, training=False)
+        x = tf.pad(tf.cast(inputs, dtype), [[0, 0], [0, 1]], constant_values=tf.ones([], dtype))
+        if dtype == tf.float32:
+            outputs = parts.head(inputs, training=False)
+        else:  # Kernel and bias are the rows of one matrix.
+            outputs = tf.matmul(x, tf.cast(tf.concat([leaves[0], leaves[1][tf.newaxis]], 0), dtype))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(outputs)
+            nll = tf.reduce_sum(likelihood.nll(labels, outputs))
+        slopes, roots = tape.gradient(nll, outputs), fisher_root(outputs)
+        width, classes = x.shape[1], outputs.shape[1]
+        pairs = tf.reshape(x[:, :, tf.newaxis] * x[:, tf.newaxis, :], [-1, width * width])
+        fisher = tf.reshape(tf.matmul(roots, roots, transpose_b=True), [-1, classes * classes])
+        both = tf.reshape(tf.matmul(pairs, fisher, transpose_a=True), [width, width, classes, classes])
+        matrix = tf.reshape(tf.transpose(both, [0, 2, 1, 3]), [size, size])
+        gradient = tf.reshape(tf.matmul(x, tf.cast(slopes, dtype), transpose_a=True), [-1])
+        return LaplaceSums(sums.curvature + matrix, sums.gradient + gradient, sums.nll + nll)
+
+    return add

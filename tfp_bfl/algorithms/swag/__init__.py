@@ -1,0 +1,1 @@
+"""FL-SWAG: one-shot federated learning by products of the clients' SWAG posteriors."""

@@ -1,1 +1,0 @@
-"""Several runs: sweeps, lists, tables and reports that compare them."""

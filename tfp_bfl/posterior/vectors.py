@@ -1,0 +1,25 @@
+"""A structure of tensors as one vector, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.tensors import TensorTree
+
+
+def flatten(leaves: TensorTree) -> tf.Tensor:
+    """Return a structure of tensors as one vector [D]."""
+    return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)] or [tf.zeros([0])], 0)
+
+
+def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
+    """Return vectors [..., D] as a structure like `like`; its leaves have their shapes after the same
+    leading axes.
+    """
+    leaves = tf.nest.flatten(like)
+    parts = tf.split(vector, [math.prod(x.shape) for x in leaves], -1)
+    shaped = [tf.reshape(part, [*vector.shape[:-1], *x.shape]) for part, x in zip(parts, leaves)]
+    return tf.nest.pack_sequence_as(like, shaped)
