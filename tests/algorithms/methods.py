@@ -13,8 +13,8 @@ from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.factors.step import Dual
 from tfp_bfl.algorithms.factors.work import factors
+from tfp_bfl.algorithms.kernel import KernelModes, kernel_mode
 from tfp_bfl.algorithms.swag.work import swag, swag_weights
-from tfp_bfl.contrib.kernel import KernelModes, kernel_mode
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.servers.steps import SpreadState

@@ -62,7 +62,7 @@ def linear_model(folder):
     names = ("age_of_the_patient", "chest_pain=atypical angina", "cholesterol")
     clients = [(x[:100], y[:100]), (x[100:], y[100:])]
     fitted = bfl.glm.fit(clients, family="bernoulli", prior_stddev=2.0, names=names)
-    glm_report.write_folder(folder, fitted, SITES[:2], 0.95, [], {"outcome": "ill"})
+    glm_report.write_folder(folder, fitted, SITES[:2], 0.95, [], {"column": "ill"})
     return folder / "report.html"
 
 

@@ -57,7 +57,7 @@ def test_bad_commands_are_one_sentence_and_write_nothing(tmp_path, monkeypatch, 
 
 def test_without_flare_it_says_how_to_install_it(tmp_path, capsys):
     pytest.importorskip("tensorflow_federated")  # beside which FLARE can't be
-    assert call("deploy", "demo", "--output", tmp_path / "demo") == 1
+    assert call("deploy", "demo", "--output", tmp_path / "demo") == 2
     assert "make deployment" in capsys.readouterr().err
 
 

@@ -140,7 +140,7 @@ def scaffold(
       >>> process = bfl.algorithms.scaffold(model_fn, optimizer="sgd")
     """
     work, process = split_options(scaffold, options)
-    inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
+    inner = servers.optimize(server_optimizer)
     local, reach = clients.variational(model_fn, **work), reach_of(**work)
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:

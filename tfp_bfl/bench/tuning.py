@@ -166,17 +166,11 @@ def choose(plan: Plan, setting: str, method: str, folder: pathlib.Path, options:
     def attempt(values: Values) -> Finished:
         return cell.run_trial(cell.task_of(plan, setting, method, plan.trial_seed, values))
 
-    return tune(folder, plan.methods[method].space, plan.trials, plan.trial_seed, plan.score, attempt, options)
+    return tune(folder, plan, plan.methods[method].space, attempt, options)
 
 
 def tune(
-    folder: pathlib.Path,
-    space: Mapping[str, Space],
-    trials: int,
-    seed: int,
-    score: str,
-    attempt: Try,
-    options: Options = DEFAULTS,
+    folder: pathlib.Path, plan: Plan, space: Mapping[str, Space], attempt: Try, options: Options = DEFAULTS
 ) -> Chosen:
     """Return the values of the best of some trials, which a folder stores: interrupted trials resume with the next one.
 
@@ -186,10 +180,8 @@ def tune(
 
     Args:
       folder: of the trials.
+      plan: states their number, with the one of the defaults, their seed, and the score by which they are compared.
       space: option -> values; {} for no trials.
-      trials: their number, with the one of the defaults.
-      seed: of the draws.
-      score: by which they are compared.
       attempt: runs one.
       options: all that decides the trials.
 
@@ -203,30 +195,28 @@ def tune(
     with cells.locked(folder / ".lock"):
         if not cells.is_done(folder):
             cells.write_json(folder / OPTIONS, dict(options))
-            cells.write_json(folder / cells.SUMMARY, _run_trials(folder, space, trials, seed, score, attempt))
+            cells.write_json(folder / cells.SUMMARY, _run_trials(folder, plan, space, attempt))
     found = cells.read_summary(folder)
     if found["best"] is None:
         raise Error(f"Every trial failed, the first of them with: {found['reason']}")
     return Chosen(found["best"], found["score"], found["trials"], found["seconds"])
 
 
-def _run_trials(
-    folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try
-) -> dict[str, Any]:
+def _run_trials(folder: pathlib.Path, plan: Plan, space: Mapping[str, Space], attempt: Try) -> dict[str, Any]:
     """Run the trials that are not stored, and return the summary of all."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
-    sign, key = -1.0 if score in _MORE else 1.0, ALIASES.get(score, score)
+    sign, key = -1.0 if plan.score in _MORE else 1.0, ALIASES.get(plan.score, plan.score)
     of = lambda row: row.get("scores", {}).get(key, math.nan)
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
+    sampler = optuna.samplers.TPESampler(seed=plan.trial_seed, n_startup_trials=max(1, plan.trials // 2))
     study = optuna.create_study(sampler=sampler)
     rows = read_trials(folder)
     if rows:
         write_whole(folder / TRIALS, "".join(json.dumps(row) + "\n" for row in rows))
     worst = 1e9
-    for number in range(trials):
+    for number in range(plan.trials):
         asked = study.ask() if number else None
         values = {name: each.suggest(asked, name) for name, each in space.items()} if asked else {}
         if number < len(rows):
@@ -248,7 +238,7 @@ def _run_trials(
         "score": best and of(best),
         "trials": len(rows),
         "seconds": sum(row.get("cost", {}).get("seconds", 0.0) for row in rows),
-        "reason": next((row["failed"] for row in rows if "failed" in row), f"no {score} was finite."),
+        "reason": next((row["failed"] for row in rows if "failed" in row), f"no {plan.score} was finite."),
     }
 
 

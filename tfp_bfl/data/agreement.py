@@ -172,8 +172,17 @@ def fit_column(
         )
     missing, filled = count < rows, (count / rows) ** 0.5
     if cells.kind in TEXT_KINDS:
-        feature, shares = _levels(cells, messages, count, rows)
-        feature = feature._replace(has_missing=missing)
+        numbers: dict[str, int] = {}
+        for level, number in (pair for m in messages for pair in m.levels.items()):
+            numbers[level] = numbers.get(level, 0) + number
+        levels, has_rare = [x for x in cells.levels if numbers.get(x)], False
+        if cells.kind == "category":
+            frequent = sorted(numbers, key=lambda x: (-numbers[x], natural(x)))[:MOST_USED]
+            levels = sorted((x for x in frequent if numbers[x] >= min(RARE_ROWS, RARE_SHARE * rows)), key=natural)
+            has_rare = len(levels) < len(numbers)
+        feature = Feature(cells.name, cells.kind, tuple(levels), has_rare, missing)
+        by_level = [*(numbers[x] for x in levels), sum(n for x, n in numbers.items() if x not in {*levels})]
+        shares = np.minimum(np.array(by_level) / count @ np.nan_to_num(feature.codes), 1.0).tolist()
         moments = [(q, (q * (1 - q)) ** 0.5 * filled) for q in shares]
     else:
         pooled = pooled_column(cells.name, *zip(*((m.filled, m.mean, m.stddev) for m in messages if m.filled)))
@@ -184,24 +193,6 @@ def fit_column(
         share = 1 - count / rows
         moments.append((share, (share * (1 - share)) ** 0.5))
     return feature, tuple(Column(name, *moment) for name, moment in zip(feature.columns, moments))
-
-
-def _levels(cells: Cells, messages: Sequence[ColumnMessage], count: int, rows: int) -> tuple[Feature, list[float]]:
-    """Return the feature of a column of text, and the mean of each of its columns over the filled cells."""
-    counts: dict[str, int] = {}
-    for message in messages:
-        for level, number in message.levels.items():
-            counts[level] = counts.get(level, 0) + number
-    if cells.kind == "ordinal":
-        feature = Feature(cells.name, cells.kind, tuple(x for x in cells.levels if counts.get(x)))
-    else:
-        frequent = sorted(counts, key=lambda x: (-counts[x], natural(x)))[:MOST_USED]
-        used = {x for x in frequent if counts[x] >= min(RARE_ROWS, RARE_SHARE * rows)}
-        feature = Feature(cells.name, cells.kind, tuple(sorted(used, key=natural)), len(used) < len(counts))
-    used = set(feature.levels)
-    by_level = [*(counts[x] for x in feature.levels), sum(n for x, n in counts.items() if x not in used)]
-    shares = np.array(by_level) / count @ np.nan_to_num(feature.codes)
-    return feature, [float(min(x, 1.0)) for x in shares]
 
 
 def agree_columns(

@@ -117,12 +117,6 @@ class Raw:
     def __getitem__(self, rows: Any) -> Raw:
         return Raw([cells._replace(values=cells.values[rows]) for cells in self.columns], self.unit)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all cells are numbers without a sign and none is empty."""
-        is_plain = lambda cells: cells.kind in ("number", "truth") and not (cells.sign or cells.empty.any())
-        return all(map(is_plain, self.columns))
-
 
 def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
     """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.

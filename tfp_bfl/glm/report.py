@@ -261,10 +261,18 @@ def write_folder(
     sections = [
         Section("Coefficients", how, tables=[Table("Coefficients", list(table[0]), rows)], is_wide=True),
         *_of_clients(found, len(client_names), len(posterior.names), isinstance(result, Hierarchical), level),
-        Section("Checks", "Warnings stand above.", tables=[Table("Checks", ["check", "result"], passed)], is_wide=True),
+        Section(
+            "Checks",
+            "Warnings, if any, are above.",
+            tables=[Table("Checks", ["check", "result"], passed)],
+            is_wide=True,
+        ),
     ]
-    statements = [f"{headline(posterior)}.", *standard_deviations(result)]
-    write_page(folder / "report.html", f"{posterior.family} model", statements, notes, [], sections)
+    given = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in outcome.items() if value is not None)
+    named = ", ".join([*map(str, client_names[:_MOST_CLIENTS]), *["..."] * (len(client_names) > _MOST_CLIENTS)])
+    statements = [f"{headline(posterior)}.", *standard_deviations(result), f"Outcome: {given}.", f"Clients: {named}."]
+    title = f"{posterior.family} model of {outcome['column']}"
+    write_page(folder / "report.html", title, statements, notes, [], sections)
 
 
 def as_json(result: Result) -> dict[str, Any]:

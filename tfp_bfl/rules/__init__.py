@@ -6,7 +6,7 @@ A rule is three pure functions. `summarise(local, anchor, weight)` runs on a cli
 broadcast, so that float32 keeps its digits where clients lie close together.
 
 What a rule is over is its type: a `Rule` is over a posterior, a `ModelRule` over all that clients send, as a round
-takes it; a `GatherRule` and a `ModelGatherRule`, such as `contrib.kernel.kernel_posterior`, see the stack of all
+takes it; a `GatherRule` and a `ModelGatherRule`, such as `algorithms.kernel.kernel_posterior`, see the stack of all
 clients at once. `whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed`, `median` and `centered_clip`
 make a rule withstand adversarial clients, `quantised` and `private` make one of sums that hide the clients.
 

@@ -26,17 +26,19 @@ def replace() -> ServerStep:
     return ServerStep(lambda weights: (), step, name="replace")
 
 
-def optimize(optimizer: ServerOptimizer) -> ServerStep:
+def optimize(optimizer: ServerOptimizer | None) -> ServerStep:
     """w <- optimizer(w, w - pooled): the pooled change, negated, as a gradient of means and point weights.
 
     Plain SGD of rate 1 is `replace`. Variances and BatchNorm's statistics are taken as they were pooled.
 
     Args:
       optimizer: with `initialize(specs)` and `next(state, weights, gradients)`: of `servers.server_optimizer`, or of
-        `tff.learning.optimizers`.
+        `tff.learning.optimizers`; None for `replace`.
 
     Source: Reddi et al. 2021 (arXiv:2003.00295), algorithm 1 (FedOpt).
     """
+    if optimizer is None:
+        return replace()
     if not (hasattr(optimizer, "initialize") and hasattr(optimizer, "next")):
         raise InvalidArgument(
             "optimizer must have initialize and next, as servers.server_optimizer('adam') has, but is "

@@ -73,11 +73,7 @@ Optimizer = str | OptimizerFn
 
 
 def optimizer_of(optimizer: Optimizer) -> OptimizerFn:
-    """Return the function that builds a Keras optimizer, given its name in `OPTIMIZERS` or the function itself.
-
-    Raises:
-      InvalidArgument: no such name, or neither a name nor a function.
-    """
+    """Return the function that builds a Keras optimizer, given its name in `OPTIMIZERS` or the function itself."""
     if isinstance(optimizer, str):
         return lookup(OPTIMIZERS, optimizer, "optimizer").make
     if not callable(optimizer):

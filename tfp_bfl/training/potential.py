@@ -165,11 +165,7 @@ def _precision(prior_stddev: float | None) -> float:
 
 
 def check_independent(model: keras.Model) -> None:
-    """Make sure that what the model says of an example is a function of that example and the weights.
-
-    Raises:
-      InvalidArgument: a layer normalises by the batch, or drops units at random.
-    """
+    """Make sure that what the model says of an example is a function of that example and the weights."""
     if layout(model).moving_mean:
         raise InvalidArgument(
             f"The model {model.name!r} normalises by the batch, so that -log p of one example is no function of it "

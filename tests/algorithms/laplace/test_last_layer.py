@@ -257,8 +257,3 @@ def test_layers_below_never_change_and_the_export_predicts_the_same(tmp_path):
 def test_options_out_of_range_are_refused(options, words):
     with pytest.raises(InvalidArgument, match=words):
         bfl.algorithms.last_layer(network, **options)
-
-
-def test_models_that_do_not_fit_are_refused():
-    with pytest.raises(InvalidArgument, match="variational layers"):
-        bfl.algorithms.last_layer(lambda: bfl.models.mlp("flipout", (10,)))

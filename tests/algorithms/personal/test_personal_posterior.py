@@ -8,7 +8,7 @@ import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.training.optimizers import AdamState, adam_step
-from tfp_bfl.weights.weight_vectors import WeightVectors
+from tfp_bfl.weights.flat import WeightVectors
 
 SOURCE = bfl.data.load("breast_cancer")
 CLIENTS = SOURCE.partition(bfl.data.iid(30), seed=0).split(3)[0]

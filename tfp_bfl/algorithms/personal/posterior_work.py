@@ -22,7 +22,7 @@ from tfp_bfl.training.optimizers import AdamState, adam_step
 from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout
-from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
+from tfp_bfl.weights.flat import Vectors, WeightVectors
 
 
 class PersonalPosterior(NamedTuple):

@@ -54,8 +54,8 @@ def meta_learning(
     (arXiv:2002.07948).
     """
     work, process = split_options(meta_learning, options)
-    step = servers.optimize(server_optimizer) if server_optimizer else servers.replace()
-    return compose(model_fn, meta_learning_work(model_fn, learner=learner, **work), rule, step, **process)
+    local, step = meta_learning_work(model_fn, learner=learner, **work), servers.optimize(server_optimizer)
+    return compose(model_fn, local, rule, step, **process)
 
 
 @passing_on(meta_learning_work)

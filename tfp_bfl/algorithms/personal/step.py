@@ -38,18 +38,6 @@ class PersonalState(NamedTuple):
     optimizer: Any
 
 
-def _check_effect(variances: PersonalVariances, capped: bool, absent_decay: bool) -> None:
-    """Raise InvalidArgument for an option that has nothing to act on."""
-    if absent_decay and isinstance(variances.initialize(1, 0).rows, tuple):
-        raise InvalidArgument(
-            f"absent_decay is of the parameters of each client, and {variances.name} has none: leave it out."
-        )
-    if not capped and not variances.learned:
-        raise InvalidArgument(
-            f"capped=False (--uncapped) is of learned variances, and {variances.name} learns none: leave it out."
-        )
-
-
 def personal(
     variances: PersonalVariances,
     optimizer: Optimizer | None = None,
@@ -90,7 +78,14 @@ def personal(
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates by the authors' program.
     """
     check_number(clip_norm, "clip_norm")
-    _check_effect(variances, capped, absent_decay)
+    if absent_decay and isinstance(variances.initialize(1, 0).rows, tuple):
+        raise InvalidArgument(
+            f"absent_decay is of the parameters of each client, and {variances.name} has none: leave it out."
+        )
+    if not capped and not variances.learned:
+        raise InvalidArgument(
+            f"capped=False (--uncapped) is of learned variances, and {variances.name} learns none: leave it out."
+        )
     chosen = optimizer or server_optimizer("sgd", 1.0)
     of_all, of_each = shared or Learning(0.9, 0.6), rows or Learning(0.9, 0.3)
     each, trained = tf.nest.map_structure, lambda weights: (weights.posterior.mean, weights.point)

@@ -19,7 +19,7 @@ from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, Pruned, ServerMessage, TrainingMetrics, layout
-from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
+from tfp_bfl.weights.flat import Vectors, WeightVectors
 
 # Batches that a step of each learner takes: one, one to adapt to and two to judge by, one for each loss.
 BATCHES = {"plain": 1, "maml": 3, "first_order_maml": 3, "hessian_free_maml": 3}

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules
-from tfp_bfl.contrib.kernel import bandwidths, kernel_mode, kernel_modes, kernel_posterior, mean_shift, plug_in
-from tfp_bfl.contrib.kernel import posterior as kernel
+from tfp_bfl.algorithms.kernel import bandwidths, kernel_mode, kernel_modes, kernel_posterior, mean_shift, plug_in
+from tfp_bfl.algorithms.kernel import rule as kernel
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ModelWeights
@@ -20,7 +20,7 @@ every_start = pytest.mark.parametrize("start", kernel.STARTS)
 every_kernel = pytest.mark.parametrize("kind", kernel.KERNELS)
 # Each takes a second to trace: of a fast test one of each bandwidth, in which start and kernel take turns; in the deep
 # tier every start and kernel of one bandwidth too, since these enter after it.
-deep = pytest.mark.deep(after="tests/contrib/test_kernel.py")
+deep = pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 TURNS = [(0, 0), (1, 1), (0, 1), (1, 0)]
 FAST = [(kernel.STARTS[i], kernel.KERNELS[j], b) for b, (i, j) in zip(kernel.BANDWIDTHS, itertools.cycle(TURNS))]
 COMBINATIONS = [*FAST, *(x for x in itertools.product(kernel.STARTS, kernel.KERNELS, ("silverman",)) if x not in FAST)]
@@ -38,7 +38,7 @@ WEIGHTED = (("silverman", "kernels"), ("adaptive", "bandwidths"))
 # Every bandwidth, and every start and kernel, meets every weighting; over those of one bandwidth weightings take turns.
 PAIRS = [(*options, weighting) for options in FAST for weighting in WEIGHTINGS]
 PAIRS += [(*options, weighting) for options, weighting in zip(COMBINATIONS[len(FAST) :], itertools.cycle(WEIGHTINGS))]
-# Those of which tests/contrib/test_bandwidths.py says enough before the loops do.
+# Those of which tests/algorithms/kernel/test_bandwidths.py says enough before the loops do.
 TOLD = ("scott", "silverman_wide", "plug_in")
 
 
@@ -54,7 +54,7 @@ def counts(modes):
     return {name: int(n) for name, n in modes._asdict().items() if name != "mode" and int(n)}
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 @every_start
 @every_kernel
 def test_a_wide_kernel_is_federated_averaging(start, kind):
@@ -64,7 +64,7 @@ def test_a_wide_kernel_is_federated_averaging(start, kind):
         np.testing.assert_allclose(mode, np.average(values, 0, weights), rtol=1e-9)
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 @every_combination
 def test_clients_who_agree_are_their_value(start, kind, bandwidth):
     values = np.full([5, 3], [0.1, -1e30, 3e-30], np.float32)
@@ -183,7 +183,7 @@ def test_weights_that_lie_close_keep_their_digits(start, kind):
     np.testing.assert_allclose(kernel_mode(values, start, kind), wanted, rtol=0, atol=6e-8)
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 @every_start
 @every_kernel
 def test_integer_weights_are_repeated_clients(start, kind):
@@ -207,7 +207,7 @@ def test_blocks_do_not_matter(monkeypatch, start, kind, bandwidth):
     kernel._traced.cache_clear()
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 @every_combination
 def test_in_a_graph_nothing_need_be_known(start, kind, bandwidth):
     @tf.function(input_signature=[tf.TensorSpec([None, None])])
@@ -225,7 +225,7 @@ def test_in_a_graph_nothing_need_be_known(start, kind, bandwidth):
         assert np.isfinite(modes.mode).all()
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 def test_a_graph_can_be_saved(tmp_path):
     """As a round's computation is sent to a worker: nothing in it is Python."""
     module = tf.Module()

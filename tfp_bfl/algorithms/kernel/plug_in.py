@@ -10,7 +10,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contrib.kernel.mean_shift import BLOCK, in_blocks
+from tfp_bfl.algorithms.kernel.mean_shift import BLOCK, in_blocks
 
 GRID = 2**10
 STAGES = range(2, 8)

@@ -6,11 +6,11 @@ import tensorflow as tf
 from KDEpy.bw_selection import improved_sheather_jones as kdepy
 from scipy import stats
 
-from tfp_bfl.contrib.kernel import bandwidths, plug_in
+from tfp_bfl.algorithms.kernel import bandwidths, plug_in
 
 from . import kernel_reference as reference
 
-deep = pytest.mark.deep(after="tests/contrib/test_bandwidths.py")
+deep = pytest.mark.deep(after="tests/algorithms/kernel/test_bandwidths.py")
 every_kernel = pytest.mark.parametrize("gaussian", [False, True], ids=["epanechnikov", "gaussian"])
 
 
@@ -50,7 +50,7 @@ def test_scott_is_scipys():
     np.testing.assert_allclose(selected("scott", values)[0], wanted, rtol=1e-12)
 
 
-@pytest.mark.deep(after="tests/contrib/test_bandwidths.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_bandwidths.py")
 @pytest.mark.parametrize("num_clients", [20, 400, *(pytest.param(n, marks=deep) for n in (10, 50, 100))])
 def test_plug_in_is_twice_kdepys_of_a_wide_range(num_clients):
     """It multiplies by the range, not by the grid's width, twice that; up to the tables' 2e-4."""

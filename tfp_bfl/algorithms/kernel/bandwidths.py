@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfp_bfl.contrib.kernel.mean_shift import BLOCK, ScaledClients, Windows, in_blocks
-from tfp_bfl.contrib.kernel.plug_in import improved_sheather_jones
+from tfp_bfl.algorithms.kernel.mean_shift import BLOCK, ScaledClients, Windows, in_blocks
+from tfp_bfl.algorithms.kernel.plug_in import improved_sheather_jones
 
 MULTIPLES = (0.01, 0.1, 1.0, 10.0)
 NEIGHBOURS = 5

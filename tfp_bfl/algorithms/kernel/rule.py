@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.algorithms.kernel import bandwidths, mean_shift
+from tfp_bfl.algorithms.kernel.mean_shift import Rest, ScaledClients
 from tfp_bfl.contracts import ModelGatherRule, Pooled
-from tfp_bfl.contrib.kernel import bandwidths, mean_shift
-from tfp_bfl.contrib.kernel.mean_shift import Rest, ScaledClients
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import each
@@ -60,7 +60,7 @@ class KernelOptions(NamedTuple):
       kernel: "epanechnikov" or "gaussian".
       bandwidth: how h is found from a weight's S values: "silverman", "silverman_wide", "scott", "plug_in",
         "cross_validated" or "adaptive", as the functions of these names in
-        `tfp_bfl.contrib.kernel.bandwidths` state. "adaptive" is found anew at every
+        `tfp_bfl.algorithms.kernel.bandwidths` state. "adaptive" is found anew at every
         x, and in a graph with fewer than five clients it is Scott's.
       scale: multiplies h.
       max_iterations: at most.
