@@ -121,10 +121,6 @@ def test_what_is_no_parameter_is_one_sentence(file, options, message):
     [
         (["--model", "{}:plain", "--rounds", "2"], "rounds is an option of the run and a parameter of the model"),
         (["--model", "{}:net", "--prior-stddev", "0.1"], "'net' takes no prior_stddev, which is given: leave it out"),
-        (["--model", "{}:net", "--initial-stddev", "0.1"], "takes no initial_stddev"),
-        (["--model", "{}:net", "--dropout-rate", "0.1"], "takes no dropout_rate"),
-        (["--model", "{}:net", "--normalization", "batch"], "takes no normalization"),
-        (["--model", "{}:net", "--variational-layers", "dense"], "takes no variational_layers"),
         (["--model", "{}:plain", "--kind", "flipout"], "returns a model of kind deterministic, and kind flipout"),
         (["--model", "{}:net", "--kind", "variational_dropout"], "returns a model of kind flipout"),
         (["--model", "{}:net", "--kind", "deterministic", "--temperature", "0.5"], "temperature has no effect on"),
