@@ -14,7 +14,7 @@ import click
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.contrib.kernel import posterior as rule
+from tfp_bfl.algorithms.kernel import rule
 
 at_least_one = click.IntRange(min=1)
 
@@ -34,10 +34,10 @@ def main(num_clients, num_weights, starts, kernels, bandwidths):
 
 def measure(num_clients, num_weights, options):
     values = 0.5 + 0.01 * tf.random.stateless_normal([num_clients, num_weights], [0, 0])
-    bfl.contrib.kernel.kernel_mode(values[:, :10], *options)
+    bfl.algorithms.kernel.kernel_mode(values[:, :10], *options)
     before = peak_mb()
     started = time.perf_counter()
-    bfl.contrib.kernel.kernel_mode(values, *options)
+    bfl.algorithms.kernel.kernel_mode(values, *options)
     return {
         **dict(zip(("start", "kernel", "bandwidth"), options)),
         "seconds": round(time.perf_counter() - started, 1),

@@ -65,7 +65,7 @@ _LAYOUT = """
       if (box.clientWidth && ["auto", "scroll"].includes(frame.contentWindow.getComputedStyle(box).overflowX)
           && box.scrollWidth > box.clientWidth + 1)
         fault("sideways", box.textContent, box.scrollWidth - box.clientWidth);
-    for (const cell of there.querySelectorAll("th, td, dt, dd, h1, h2, h3")) {
+    for (const cell of there.querySelectorAll("th, td, dt, dd, h1, h2, h3, figcaption, .notice p")) {
       const box = cell.getBoundingClientRect();
       if (!box.width) continue;
       found.cells++;

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     },
     "algorithms": {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
-        *("posterior", "rules", "weighting", "servers", "contrib.kernel"),
+        *("posterior", "rules", "weighting", "servers", "algorithms.kernel"),
     },
     "sites": {"contracts", "data", "federated"},
     "sites.interop": {*PUBLIC, "contracts", "sites", "weights"},
@@ -56,8 +56,7 @@ MAY_IMPORT = {
     "engines.tff": {"contracts", "federated"},
     "engines": {"engines.ray", "engines.tff"},
     "federated": {"contracts", "weights", "models", "layers", "posterior", "privacy", "data", "servers"},
-    "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
-    "contrib": {"contrib.kernel"},
+    "algorithms.kernel": {"contracts", "rules", "weights", "posterior"},
     "contracts": {"weights", "posterior", "data"},
     "compression": set(),
     "clients": {
@@ -301,7 +300,7 @@ def test_recipes_are_short():
     ("importer", "source"),
     [
         ("rules", "from tfp_bfl.models import lenet"),
-        ("rules", "from tfp_bfl.contrib.kernel import kernel_mode"),
+        ("rules", "from tfp_bfl.algorithms.kernel import kernel_mode"),
         ("federated", "from tfp_bfl.engines import tff"),
         ("app.options", "from tfp_bfl.app.one_run import build"),
         ("posterior", "from tfp_bfl.models import lenet"),

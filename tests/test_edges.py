@@ -71,6 +71,10 @@ def test_the_core_runs_in_a_tree_without_the_edges(tmp_path):
         shutil.rmtree(tmp_path.joinpath(*edge.package.split(".")))
     for name in edges.PACKAGES:
         shutil.rmtree(tmp_path / "tfp_bfl" / name, ignore_errors=True)
+    # An editable installation would find the edges where it was made from.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.meta_path = [x for x in sys.meta_path if '__editable__' not in getattr(x, '__module__', '')]\n"
+    )
 
     def run(*arguments):
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}

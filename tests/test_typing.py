@@ -32,7 +32,7 @@ CONTRACTS = """
 from typing import Any, NamedTuple
 import tensorflow as tf
 import tfp_bfl as bfl
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.chains.step import langevin
 from tfp_bfl.algorithms.swag.step import online_product
 from tfp_bfl.algorithms.swag.work import swag as swag_work

@@ -2,7 +2,9 @@
 
     message -> ClientWork -> ClientResult -> Rule.summarise, merge, pool -> ServerStep -> the next state
 
-What is sent, `ServerMessage` and `ClientResult`, lies in `tfp_bfl.models` beside the weights that it holds.
+What is sent, `ServerMessage` and `ClientResult`, lies in `tfp_bfl.weights` beside the weights that it holds. A part
+that is given an argument outside its range, or another part that does not fit, raises InvalidArgument with one
+sentence: docstrings name what else is raised.
 
 Types in brackets state the content: `ClientWork[Sent]` sends what a `ModelRule[Sent, Given]` takes, and the rule gives
 what a `ServerStep[Given]` takes. Most have `ModelWeights` in both places. A `Rule[Statistics]` is over a `MeanField`.
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
 CURVATURE, SITE_CHANGE = "curvature", "site change"
 GRADIENT, SCALED_GRADIENT, CHANGE = "gradient", "scaled gradient", "change"
-# How `ClientResult.extra` is pooled: the mean by the clients' weights, or the sum over the clients.
-MEAN, SUM = "mean", "sum"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
 # which rows of client -1 do not count (`num_present`); or values. "" is neither: of the examples, all of which count.
 PADDED, DYNAMIC = "padded", "dynamic"
@@ -116,9 +116,9 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
       personal: (what a client has kept, the server's predictive weights) -> the weights that predict for this client;
         None where what it keeps is no model of its own.
       coding: of its results' `sent`; None where they have none.
-      extra: the server's weights -> zeros in the structure of `ClientResult.extra`; None for work that sends none.
+      extra: the server's weights -> zeros in the structure of `ClientResult.extra`, of which the server step gets the
+        mean by the clients' weights; None for work that sends none.
         What guards point weights guards these statistics too: robust aggregation, bounds, privacy, secure sums.
-      extra_pool: `MEAN` or `SUM`, of the clients' extra statistics: by their weights, or each client once.
       keeps_sent: its memory must be what it sent, which a compressor would change.
       check: raises InvalidArgument for clients (`data.ClientData`) with other examples than its own, and returns a
         warning that a run of these clients reports, or None; None for work that is of no examples in particular.
@@ -136,7 +136,6 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
     personal: Callable[[Kept, ModelWeights], ModelWeights] | None = None
     coding: Coding | None = None
     extra: Callable[[ModelWeights], TensorTree] | None = None
-    extra_pool: str = MEAN
     keeps_sent: bool = True
     check: Callable[[ClientData], str | None] | None = None
     is_private: bool = False
@@ -313,14 +312,13 @@ class ServerStep(NamedTuple, Generic[Given, State]):
       meet: (state, a `RoundSize`, how many sound clients the round has) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       extra: it takes the extra statistics of clients who send them (`ClientWork.extra`).
-      metrics: the pooled extra statistics -> scalars to report with the round.
+      metrics: (state, the server's next weights, the pooled extra statistics or ()) -> scalars to report with the
+        round, after `next`.
       name: name for users, with the step size if there is one, for messages about divergence.
       most_clients: those who have a place in its state, by their numbers; None for any number.
       most_in_round: for how many clients of a round it is what it says; None for any number.
       notice: (state, the server's weights) -> a warning about the result in one sentence, after the last round; None
         for none.
-      measured: (state, the server's next weights, the pooled extra statistics or ()) -> further scalars to report with
-        the round, after `next`.
       begin: (state, weights) -> the server's weights before the first round, from the step's own first state.
       is_chain: its weights are a Markov chain, which has the right law only if all clients are drawn with equal
         probabilities. `simulate` then refuses `popularity`, does not replace faulty clients, and warns if it leaves
@@ -335,11 +333,10 @@ class ServerStep(NamedTuple, Generic[Given, State]):
     meet: Callable[[State, RoundSize, tf.Tensor], State] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
     extra: bool = False
-    metrics: Callable[[Any], Metrics] = lambda extra: {}
+    metrics: Callable[[State, ModelWeights, Any], Metrics] = lambda state, weights, extra: {}
     name: str = "custom"
     most_clients: int | None = None
     most_in_round: int | None = None
     notice: Callable[[State, ModelWeights], str | None] = lambda state, weights: None
-    measured: Callable[[State, ModelWeights, Any], Metrics] = lambda state, weights, extra: {}
     begin: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
     is_chain: bool = False

@@ -14,8 +14,7 @@ import tfp_bfl as bfl
 from experiments.fl_swag import controls
 from experiments.fl_swag.config import CORRECTED, DEFAULT_FLOOR
 from experiments.fl_swag.federation import Federation
-from tfp_bfl.algorithms.swag.between import with_random_effects
-from tfp_bfl.algorithms.swag.product import gaussian_product
+from tfp_bfl.algorithms.swag.product import gaussian_product, with_random_effects
 from tfp_bfl.evaluation import Evaluation
 from tfp_bfl.posterior import LowRank, MeanField, marginals
 from tfp_bfl.weights import ClientPosterior, ModelWeights, assign_weights, predictive_model, split_head

@@ -21,8 +21,8 @@ from experiments.kernel_posterior.bandwidth_figures import write_figures
 from experiments.kernel_posterior.config import BANDWIDTH_STUDY
 from experiments.tables import mean_and_sd, write
 from tfp_bfl import errors
+from tfp_bfl.algorithms.kernel import rule as kernel
 from tfp_bfl.bench.cells import SUMMARY, check_cells, read_summary, run_once
-from tfp_bfl.contrib.kernel import posterior as kernel
 
 MEAN = "clients' mean"
 
@@ -50,7 +50,7 @@ def pool(stack: np.ndarray, pooling: Pooling) -> tuple[np.ndarray, dict[str, int
     """Return the pooled weights [D] of a group [S, D], and how many of them each count of `KernelModes` names."""
     if pooling.start is None:
         return stack.mean(0), {}
-    found = bfl.contrib.kernel.kernel_modes(stack, *pooling)
+    found = bfl.algorithms.kernel.kernel_modes(stack, *pooling)
     return found.mode.numpy(), {name: int(x) for name, x in found._asdict().items() if name != "mode"}
 
 

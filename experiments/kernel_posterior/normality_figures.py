@@ -22,8 +22,8 @@ from experiments.kernel_posterior.normality_histograms import normality_histogra
 from experiments.kernel_posterior.normality_statistics import Normality, normality
 from experiments.kernel_posterior.normality_tables import reference, silverman_bandwidths
 from tfp_bfl import plots
-from tfp_bfl.contrib.kernel import kernel_mode
-from tfp_bfl.contrib.kernel.bandwidths import BANDWIDTHS
+from tfp_bfl.algorithms.kernel import kernel_mode
+from tfp_bfl.algorithms.kernel.bandwidths import BANDWIDTHS
 from tfp_bfl.plots import style
 from tfp_bfl.plots.density import density_legend, draw_kernel_density
 

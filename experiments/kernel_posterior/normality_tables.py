@@ -19,7 +19,7 @@ from experiments.kernel_posterior.client_stacks import (
 )
 from experiments.kernel_posterior.normality_statistics import Normality, normality, normality_summary
 from experiments.tables import mean_and_sd, write
-from tfp_bfl.contrib.kernel.bandwidths import silverman
+from tfp_bfl.algorithms.kernel.bandwidths import silverman
 
 # Of Gaussian stacks: how many with the clients' covariance, and how many independent coordinates in the other.
 REPLICATES = 10

@@ -18,7 +18,7 @@ from experiments.metavd.federation import Data, adaptation_of, data_of, noises_o
 
 Options = dict[str, Any]
 WHEN = ("before", "after")
-RATES = (*bfl.algorithms.personal.dropout_rates.DropoutRates._fields, "logit_change")
+RATES = (*bfl.algorithms.personal.step.DropoutRates._fields, "logit_change")
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:

@@ -110,7 +110,9 @@ def alone(client_work: ClientWork) -> ClientWork:
     return ClientWork(build, memory=lambda weights, share: Kept(weights, tf.constant(0)), personal=own)
 
 
-def _meta_vd(how: Options, model_fn: Any, options: Options, server: Any, given: Options) -> bfl.federated.BayesianProcess:
+def _meta_vd(
+    how: Options, model_fn: Any, options: Options, server: Any, given: Options
+) -> bfl.federated.BayesianProcess:
     if how.get("kl_reduction") == "mean":
         warm_up = max(1, options["rounds"] // 50)
         given |= {"kl_reduction": "mean", "kl_weight": bfl.training.sigmoid_warm_up(10.0, warm_up)}

@@ -45,7 +45,7 @@ def influence(rule: str, defence: str, poison: str, hostile: int = 1) -> str:
     anchor = bfl.posterior.MeanField(tf.zeros([SIZE]), tf.fill([SIZE], STDDEV**2))
     stacked = bfl.posterior.MeanField(*(tf.constant(x, tf.float32) for x in (means, stddevs**2)))
     if rule == KERNEL:
-        made = bfl.contrib.kernel.kernel_posterior(**KERNELS[defence])
+        made = bfl.algorithms.kernel.kernel_posterior(**KERNELS[defence])
     else:
         made = bfl.rules.RULES[rule]()
         made = made if defence == "none" else bfl.rules.parse_robust(defence)(made)

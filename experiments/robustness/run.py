@@ -73,7 +73,7 @@ def build(options: Options, shape: Sequence[int]) -> bfl.federated.BayesianProce
         work = attacked(work, config.HOSTILE, *config.ATTACKS[options["attack"]])
     rule, robust = options["rule"], None if options["defence"] == "none" else options["defence"]
     if rule == config.KERNEL:
-        rule, robust = bfl.contrib.kernel.kernel_posterior(**config.KERNELS[options["defence"]]), None
+        rule, robust = bfl.algorithms.kernel.kernel_posterior(**config.KERNELS[options["defence"]]), None
     return bfl.algorithms.compose(model_fn, work, rule, bfl.servers.replace(), weighting="equal", robust=robust)
 
 

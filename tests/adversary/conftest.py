@@ -1,5 +1,5 @@
 """The sites of linear models."""
 
-from tests.sites.conftest import certificates, kits
+from tests.sites.conftest import certificates, hospitals, kits
 
-__all__ = ["certificates", "kits"]
+__all__ = ["certificates", "hospitals", "kits"]

@@ -3,12 +3,11 @@
 A move is the largest one of a coefficient, in posterior standard deviations of the honest fit. One of three sites lies.
 """
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.glm.guarded import clients_of
+from tests.kit import json_of, summary_of
 from tests.sites.linear_models import ILL, Channel, pooled, run
 from tfp_bfl.errors import Error
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
@@ -51,8 +50,8 @@ def tilted(numbers, point):
 
 def move(kits, lie):
     done = run(kits, Lying(kits, lie))
-    found, exact = json.loads((done / "posterior.json").read_text()), pooled(ILL)
-    summary = json.loads((done / "summary.json").read_text())
+    found, exact = json_of(done / "posterior.json"), pooled(ILL)
+    summary = summary_of(done)
     named = any(line.startswith("s1's coefficients differ") for line in summary["warnings"])
     return summary["parties"], named, float(np.max(np.abs((np.array(found["mean"]) - exact.mean) / exact.stddev)))
 

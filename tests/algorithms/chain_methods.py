@@ -6,10 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import algorithms, federated
-from tfp_bfl.algorithms.chains.change import Coupled
 from tfp_bfl.algorithms.chains.client_settings import memory_rate
-from tfp_bfl.algorithms.chains.descend import Descent
 from tfp_bfl.algorithms.chains.local_langevin import Surrogate, conducive_langevin, coupled_langevin
+from tfp_bfl.algorithms.chains.step import Coupled, Descent
 from tfp_bfl.algorithms.chains.work import stochastic_gradient
 from tfp_bfl.weights import Anchor
 

@@ -5,8 +5,7 @@ import functools
 import numpy as np
 
 from tfp_bfl import algorithms
-from tfp_bfl.algorithms.drift.fed_dyn import Dynamic
-from tfp_bfl.algorithms.drift.scaffold import Controlled
+from tfp_bfl.algorithms.drift import Corrected
 
 from .chain_methods import told
 from .method import ALIKE, SEED, SIZES, Method, mlp, unflat
@@ -56,7 +55,7 @@ def scaffold(kind):
     def pool(results, anchor):
         share = sum(int(r.num_examples) for r in results) / sum(SIZES)
         control = share * sum(b * np.float64(r.extra) for b, r in zip(shares_of(results), results))
-        return Controlled(np.float32(control), np.float32(share), np.bool_(True), ()), averaged(results, anchor)
+        return Corrected(np.float32(control), np.float32(share), np.bool_(True), ()), averaged(results, anchor)
 
     return method(build, pool, kind, np.zeros(NUM_WEIGHTS, np.float32), {"control_change": 100})
 
@@ -67,7 +66,7 @@ def fed_dyn(kind):
     def pool(results, anchor):
         share, mean = sum(int(r.num_examples) for r in results) / sum(SIZES), averaged(results, anchor)
         gradient = -ALPHA * share * (values(mean) - values(anchor))
-        return Dynamic(np.float32(gradient), np.float32(share), np.bool_(True)), with_values(
+        return Corrected(np.float32(gradient), np.float32(share), np.bool_(True)), with_values(
             values(mean) - gradient / ALPHA, mean
         )
 

@@ -4,12 +4,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import algorithms, posterior
-from tfp_bfl.algorithms.factors.laplace_step import PointDual
 from tfp_bfl.algorithms.factors.laplace_work import laplace_factors
-from tfp_bfl.algorithms.factors.step import Dual
-from tfp_bfl.algorithms.laplace.last_layer_step import LastLayer
-from tfp_bfl.algorithms.laplace.linear_head import Expansion, Head, linear_head
+from tfp_bfl.algorithms.factors.step import Dual, PointDual
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, linear_head
 from tfp_bfl.algorithms.laplace.posterior import laplace as laplace_posterior
+from tfp_bfl.algorithms.laplace.step import LastLayer
 from tfp_bfl.algorithms.laplace.work import laplace as laplace_work
 from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums
 

@@ -9,15 +9,15 @@ import tensorflow as tf
 from tests import kit
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.factors.step import Dual
 from tfp_bfl.algorithms.factors.work import factors
+from tfp_bfl.algorithms.kernel import KernelModes, kernel_mode
 from tfp_bfl.algorithms.swag.work import swag, swag_weights
-from tfp_bfl.contrib.kernel import KernelModes, kernel_mode
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
-from tfp_bfl.servers.gaussian import SpreadState
+from tfp_bfl.servers.steps import SpreadState
 from tfp_bfl.training import ExamplePrivacy
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights import prior as prior_weights

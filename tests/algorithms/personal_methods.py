@@ -4,9 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import algorithms
-from tfp_bfl.algorithms.personal.dropout_rates import DropoutRates
 from tfp_bfl.algorithms.personal.posterior_work import personal_posterior
-from tfp_bfl.algorithms.personal.step import Learning, PersonalState
+from tfp_bfl.algorithms.personal.step import DropoutRates, Learning, PersonalState
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES, Parameters
 from tfp_bfl.algorithms.personal.variances_work import personal
 from tfp_bfl.algorithms.personal.work import meta_learning as meta_learning_work

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import algorithms, federated, models, rules, servers
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.weights import get_weights
 
@@ -35,7 +35,7 @@ def test_fedpas_clients_with_the_servers_that_have_a_rule_of_their_own(name):
     assert max(moved) > 1e-3
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 @pytest.mark.parametrize(
     ("start", "weighting", "kernel"),
     [("mean", "equal", "epanechnikov"), ("clients", "train_size", "epanechnikov"), ("clients", "equal", "gaussian")],

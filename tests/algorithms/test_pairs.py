@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, errors, federated, models, posterior, rules, servers, weighting
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.chains.step import langevin
+from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.algorithms.swag.step import online_product
 from tfp_bfl.algorithms.swag.work import swag as swag_work
-from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics, get_weights, min_stddev, prior
 
@@ -289,6 +289,9 @@ def test_no_model(wrong, message):
     [
         ({"client_work": touched}, "client_work must be a function without arguments .*, but touched needs 'model_fn'"),
         ({"client_work": 3}, "client_work must be a function, as .* gives, not 3"),
+        ({"rule": None}, "rule must be a Rule"),
+        ({"server_step": None}, "server_step must be a ServerStep"),
+        ({"server_step": servers.keep_gaussian()}, r"takes gaussian, which rules\.client_gaussian\(\) gives, but"),
         ({"server_step": servers.replace}, "server_step must be a ServerStep"),
         ({"rule": rules.conflation}, "with its brackets, not 'conflation'"),
         ({"rule": "conflagration"}, "no rule 'conflagration': did you mean 'conflation'"),

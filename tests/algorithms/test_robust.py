@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.federated.toys import spoilt
-from tfp_bfl import algorithms, rules, weighting
+from tfp_bfl import algorithms, rules
 from tfp_bfl.data import Clients
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulate
 from tfp_bfl.weights import get_weights
 
@@ -121,21 +120,3 @@ def test_a_stacked_weighting_of_clipped_clients():
     process = build("naive_weighted_average", "clip:1.0", weights="max_discrepancy")
     metrics = process.next(process.initialize(), CLIENTS.shards(range(3), 2)).metrics
     assert {"largest_share", "clipped_clients"} <= set(metrics) and metrics["num_faulty"] == 0
-
-
-@pytest.mark.parametrize("defence", ["trimmed:0.2", "median"])
-@pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
-def test_weights_that_only_all_clients_tell_have_no_place_in_trimming(defence, name):
-    with pytest.raises(
-        InvalidArgument, match=f"weighting by '{name}' can't serve it: use 'equal', or the robust aggregator clip"
-    ):
-        build("conflation", defence, weights=name)
-
-
-@pytest.mark.parametrize(
-    ("defence", "message"),
-    [("clip", "clip"), ("trimmed:0.5", "share is 0.5, but must be at least 0 and below 0.5"), ("krum", "'krum'")],
-)
-def test_a_defence_that_there_is_not(defence, message):
-    with pytest.raises(InvalidArgument, match=message):
-        build("conflation", defence)

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms, models, posterior, rules
 from tfp_bfl.data import Clients, Source
-from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(0)
 SIZES = (5, 12, 8)
@@ -144,19 +143,3 @@ def test_images_are_bytes_unless_said_otherwise():
     assert of_bytes.element_spec == images.element_spec
     weights = [run_round(p, d, (0, 1)).state.weights for p, d in ((of_bytes, images), (of_floats, scaled))]
     assert largest_difference(*weights) < 1e-6
-
-
-def test_unknown_weighting():
-    with pytest.raises(InvalidArgument, match="no weighting 'trainsize': did you mean 'train_size'"):
-        build(weighting="trainsize")
-
-
-@pytest.mark.parametrize("kind", ["deterministic", "mc_dropout"])
-def test_distance_needs_a_posterior(kind):
-    with pytest.raises(InvalidArgument, match="this model has none: use 'train_size'"):
-        build(kind, weighting="distance")
-
-
-def test_unknown_option():
-    with pytest.raises(InvalidArgument, match="no option of variational 'epochs': did you mean 'local_epochs'"):
-        build(epochs=3)

@@ -11,7 +11,6 @@ from tests.federated.toys import spoilt
 from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, rules, weighting
 from tfp_bfl.data import Clients
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import stack
 from tfp_bfl.weights import get_weights
 
@@ -80,13 +79,6 @@ def test_all_clients_faulty_changes_nothing(name):
     output = process.next(state, spoiled.shards(range(3), 2))
     assert output.metrics["num_faulty"] == 3
     assert_same(output.state.weights, state.weights, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", weighting.COMPARE_POSTERIORS)
-@pytest.mark.parametrize("kind", ["deterministic", "mc_dropout"])
-def test_a_weighting_for_a_kind_that_it_cannot_serve(name, kind):
-    with pytest.raises(InvalidArgument, match=f"Weighting by '{name}' compares posteriors and this model has none"):
-        algorithms.variational(mlp(kind), rules.conflation(), name)
 
 
 @pytest.mark.deep(after="tests/rules/test_equations.py")

@@ -13,7 +13,7 @@ from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options.methods import ALGORITHMS
-from tfp_bfl.posterior.samples import num_draws
+from tfp_bfl.posterior.families import num_draws
 from tfp_bfl.training.inference import DEFAULT_INFERENCE, default_optimizer, default_rate
 from tfp_bfl.training.updates import rate_of
 

@@ -373,7 +373,7 @@ def test_without_tff_a_run_is_this_processs(tmp_path):
 @pytest.mark.deep(after="tests/federated/test_local.py")
 def test_missing_tff_is_one_sentence(tmp_path):
     done = without_tff(tmp_path / "new", "--engine", "tff")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "install" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "new").exists()
 

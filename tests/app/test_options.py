@@ -8,6 +8,7 @@ import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.algorithms.chains.work import ESTIMATORS
 from tfp_bfl.algorithms.factors.work import FACTORS_INFERENCE
+from tfp_bfl.algorithms.kernel import rule as kernel
 from tfp_bfl.algorithms.laplace.work import STRUCTURES
 from tfp_bfl.algorithms.personal.evaluation import EVALUATION_NOISES
 from tfp_bfl.algorithms.personal.variances import RANGES
@@ -15,7 +16,6 @@ from tfp_bfl.algorithms.personal.work import KL_REDUCTIONS
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.afterwards import AFTER
 from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
-from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
@@ -30,7 +30,7 @@ from tfp_bfl.training.schedules import SCHEDULES
 from tfp_bfl.training.target import KLS
 
 GROUPS = {
-    "kernel_options": bfl.contrib.kernel.kernel_posterior,
+    "kernel_options": bfl.algorithms.kernel.kernel_posterior,
     "variance_options": bfl.algorithms.personal.variances.PERSONAL_VARIANCES["hypernetwork"],
     "server_options": bfl.algorithms.personal.step.personal,
 }
@@ -141,7 +141,7 @@ def test_names_are_those_of_the_tables():
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,
-        choices.LEARNERS: bfl.algorithms.personal.meta_gradient.LEARNERS,
+        choices.LEARNERS: bfl.algorithms.personal.work.LEARNERS,
         choices.KL_REDUCTIONS: KL_REDUCTIONS,
         choices.PERSONAL_VARIANCES: bfl.algorithms.personal.variances.PERSONAL_VARIANCES,
         choices.EVALUATION_NOISES: EVALUATION_NOISES,

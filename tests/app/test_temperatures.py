@@ -6,7 +6,7 @@ import tfp_bfl as bfl
 from tests.app.test_laplace import RUN
 from tests.app.test_revise import run
 from tests.kit import call, summary_of
-from tfp_bfl.app.one_run.temperatures import GRID
+from tfp_bfl.app.one_run.after import GRID
 
 pytestmark = pytest.mark.cpu_seconds(30)  # two runs serve the tests of the file
 

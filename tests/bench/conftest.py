@@ -3,7 +3,7 @@
 import pytest
 
 from tfp_bfl.app.one_run.pipeline import Finished
-from tfp_bfl.bench import cell, program, tuning
+from tfp_bfl.bench import cell, cells
 from tfp_bfl.errors import Error
 
 
@@ -24,8 +24,7 @@ def stand_in(monkeypatch):
         return Finished({}, {"dataset": "digits"}, scores, {"seconds": 1.0})
 
     # To collect the garbage of all tests before would take most of the time.
-    for module in (program, tuning):
-        monkeypatch.setattr(module, "forget_models", lambda: None)
+    monkeypatch.setattr(cells, "forget_models", lambda: None)
     monkeypatch.setattr(cell, "run_trial", trial)
     monkeypatch.setattr(cell, "run_final", final)
     return tasks

@@ -109,7 +109,7 @@ def test_however_the_program_ends_nothing_is_left_running(tmp_path, number):
     program = (
         # Who starts the tests in the background may have them ignore Ctrl-C.
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tests.app.test_cells import every, hang, told\n"
+        "from tests.bench.test_cells import every, hang, told\n"
         "from tfp_bfl.bench import cells\n"
         "if __name__ == '__main__':\n"
         "    cells.run_cells(every(4), pathlib.Path(sys.argv[1]), hang, told, jobs=2)\n"

@@ -136,12 +136,6 @@ def test_one_setting_has_no_ranks_and_says_why(tmp_path):
     assert "There are no ranks: average ranks need two settings or more, and the benchmark has one." in text
 
 
-def test_one_seed_has_nothing_bold(tmp_path):
-    text = written(tmp_path, made_up.records(seeds=1))
-    assert "<strong>" not in text and "<strong>" in written(tmp_path, made_up.records())
-    assert not [row for row in Reader(text).rows[1:] for cell in row if "±" in cell or "[" in cell]
-
-
 def test_failures_are_listed_with_reasons(tmp_path):
     assert "<p>None.</p>" in written(tmp_path, made_up.records())
     text = written(tmp_path, mixed())

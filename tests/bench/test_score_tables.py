@@ -5,11 +5,10 @@ import io
 
 import pytest
 
-from tfp_bfl.app.cli import run_command_line
+from tests.kit import refusal
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.resolve import GAUSSIAN, resolved
-from tfp_bfl.bench.runs import grouped
-from tfp_bfl.bench.score_tables import Style, parse_rows, table_text
+from tfp_bfl.bench.runs import Style, grouped, parse_rows, table_text
 from tfp_bfl.errors import InvalidArgument
 
 SEEDS = range(3)
@@ -174,5 +173,6 @@ def test_a_page_takes_no_options_of_tables(tmp_path, capsys, monkeypatch, option
     (config, summary), *_ = records({})
     for module in (reports, of_one_run):
         monkeypatch.setattr(module, "read_record", lambda folder: (config, summary))
-    assert run_command_line(["report", str(tmp_path), "--output", str(tmp_path / "page.html"), *option]) == 2
-    assert "are of tables, and" in capsys.readouterr().err
+    assert "are of tables, and" in refusal(
+        capsys, "report", str(tmp_path), "--output", str(tmp_path / "page.html"), *option
+    )

@@ -6,10 +6,10 @@ import re
 import pytest
 import yaml
 
-from tests.kit import summary_of
+from tests.kit import refusal, summary_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
-from tfp_bfl.bench import score_tables, sweep
+from tfp_bfl.bench import runs, sweep
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
@@ -157,15 +157,12 @@ def test_bad_sweeps_are_refused_before_anything_is_written(tmp_path, capsys, opt
     code = tmp_path / "mine.py"
     code.write_text(CODE)
     options = [option.format(code) for option in options]
-    assert run_command_line(["sweep", *options, "--output", str(tmp_path / "new")]) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1
+    assert words in refusal(capsys, "sweep", *options, "--output", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 
 def test_a_sweep_without_a_folder_is_refused(capsys):
-    assert run_command_line(["sweep", "--seeds", "0..1"]) == 2
-    assert "give --output one" in capsys.readouterr().err
+    assert "give --output one" in refusal(capsys, "sweep", "--seeds", "0..1")
 
 
 def test_list_runs_nothing(tmp_path, capsys):
@@ -175,18 +172,11 @@ def test_list_runs_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_folder_of_a_run_is_no_folder_of_many(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text("rounds: 2\n")
-    assert run_command_line(["sweep", "--output", str(tmp_path)]) == 2
-    assert "is no folder of a sweep" in capsys.readouterr().err
-
-
-def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, capsys):
-    (tmp_path / "report.html").write_text("mine")
-    assert run_command_line(["sweep", *SMALL, "--output", str(tmp_path)]) == 2
-    assert "is no folder of a sweep" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    assert (tmp_path / "report.html").read_text() == "mine"
+@pytest.mark.parametrize("name", ["config.yaml", "report.html"])
+def test_a_folder_of_a_run_or_of_something_else_is_left_as_it_is(tmp_path, capsys, name):
+    (tmp_path / name).write_text("rounds: 2\n")
+    assert "is no folder of a sweep" in refusal(capsys, "sweep", *SMALL, "--output", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "rounds: 2\n"
 
 
 @pytest.mark.parametrize("dataset", ["fasion_mnist", "nowhere.csv"])
@@ -198,16 +188,15 @@ def test_missing_data_are_reported_before_any_run(tmp_path, capsys, dataset):
 def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
-    monkeypatch.setattr(score_tables, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
-    score_tables.write_tables([tmp_path / name for name in summaries], tmp_path)
+    monkeypatch.setattr(runs, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    runs.write_tables([tmp_path / name for name in summaries], tmp_path)
     assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
 
 
 def test_no_runs(tmp_path, capsys):
     assert run_command_line(["runs", str(tmp_path)]) == 0
     assert "There is no run in" in capsys.readouterr().out
-    assert run_command_line(["runs", str(tmp_path / "nowhere")]) == 2
-    assert "There is no folder" in capsys.readouterr().err
+    assert "There is no folder" in refusal(capsys, "runs", str(tmp_path / "nowhere"))
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +269,9 @@ def test_the_same_command_goes_on_and_another_is_refused(swept, capsys):
     assert {name: again[name] for name in ("accuracy", "test_nll")} == {
         name: summary[name] for name in ("accuracy", "test_nll")
     }
-    assert run_command_line(["sweep", *SMALL, *options, "--batch-size", "16"]) == 2
-    assert "is of other options (batch_size 32, now 16)" in capsys.readouterr().err
+    assert "is of other options (batch_size 32, now 16)" in refusal(
+        capsys, "sweep", *SMALL, *options, "--batch-size", "16"
+    )
 
 
 @pytest.mark.deep(after="tests/bench/test_sweep.py")

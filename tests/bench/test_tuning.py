@@ -6,7 +6,8 @@ import pytest
 
 from tests.kit import lines_of
 from tfp_bfl.app.one_run.pipeline import Finished
-from tfp_bfl.bench import tuning
+from tfp_bfl.bench import cells, tuning
+from tfp_bfl.bench.plan import Plan
 from tfp_bfl.bench.spaces import Space
 from tfp_bfl.errors import Error, InvalidArgument
 
@@ -16,7 +17,7 @@ SPACE = {"rate": Space(1e-3, 1.0, True), "kind": Space(values=("a", "b"))}
 @pytest.fixture(autouse=True)
 def kept_garbage(monkeypatch):
     """To collect that of all tests before would take most of the time."""
-    monkeypatch.setattr(tuning, "forget_models", lambda: None)
+    monkeypatch.setattr(cells, "forget_models", lambda: None)
 
 
 def trial(**scores):
@@ -33,7 +34,8 @@ def bowl(values):
 
 
 def tune(folder, attempt=bowl, trials=12, seed=3, score="nll", space=SPACE):
-    return tuning.tune(folder, space, trials, seed, score, attempt)
+    plan = Plan(settings={}, methods={}, trials=trials, trial_seed=seed, score=score)
+    return tuning.tune(folder, plan, space, attempt)
 
 
 def test_the_best_trial_is_chosen(tmp_path):

@@ -63,7 +63,7 @@ def test_each_step_has_a_seed_of_its_own():
 
 def test_work_without_batches_is_refused():
     work = bfl.algorithms.chains.work.stochastic_gradient(model_fn, compressor="none")
-    step = bfl.algorithms.chains.descend.descend(1e-3)
+    step = bfl.algorithms.chains.step.descend(1e-3)
     process = bfl.algorithms.compose(model_fn, work, bfl.rules.total(), step, augmentation="crop_and_flip:1")
     with pytest.raises(InvalidArgument, match="An augmentation is of work that steps through batches"):
         bfl.simulate(process, CLIENTS, rounds=1, engine="local")

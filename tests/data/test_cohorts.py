@@ -34,6 +34,7 @@ def test_every_client_is_as_likely():
         ((0, None, 0, 0), "num_clients is 0"),
         ((10, 2, -1, 0), "round_number is -1"),
         ((10, 2, 0, None), "seed is None"),
+        *(((10, 2, 1, 0, 0, popularity), "popularity is") for popularity in (0.0, -1.0, float("nan"))),
     ],
 )
 def test_bad_input(arguments, message):
@@ -56,9 +57,3 @@ def test_popularity_draws_distinct_clients_again():
     draws = [data.cohort(50, 10, 4, 7, popularity=0.05) for _ in range(2)]
     assert (np.diff(draws[0]) > 0).all() and len(draws[0]) == 10
     np.testing.assert_array_equal(*draws)
-
-
-@pytest.mark.parametrize("popularity", [0.0, -1.0, float("nan")])
-def test_bad_popularity(popularity):
-    with pytest.raises(InvalidArgument, match="popularity is"):
-        data.cohort(10, 2, 1, 0, popularity=popularity)

@@ -160,15 +160,6 @@ def test_rows_for_a_model(tmp_path):
         read_encoded(tmp_path / "bad.csv", [Feature("dose", "number")], data.train.columns[:1])
 
 
-def test_labels_that_stand_for_empty_cells_elsewhere_are_classes_with_a_note(tmp_path):
-    (tmp_path / "labels.csv").write_text(
-        "age,label\n" + "\n".join(f"{i % 7},{('ill', 'well', 'NA')[i % 3]}" for i in range(30))
-    )
-    data = read_own(tmp_path / "labels.csv")
-    assert data.train.class_names == ("NA", "ill", "well")
-    assert "10 rows have 'NA' in 'label', a class like any other: empty these cells" in " ".join(data.notes)
-
-
 def test_columns_that_count_the_rows_are_left_out():
     data = read_own(table(id=np.arange(1, ROWS + 1)), client="site")
     assert [c.name for c in data.train.columns] == NAMES
@@ -195,11 +186,7 @@ MIXED = np.array(["1"] * 399 + ["x"], object)
         ({"drug": [f"n{k}" for k in range(ROWS)]}, {"categorical": ["drug"]}, None),
         ({"drug": [None] * ROWS}, {}, "'drug' has no value: leave columns out with --drop"),
         ({"drug": ["NA", ""] * 200}, {}, "'drug' has no value"),
-        (
-            {"drug": np.resize(np.datetime64("2020-01-01"), ROWS)},
-            {},
-            "holds dates, such as '2020-01-01' in row 1: .*unit",
-        ),
+        ({"drug": np.resize(np.datetime64("2020-01-01"), ROWS)}, {}, "dates, such as '2020-01-01' in row 1: .*unit"),
         ({"drug": np.resize(np.timedelta64(5, "s"), ROWS)}, {"date_unit": "days"}, "in row 1, which is no date"),
         ({}, {"date_unit": "day"}, "There is no unit of dates 'day': did you mean 'days'"),
         ({}, {"only": ["drgu"]}, "There is no column 'drgu' in dataset for --only: did you mean 'drug'"),

@@ -18,12 +18,12 @@ from tfp_bfl.data import Clients, Source, read_own, read_part, read_rows
 from tfp_bfl.data.names import CATEGORY_RULES, as_category, canonical, compositions
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.glm import agreement, encoding
-from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.glm.options import names_of
+from tfp_bfl.glm import agreement
+from tfp_bfl.glm.command import names_of
+from tfp_bfl.glm.design import Outcome, SiteCells, read_design
 from tfp_bfl.options import class_weights
 from tfp_bfl.sites import agree, describe
-from tfp_bfl.sites.tables import parse_options
+from tfp_bfl.sites.schema import parse_options
 
 NAME = unicodedata.normalize("NFC", "K\u00f6ln (S\u00fcd)")
 FORMS = {
@@ -94,7 +94,7 @@ def linear(name):
     tables = {form: table(form, ("Ulm", form), z=resized("Ulm", form)) for form in (NAME, name)}
     described = {form: agreement.describe(x, outcome, form) for form, x in tables.items()}
     plan = agreement.agree(described, outcome, "drop")
-    designs = [encoding.SiteCells(x, outcome, plan, "drop", form).sums() for form, x in tables.items()]
+    designs = [SiteCells(x, outcome, plan, "drop", form).sums() for form, x in tables.items()]
     np.testing.assert_array_equal(*designs)
     assert [x.name for x in plan.columns] == ["x", NAME, "z"]
     return plan.columns[-1].levels
@@ -116,110 +116,89 @@ def served(path, name):
 
 def option(path, name, **how):
     """The columns that are left, with an option that names one."""
-    columns = [X, X + 1, LABELS]
-    return read_own(rows(path / "d.csv", ["x", NAME, "label"], *columns), **how).train
+    return own(path, ["x", NAME, "label"], X, X + 1, LABELS, **how).train
 
 
+def own(path, head, *columns, **how):
+    return read_own(rows(path / "d.csv", head, *columns), **how)
+
+
+def in_frame(**columns):
+    return read_own(pandas.DataFrame({**columns, "label": LABELS}))
+
+
+def in_archive(path, **given):
+    return read_own(arrays(path / "d.npz", **given))
+
+
+def headers(data):
+    return [x.name for x in data.train.columns]
+
+
+def levels(data, column=0):
+    return data.train.encoding[column].levels
+
+
+def when(is_found):
+    """The name, if the data are as they should be."""
+    return [NAME] if is_found else []
+
+
+XC, ONE_AND_OTHER = ["x", "c", "label"], lambda form, *more: resized("Ulm", NAME, form, *more)
+DOSE = Outcome("y", "gaussian")
 # Each reads data with NAME and another form of it, beside other names, and returns the names that are NAME's.
 ENTRIES = {
-    "class of a file": lambda p, n: (
-        read_own(rows(p / "d.csv", ["x", "label"], X, resized("Ulm", NAME, n))).train.class_names
+    "class of a file": lambda p, n: own(p, ["x", "label"], X, ONE_AND_OTHER(n)).train.class_names,
+    "category of a file": lambda p, n: levels(own(p, XC, X, ONE_AND_OTHER(n, "Bonn"), LABELS), 1),
+    "declared category": lambda p, n: levels(in_frame(c=pandas.Categorical(ONE_AND_OTHER(n)), x=X)),
+    "ordered category": lambda p, n: levels(
+        in_frame(c=pandas.Categorical(ONE_AND_OTHER(n), ["Ulm", NAME, n], ordered=True))
     ),
-    "category of a file": lambda p, n: (
-        read_own(rows(p / "d.csv", ["x", "c", "label"], X, resized("Ulm", NAME, n, "Bonn"), LABELS))
-        .train.encoding[1]
-        .levels
-    ),
-    "declared category": lambda p, n: (
-        read_own(pandas.DataFrame({"c": pandas.Categorical(resized("Ulm", NAME, n)), "x": X, "label": LABELS}))
-        .train.encoding[0]
-        .levels
-    ),
-    "ordered category": lambda p, n: (
-        read_own(
-            pandas.DataFrame(
-                {
-                    "c": pandas.Categorical(resized("Ulm", NAME, n), ["Ulm", NAME, n], ordered=True),
-                    "label": LABELS,
-                }
-            )
-        )
-        .train.encoding[0]
-        .levels
-    ),
-    "client of a file": lambda p, n: (
-        read_own(
-            rows(p / "d.csv", ["x", "c", "label"], X, resized("Ulm", NAME, n, "b"), LABELS), client="c"
-        ).client_names
-    ),
-    "client of an archive": lambda p, n: (
-        read_own(arrays(p / "d.npz", clients=resized("Ulm", NAME, n, "b").astype(str))).client_names
-    ),
-    "class of an archive": lambda p, n: (
-        read_own(arrays(p / "d.npz", labels=resized("Ulm", NAME, n).astype(str))).train.class_names
-    ),
+    "client of a file": lambda p, n: own(p, XC, X, ONE_AND_OTHER(n, "b"), LABELS, client="c").client_names,
+    "client of an archive": lambda p, n: in_archive(p, clients=ONE_AND_OTHER(n, "b").astype(str)).client_names,
+    "class of an archive": lambda p, n: in_archive(p, labels=ONE_AND_OTHER(n).astype(str)).train.class_names,
     "class name of an archive": lambda p, n: (
-        read_own(
-            arrays(p / "d.npz", labels=np.resize([0, 1], ROWS), class_names=np.array(["Ulm", n]))
-        ).train.class_names
+        in_archive(p, labels=np.resize([0, 1], ROWS), class_names=np.array(["Ulm", n])).train.class_names
     ),
-    "client in memory": lambda p, n: read_own((X[:, None], LABELS, resized("Ulm", NAME, n, "b"))).client_names,
+    "client in memory": lambda p, n: read_own((X[:, None], LABELS, ONE_AND_OTHER(n, "b"))).client_names,
     "class name of a source": lambda p, n: source(class_names=("Ulm", n)).class_names,
-    "owner of a source": lambda p, n: source(owners=resized("Ulm", NAME, n)).client_names,
+    "owner of a source": lambda p, n: source(owners=ONE_AND_OTHER(n)).client_names,
     "class of a folder": lambda p, n: read_own(folder(p / "i", "Ulm", NAME, n)).train.class_names,
     "client of a folder": lambda p, n: (
         read_own(folder(p / "i", *(f"{x}/{label}" for x in ("Ulm", NAME, n) for label in "ab"))).client_names
     ),
-    "header of a file": lambda p, n: [
-        x.name for x in read_own(rows(p / "d.csv", [n, "z", "label"], X, X, LABELS)).train.columns
-    ],
+    "header of a file": lambda p, n: headers(own(p, [n, "z", "label"], X, X, LABELS)),
     "header of Parquet": lambda p, n: [
         pyarrow.parquet.write_table(table(n, X, label=LABELS), p / "d.parquet"),
-        *(x.name for x in read_own(p / "d.parquet").train.columns),
+        *headers(read_own(p / "d.parquet")),
     ],
-    "header in memory": lambda p, n: [
-        x.name for x in read_own(pandas.DataFrame({n: X, "z": X, "label": LABELS})).train.columns
-    ],
-    "--label": lambda p, n: [
-        read_own(rows(p / "d.csv", ["x", NAME], X, LABELS), label=n).train.class_names == ("a", "b") and NAME
-    ],
-    "header of the label": lambda p, n: [
-        read_own(rows(p / "d.csv", ["x", n], X, resized("1", "2")), label=NAME).train.class_names == ("1", "2") and NAME
-    ],
-    "--client-column": lambda p, n: [
-        read_own(rows(p / "d.csv", ["x", NAME, "label"], X, resized("u", "v", "w"), LABELS), client=n).client_names
-        == ("u", "v", "w")
-        and NAME
-    ],
-    "--drop": lambda p, n: [len(option(p, n, drop=[n]).columns) == 1 and NAME],
-    "--drop in memory": lambda p, n: [
-        len(read_own(table(NAME, X, label=LABELS), drop=[n]).train.columns) == 2 and NAME
-    ],
+    "header in memory": lambda p, n: headers(in_frame(**{n: X, "z": X})),
+    "--label": lambda p, n: when(own(p, ["x", NAME], X, LABELS, label=n).train.class_names == ("a", "b")),
+    "header of the label": lambda p, n: when(
+        own(p, ["x", n], X, resized("1", "2"), label=NAME).train.class_names == ("1", "2")
+    ),
+    "--client-column": lambda p, n: when(
+        own(p, ["x", NAME, "label"], X, resized("u", "v"), LABELS, client=n).client_names == ("u", "v")
+    ),
+    "--drop": lambda p, n: when(len(option(p, n, drop=[n]).columns) == 1),
+    "--drop in memory": lambda p, n: when(len(headers(read_own(table(NAME, X, label=LABELS), drop=[n]))) == 2),
     "--only": lambda p, n: [x.name for x in option(p, n, only=[n]).columns],
-    "--categorical": lambda p, n: [
-        read_own(rows(p / "d.csv", [NAME, "label"], resized("01", "02", "3"), LABELS), categorical=[n])
-        .train.encoding[0]
-        .levels
-        == ("01", "02", "3")
-        and NAME
-    ],
-    "columns of read_rows": lambda p, n: [read_rows(rows(p / "d.csv", [NAME], [3]), [n]).tolist() == [[3.0]] and NAME],
+    "--categorical": lambda p, n: when(
+        levels(own(p, [NAME, "label"], resized("01", "02", "3"), LABELS, categorical=[n])) == ("01", "02", "3")
+    ),
+    "columns of read_rows": lambda p, n: when(read_rows(rows(p / "d.csv", [NAME], [3]), [n]).tolist() == [[3.0]]),
     "served row": served,
     "column of two sites": lambda p, n: [x.name for x in site(p, n).encoding],
     "class of two sites": lambda p, n: site(p, n).class_names,
     "category of two sites": lambda p, n: site(p, n).encoding[1].levels,
     "options of a site": lambda p, n: parse_options({"drop": [n]}).drop,
     "level and column of a linear model at sites": lambda p, n: linear(n),
-    "column of a linear model": lambda p, n: read_design(table(n, X), Outcome("y", "gaussian")).names,
+    "column of a linear model": lambda p, n: read_design(table(n, X), DOSE).names,
     "level of a linear model": lambda p, n: [
-        x[2:-1] for x in read_design(table(cells=("Aach", NAME, n)), Outcome("y", "gaussian")).names if x[:2] == "c["
+        x[2:-1] for x in read_design(table(cells=("Aach", NAME, n)), DOSE).names if x[:2] == "c["
     ],
-    "client of a linear model": lambda p, n: (
-        read_design(table(cells=("Ulm", NAME, n, "b")), Outcome("y", "gaussian"), "c").client_names
-    ),
-    "outcome of a linear model": lambda p, n: [
-        len(read_design(table(NAME, X), Outcome(n, "gaussian")).names) == 2 and NAME
-    ],
+    "client of a linear model": lambda p, n: read_design(table(cells=("Ulm", NAME, n, "b")), DOSE, "c").client_names,
+    "outcome of a linear model": lambda p, n: when(len(read_design(table(NAME, X), Outcome(n, "gaussian")).names) == 2),
     "list of columns": lambda p, n: names_of(f"{n}, , "),
     "--class-weight": lambda p, n: weights(n),
 }

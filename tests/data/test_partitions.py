@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tfp_bfl import data
 from tfp_bfl.data import partitions
 from tfp_bfl.data._random import generator
-from tfp_bfl.data.equal_partitions import draw_labels
+from tfp_bfl.data.equal_partitions import GROUPS, draw_labels
 from tfp_bfl.data.partitions import _cuts
 from tfp_bfl.errors import InvalidArgument
 
@@ -17,6 +17,7 @@ ALL = [
     data.dirichlet(10, 0.5),
     data.lda(10, 0.1),
     data.noniid_datasets(10),
+    data.pachinko(10, 0.5),
 ]
 by_name = pytest.mark.parametrize("partition", ALL, ids=lambda p: p.name)
 
@@ -285,6 +286,41 @@ def test_noniid_datasets_draw_again_until_every_client_has_data():
     assert min(len(p) for s in range(20) for p in unguarded(labels, s)) < 15
 
 
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 100))
+TWO = (0, 0, 0, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("clients", "each"), [(7, None), (7, 50), (10, 60)])
+@pytest.mark.parametrize("alpha", [1e-3, 1.0, 100.0])
+def test_clients_of_pachinko_are_disjoint_and_of_equal_size(clients, each, alpha):
+    partition = data.pachinko(clients, alpha, groups=TWO, examples_per_client=each)
+    parts = partition(LABELS, seed=1)
+    assert [len(part) for part in parts] == [each or 600 // clients] * clients
+    check_contract(parts, partition, 600)
+
+
+def test_a_tiny_alpha_of_pachinko_gives_each_client_one_group_and_a_large_beta_its_classes_alike():
+    """Of 8 clients of 30 examples no group runs out, whoever takes it."""
+    table = counts(data.pachinko(8, 1e-4, 1e6, groups=TWO, examples_per_client=30)(LABELS, seed=2), LABELS)
+    by_group = np.stack([table[:, :3].sum(1), table[:, 3:].sum(1)], 1)
+    assert np.all(by_group.max(1) == 30) and len(np.unique(by_group.argmax(1))) == 2
+    own = np.where(by_group.argmax(1)[:, np.newaxis] == 0, table[:, :3], table[:, 3:])
+    assert own.min() >= 1
+
+
+def test_a_tiny_beta_of_pachinko_gives_one_class_of_a_group():
+    table = counts(data.pachinko(4, 1e-4, 1e-4, groups=TWO, examples_per_client=20)(LABELS, seed=3), LABELS)
+    assert np.all(np.sort(table, 1)[:, -1] == 20)
+
+
+def test_known_groups_of_classes():
+    """CIFAR-100 has 20 superclasses of five classes; CIFAR-10 four vehicles and six animals."""
+    assert np.bincount(GROUPS[100]).tolist() == [5] * 20
+    assert np.bincount(GROUPS[10]).tolist() == [4, 6]
+    parts = data.parse_partition("pachinko:0.0001", 5)(np.repeat(np.arange(10), 500), seed=0)
+    assert sum(map(len, parts)) == 5000
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -302,10 +338,7 @@ def test_noniid_datasets_draw_again_until_every_client_has_data():
         (lambda: data.lda(2, float("inf")), "alpha is inf"),
         (lambda: data.lda(2, "0.1"), "alpha is '0.1'"),
         (lambda: data.dirichlet(5, 1.0, 3)(np.arange(14), 0), "5 clients of at least 3 examples need 15"),
-        (
-            lambda: data.dirichlet(50, 0.01)(np.arange(100) % 2, 0),
-            "no data in each of 100 draws: use a larger",
-        ),
+        (lambda: data.dirichlet(50, 0.01)(np.arange(100) % 2, 0), "no data in each of 100 draws: use a larger"),
         (lambda: data.noniid_datasets(0), "num_clients is 0"),
         (lambda: data.noniid_datasets(3, -0.1), "other_interest is -0.1, but must be a number from 0 to 1."),
         (lambda: data.noniid_datasets(3, 1.5), "other_interest is 1.5"),
@@ -316,15 +349,25 @@ def test_noniid_datasets_draw_again_until_every_client_has_data():
         (lambda: data.noniid_datasets(5, 0.25, 3)(np.arange(14), 0), "5 clients of at least 3 examples need 15"),
         (
             lambda: data.noniid_datasets(3, 0)(np.arange(100) % 10, 0),
-            "3 clients leave 7 of the 10 classes to nobody: use 10 clients or more, or a larger other_interest.",
+            "leave 7 of the 10 classes to nobody: use 10 clients",
         ),
         (
             lambda: data.noniid_datasets(100)(np.arange(300) % 2, 0),
-            "noniid_datasets:0.25 over 100 clients left a client with no data in each of 100 draws: use fewer clients.",
+            "over 100 clients left a client with no data in each",
         ),
         (
             lambda: data.noniid_datasets(9, 0.25, 10)(np.arange(90) % 2, 0),
-            "fewer than 10 examples in each of 100 draws: use fewer clients or a smaller min_examples.",
+            "fewer than 10 examples in each of 100 draws",
+        ),
+        (lambda: data.pachinko(0, 1.0), "num_clients is 0"),
+        (lambda: data.pachinko(2, 0.0), "alpha is 0.0"),
+        (lambda: data.pachinko(2, 1.0, -1.0), "beta is -1.0"),
+        (lambda: data.pachinko(2, 1.0, examples_per_client=0), "examples_per_client is 0"),
+        (lambda: data.pachinko(2, 1.0)(LABELS, seed=0), "needs the group of each of the 6 classes"),
+        (lambda: data.pachinko(2, 1.0, groups=(0, 1))(LABELS, seed=0), "needs the group of each of the 6 classes"),
+        (
+            lambda: data.pachinko(7, 1.0, groups=TWO, examples_per_client=100)(LABELS, seed=0),
+            "need 700, but there are 600",
         ),
         (lambda: data.parse_partition("noniid_datasets", 3), "lacks its other_interest: write noniid_datasets:OTHER_"),
         (lambda: data.parse_partition("dirchlet:0.5", 3), "did you mean 'dirichlet'?"),

@@ -78,9 +78,7 @@ def test_heart_disease_has_the_patients_of_four_hospitals():
     few = train.subset(100, seed=0)
     assert sum(few.clients.sizes) == 100 and len(few.owners) == 100
     assert data.read_own(train).client_names == names and data.names_clients("heart_disease")
-    with pytest.raises(
-        InvalidArgument, match=r"owners have the shape \[2\], but must name the client of each of the 1"
-    ):
+    with pytest.raises(InvalidArgument, match=r"owners have the shape \[2\], but must name the client"):
         data.Source("x", "train", np.zeros((1, 1)), [0], ("a", "b"), owners=np.array(["a", "b"]))
 
 
@@ -181,7 +179,5 @@ def test_loads_a_prepared_tfds_dataset():
 
 
 def test_a_partition_is_no_text():
-    with pytest.raises(
-        InvalidArgument, match=r"partition is 'dirichlet:0.5', but must be .* dirichlet\(num_clients=10"
-    ):
+    with pytest.raises(InvalidArgument, match=r"'dirichlet:0.5', but must be .* dirichlet\(num_clients=10"):
         data.load("digits").partition("dirichlet:0.5", seed=0)

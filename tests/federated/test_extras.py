@@ -1,4 +1,4 @@
-"""Statistics beside the weights: pooled by weight or as a sum, and checked, bounded and private as weights are."""
+"""Statistics beside the weights: pooled by weight, and checked, bounded and private as weights are."""
 
 import functools
 
@@ -11,7 +11,7 @@ from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
 from tfp_bfl.algorithms.personal.variances_work import personal
 from tfp_bfl.algorithms.personal.work import meta_learning
-from tfp_bfl.contracts import MEAN, SUM, ClientWork, ServerStep
+from tfp_bfl.contracts import ClientWork, ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulation
 from tfp_bfl.privacy import Privacy
@@ -23,7 +23,7 @@ SENT = {"number": np.arange(4) + 1.0, "pair": np.stack([10.0 * np.arange(4), np.
 WEIGHTS = np.array([2, 4, 1, 5]) / 12
 
 
-def work(pool=MEAN, **values):
+def work(**values):
     """Moves the bias as `toys.towards` does; `values` are what one client, number 1, sends instead."""
 
     def run(message, examples, seed):
@@ -35,14 +35,14 @@ def work(pool=MEAN, **values):
         return result._replace(extra=extra)
 
     zeros = lambda weights: {"number": np.float32(0), "pair": np.zeros(2, np.float32)}
-    return ClientWork(lambda: run, extra=zeros, extra_pool=pool)
+    return ClientWork(lambda: run, extra=zeros)
 
 
 def keep():
     """A step that takes the pool, and keeps the pooled statistics as its state."""
     zeros = lambda weights: {"number": tf.constant(0.0), "pair": tf.zeros(2)}
     step = lambda state, weights, pooled, seed, extra: (extra, pooled)
-    return ServerStep(zeros, step, extra=True, metrics=lambda extra: {"number": extra["number"]}, name="keep")
+    return ServerStep(zeros, step, extra=True, metrics=lambda *given: {"number": given[-1]["number"]}, name="keep")
 
 
 def run(client_work, rounds=1, engine="local", federation=toys.UNEQUAL, step=None, **options):
@@ -58,18 +58,16 @@ def assert_close(found, **wanted):
 
 @pytest.mark.parametrize("engine", ["local", "tff"])
 @pytest.mark.parametrize(
-    ("pool", "weighting", "wanted"),
+    ("weighting", "wanted"),
     [
-        (MEAN, "train_size", {name: WEIGHTS @ x for name, x in SENT.items()}),
-        (MEAN, "equal", {name: x.mean(0) for name, x in SENT.items()}),
-        (SUM, "train_size", {name: x.sum(0) for name, x in SENT.items()}),
-        (SUM, "equal", {name: x.sum(0) for name, x in SENT.items()}),
+        ("train_size", {name: WEIGHTS @ x for name, x in SENT.items()}),
+        ("equal", {name: x.mean(0) for name, x in SENT.items()}),
     ],
 )
-def test_a_step_gets_the_mean_by_weight_or_the_sum(engine, pool, weighting, wanted):
+def test_a_step_gets_the_mean_by_weight(engine, weighting, wanted):
     if engine == "tff":
         pytest.importorskip("tensorflow_federated")
-    result = run(work(pool), engine=engine, weighting=weighting)
+    result = run(work(), engine=engine, weighting=weighting)
     assert_close(result.state.step, **wanted)
     np.testing.assert_allclose(result.rounds[0]["number"], wanted["number"], rtol=1e-6)
 
@@ -77,18 +75,16 @@ def test_a_step_gets_the_mean_by_weight_or_the_sum(engine, pool, weighting, want
 @pytest.mark.parametrize(
     "options", [{"secure_sums": 16.0}, {"robust": "clip:1000"}, {"max_change_norm": 1e3}, {"compressor": "none"}]
 )
-@pytest.mark.parametrize("pool", [MEAN, SUM])
-def test_guards_that_nobody_meets_change_nothing(options, pool):
-    plain, guarded = run(work(pool)), run(work(pool), **options)
+def test_guards_that_nobody_meets_change_nothing(options):
+    plain, guarded = run(work()), run(work(), **options)
     assert_close(guarded.state.step, **plain.state.step)
     np.testing.assert_allclose(guarded.state.weights.point[1], plain.state.weights.point[1], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("pool", "factor"), [(MEAN, 1), (SUM, 4)])
-def test_the_median_is_that_of_each_number(pool, factor):
-    result = run(work(pool, number=100.0), robust="median", weighting="equal")
+def test_the_median_is_that_of_each_number():
+    result = run(work(number=100.0), robust="median", weighting="equal")
     # Of 1, 100, 3 and 4 the two in the middle, and of 0, 10, 20, 30.
-    assert_close(result.state.step, number=factor * 3.5, pair=[factor * 15, factor])
+    assert_close(result.state.step, number=3.5, pair=[15, 1])
 
 
 def test_noise_hides_what_is_sent_beside_the_weights(monkeypatch):
@@ -124,11 +120,6 @@ def test_a_client_whose_statistics_no_honest_client_sends_is_left_out(values, re
     [
         (lambda: run(work(), step=servers.replace()), "the server step 'replace' takes none: use the step"),
         (lambda: run(ClientWork(lambda: toys.towards)), "needs statistics beside the weights, and these clients send"),
-        (lambda: run(work("most")), "extra_pool is 'most', but must be 'mean' or 'sum'"),
-        (
-            lambda: run(work(SUM), robust="median"),
-            "'median' gives clients weights that follow .*: use weighting='equal",
-        ),
     ],
 )
 def test_parts_that_do_not_fit_are_one_sentence(build, message):

@@ -5,7 +5,6 @@ the process after `SECONDS` with a traceback of every thread, and so does a cras
 reports as a failure of the test that ran. The input is then still in the test's temporary folder.
 """
 
-import contextlib
 import faulthandler
 import os
 import pathlib
@@ -65,25 +64,29 @@ def _tree(folder):
     return sorted(str(p) for p in pathlib.Path(folder).rglob("*"))
 
 
-class Tally:
-    """Counts what inputs came to."""
+def fuzz(name, share, strategy, read, check, examples=()):
+    """Read inputs by `attempt`, check the valid results, print how many there were, and return their number.
 
-    def __init__(self):
-        self.valid = self.refused = 0
+    Args:
+      name: of the test, to print.
+      share: of all inputs, as of `inputs`.
+      strategy: of the inputs; `examples` come before them.
+      read: input -> result of `attempt`.
+      check: (input, valid result) -> None.
+    """
+    valid, refused, started = [], [], time.perf_counter()
 
-    def add(self, result):
-        """Counts a result of `attempt`; returns whether it is valid."""
-        refused = isinstance(result, InvalidArgument)
-        self.refused += refused
-        self.valid += not refused
-        return not refused
+    def run(drawn):
+        result = read(drawn)
+        (refused if isinstance(result, InvalidArgument) else valid).append(True)
+        if not isinstance(result, InvalidArgument):
+            check(drawn, result)
 
-
-@contextlib.contextmanager
-def tally(name):
-    """A `Tally`; prints its counts and the time at the end."""
-    counts, started = Tally(), time.perf_counter()
-    yield counts
-    number, seconds = counts.valid + counts.refused, time.perf_counter() - started
-    print(f"\n{name}: {number} inputs, {counts.valid} valid, {counts.refused} refused, {seconds:.0f} s")
-    assert counts.refused
+    run = inputs(share)(hypothesis.given(strategy)(run))
+    for example in examples:
+        run = hypothesis.example(example)(run)
+    run()
+    counts = f"{len(valid) + len(refused)} inputs, {len(valid)} valid, {len(refused)} refused"
+    print(f"\n{name}: {counts}, {time.perf_counter() - started:.0f} s")
+    assert refused
+    return len(valid)

@@ -1,14 +1,12 @@
 """Broken user-supplied tables, archives and parquet files: examples, or one sentence."""
 
-import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from tests.fuzz.harness import attempt, inputs, tally
+from tests.fuzz.harness import attempt, fuzz
 from tests.fuzz.mutations import mutated
 from tfp_bfl.data import OwnData, read_own
 
@@ -50,14 +48,10 @@ def test_mutated(valid, tmp_path, suffix):
     path = tmp_path / f"d{suffix}"
     content = (valid / path.name).read_bytes()
     others = [(valid / f"d{other}").read_bytes() for other in SUFFIXES if other != suffix]
-    with tally(f"own data {suffix}") as counts:
 
-        @inputs(0.15)
-        @hypothesis.given(st.data())
-        def run(data):
-            path.write_bytes(data.draw(mutated(content, others, TOKENS[suffix])))
-            found = attempt(tmp_path, read_own, path, "label", "clients")
-            if counts.add(found):
-                assert_valid(found)
+    def read(broken):
+        path.write_bytes(broken)
+        return attempt(tmp_path, read_own, path, "label", "clients")
 
-        run()
+    strategy = mutated(content, others, TOKENS[suffix])
+    fuzz(f"own data {suffix}", 0.15, strategy, read, lambda _, found: assert_valid(found))

@@ -5,11 +5,10 @@ import functools
 import numpy as np
 
 from tfp_bfl.glm.federation import TIMES, Question
-from tfp_bfl.glm.fitting import fit_federation
-from tfp_bfl.glm.fixed_point import decode, encode
-from tfp_bfl.glm.hierarchical import fit_hierarchical_federation
+from tfp_bfl.glm.fitting import Model, fit_federation
 from tfp_bfl.glm.protocol import Answers
 from tfp_bfl.glm.rows import INTERCEPT, Rows
+from tfp_bfl.glm.sums import decode, encode
 
 
 class Guarded:
@@ -18,8 +17,7 @@ class Guarded:
     def __init__(self, clients, family, is_secure=False, random=(), **options):
         self.names = [INTERCEPT] * (family != "cox") + [f"x{j}" for j in range(clients[0].design.shape[1])]
         self.names = self.names[: clients[0].design.shape[1]]
-        fit = functools.partial(fit_hierarchical_federation, random=random) if random else fit_federation
-        self._fit = functools.partial(fit, family=family, **options)
+        self._fit = functools.partial(fit_federation, model=Model(family, random=random, **options))
         self.num_clients, self.is_secure, self.last = len(clients), is_secure, np.zeros(0)
         of = family, self._fit, self.names, len(clients), is_secure
         most = 50 + (2 * len(self.names) + 1) * bool(options.get("second_order"))

@@ -7,11 +7,9 @@ from pyarrow import csv
 
 from tfp_bfl import glm
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.glm.agreement import agree, describe
-from tfp_bfl.glm.descriptions import check_description
-from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.glm.encoding import SiteCells, settle
-from tfp_bfl.glm.predictions import read_rows
+from tfp_bfl.glm.agreement import agree, check_description, describe
+from tfp_bfl.glm.design import Outcome, SiteCells, read_design, settle
+from tfp_bfl.glm.report import read_rows
 from tfp_bfl.glm.rows import INTERCEPT
 
 
@@ -31,7 +29,7 @@ def fit_at_sites(tables, outcome, missing, leave=False, **options):
     cells = {site: SiteCells(table, outcome, plan, missing, site) for site, table in tables.items()}
     encoding, notes = settle(plan, missing, np.sum([one.sums() for one in cells.values()], 0))
     if leave:
-        left = {site: one.design(encoding).features for site, one in cells.items()}
+        left = {site: one.design(encoding)[0] for site, one in cells.items()}
         return {site: features for site, features in left.items() if len(features)}, encoding.names(plan), notes
     rows = [one.rows(encoding) for one in cells.values()]
     has_intercept = outcome.family != "cox"
@@ -149,7 +147,7 @@ def test_rows_are_encoded_in_the_columns_of_the_fit_or_refused(tmp_path):
     path = tmp_path / "t.csv"
     csv.write_csv(table().drop_columns(["ill", "days"]), path)
     design = read_design(path, Outcome("stage", "normal"), "site", categorical=["sex", "chest"])
-    rows = read_rows(path, design.plan, design.encoding, "site")
+    rows = read_rows(path, design, "site")
     assert rows.features.shape == (300, len(design.names)) and set(rows.owners) == {"s0", "s1", "s2"}
     np.testing.assert_array_equal(
         rows.features[rows.owners == "s1"][~np.isnan(rows.features[rows.owners == "s1"]).any(1)], design.clients[1][0]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from tests.kit import json_of
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
-from tfp_bfl.glm.options import FAMILIES
+from tfp_bfl.glm.command import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,7 @@ def test_a_report_with_table_and_posterior(table, tmp_path):
     assert float(rows[1]["mean"]) == posterior["mean"][1]
     page = (out / "report.html").read_text()
     assert "odds ratio" in page and page.count("<img") == 1 and "h11" not in posterior["names"]
+    assert "bernoulli model of ill" in page
     again = run(table, *given, "--output", out)
     assert again.exit_code == 2 or isinstance(again.exception, ValueError)
     assert "exists" in str(again.exception)

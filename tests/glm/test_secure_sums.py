@@ -5,7 +5,7 @@ import pytest
 
 from tests.glm.test_hierarchical import federation
 from tfp_bfl import glm
-from tfp_bfl.glm.fixed_point import MOST_CLIENTS, RESOLUTION, decode, encode
+from tfp_bfl.glm.sums import MOST_CLIENTS, RESOLUTION, decode, encode
 from tfp_bfl.sites.masks import add_mask
 
 

@@ -1,9 +1,15 @@
-"""Layers with a known posterior, and moments of many draws of their outputs with standard errors."""
+"""Layers with a known posterior, their gradients, and moments of many draws of their outputs with standard errors."""
+
+import itertools
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
-from tfp_bfl.layers import Conv2DFlipout, DenseFlipout, sampling
+from tfp_bfl.layers import Conv2DFlipout, Conv2DVariationalDropout, DenseFlipout, DenseVariationalDropout, sampling
+
+MODES = ["flipout", "shared", "mean"]
+STEP = 1e-5
 
 
 def set_posterior(layer, seed=0, stddev=0.5):
@@ -27,6 +33,35 @@ def convolution(filters=2, channels=2, kind=Conv2DFlipout, **options):
     layer = kind(filters, options.pop("kernel_size", (2, 3)), **options)
     layer.build((None, None, None, channels))
     return set_posterior(layer)
+
+
+LAYERS = {
+    "dense": (dense, DenseFlipout, (5, 4)),
+    "convolution": (convolution, Conv2DFlipout, (3, 4, 5, 2)),
+    "dense dropout": (dense, DenseVariationalDropout, (5, 4)),
+    "convolution dropout": (convolution, Conv2DVariationalDropout, (3, 4, 5, 2)),
+}
+
+
+def make(name, **options):
+    """A layer, and inputs of its type."""
+    build, kind, shape = LAYERS[name]
+    dtype = "float64" if options.get("dtype") == "float64" else "float32"
+    return build(kind=kind, **options), tf.constant(np.random.default_rng(1).normal(size=shape), dtype)
+
+
+def copies(x, number=8):
+    return np.repeat(x[None], number, 0).astype(np.float32)
+
+
+def flat(values):
+    """[N, B, ...] -> [N, B, D]: the outputs of an example in one axis."""
+    return values.reshape(*values.shape[:2], -1)
+
+
+def mean_of(layer, inputs):
+    with sampling("mean"):
+        return layer(tf.constant(inputs, tf.float32)).numpy().astype(np.float64)
 
 
 def draws(function, inputs, number):
@@ -59,6 +94,14 @@ def assert_within_errors(values, wanted, bound=5.0, floor=1e-6):
     assert worst < bound, f"{worst:.1f} standard errors away"
 
 
+def assert_same_moments(a, b):
+    """Means and covariances of two samples [N, B, D] differ by less than 5 standard errors of the difference."""
+    centre = a.mean((0, 1))
+    for moment in (lambda y: y.mean(1), lambda y: outer(y - centre).mean(1)):
+        (mean_a, error_a), (mean_b, error_b) = mean_and_error(moment(a)), mean_and_error(moment(b))
+        assert (np.abs(mean_a - mean_b) < 5 * np.hypot(error_a, error_b) + 1e-6).all()
+
+
 def outer(values):
     """[..., D] -> [..., D, D]."""
     return values[..., :, None] * values[..., None, :]
@@ -89,3 +132,55 @@ def convolution_covariance(layer, x):
     covariance = np.einsum("fpq,fg->pfqg", per_filter, np.eye(layer.filters))
     size = len(patches) * layer.filters
     return covariance.reshape(size, size)
+
+
+def draws_of_tfp(layer, inputs, number):
+    """Draws of the same layer of TensorFlow Probability, whose posteriors have the values of ours."""
+
+    def fixed(weight):
+        normal = tfp.distributions.Normal(tf.constant(weight.mean), tf.exp(weight.log_stddev))
+        return lambda *args: tfp.distributions.Independent(normal, len(weight.mean.shape))
+
+    kernel, *bias = layer.variational_weights
+    point = tfp.distributions.Deterministic(tf.constant(layer.bias))
+    theirs = {
+        "kernel_posterior_fn": fixed(kernel),
+        "bias_posterior_fn": fixed(bias[0]) if bias else lambda *args: tfp.distributions.Independent(point, 1),
+        "kernel_divergence_fn": None,
+        "bias_divergence_fn": None,
+    }
+    if isinstance(layer, DenseFlipout):
+        theirs = tfp.layers.DenseFlipout(layer.units, **theirs)
+    else:
+        theirs = tfp.layers.Convolution2DFlipout(layer.filters, layer.kernel_size, **theirs)
+    tf.random.set_seed(3)
+    theirs(inputs)
+    return draws(lambda x, seed: theirs(x), tf.constant(inputs), number)
+
+
+def check_gradients(layer, inputs, variables, mode, places=24):
+    """Those of a sum of the outputs, each with a slope of its own, in float64 and at some places of each variable."""
+    inputs = tf.Variable(inputs)
+
+    @tf.function
+    def loss():
+        with sampling(mode, seed=[3, 5]):
+            outputs = layer(inputs)
+        slopes = tf.cos(tf.cast(tf.range(tf.size(outputs)), tf.float64))
+        return tf.reduce_sum(tf.reshape(outputs, [-1]) * slopes)
+
+    variables = [*variables, inputs]
+    with tf.GradientTape() as tape:
+        value = loss()
+    gradients = tape.gradient(value, variables, unconnected_gradients="zero")
+    for variable, gradient in zip(variables, gradients):
+        start = variable.numpy()
+        for place in list(itertools.product(*map(range, start.shape)))[:places]:
+            ends = []
+            for sign in (1, -1):
+                moved = start.copy()
+                moved[place] += sign * STEP
+                variable.assign(moved)
+                ends.append(loss().numpy())
+            variable.assign(start)
+            np.testing.assert_allclose(gradient.numpy()[place], (ends[0] - ends[1]) / (2 * STEP), rtol=1e-6, atol=1e-7)

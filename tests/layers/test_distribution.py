@@ -2,20 +2,19 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
-import tensorflow_probability as tfp
-
-from tfp_bfl.layers import sampling
 
 from .helpers import (
+    assert_same_moments,
     assert_within_errors,
     convolution,
     convolution_covariance,
+    copies,
     dense,
     dense_covariance,
-    draws,
+    draws_of_tfp,
+    flat,
     layer_draws,
-    mean_and_error,
+    mean_of,
     outer,
 )
 
@@ -23,25 +22,10 @@ RNG = np.random.default_rng(0)
 ROW = RNG.normal(size=4)
 OTHER_ROW = ROW + RNG.normal(size=4)
 IMAGE = RNG.normal(size=(3, 4, 2))
-COPIES = 8
 
 deep = pytest.mark.deep(after="tests/layers/test_flipout.py")
 bias_varies = pytest.mark.parametrize("variational_bias", [False, True], ids=["point bias", "variational bias"])
 both_modes = pytest.mark.parametrize("mode", ["flipout", "shared"])
-
-
-def copies(x):
-    return np.repeat(x[None], COPIES, 0)
-
-
-def mean_of(layer, inputs):
-    with sampling("mean"):
-        return layer(tf.constant(inputs, tf.float32)).numpy().astype(np.float64)
-
-
-def flat(values):
-    """[N, B, ...] -> [N, B, D]: the outputs of an example in one axis."""
-    return values.reshape(*values.shape[:2], -1)
 
 
 @pytest.mark.statistical
@@ -117,49 +101,13 @@ def test_flipout_flips_inputs_and_outputs():
     assert np.mean(np.isclose(np.abs(first), np.abs(second), rtol=1e-3)) < 0.3
 
 
-def tfp_fixed(weight):
-    """A posterior function for tfp's layers: independent Gaussians with the values of our layer's weight."""
-
-    def posterior(dtype, shape, name, trainable, add_variable_fn):
-        normal = tfp.distributions.Normal(tf.constant(weight.mean), tf.exp(weight.log_stddev))
-        return tfp.distributions.Independent(normal, len(shape))
-
-    return posterior
-
-
-def tfp_options(layer):
-    kernel, *bias = layer.variational_weights
-    if bias:
-        bias_posterior = tfp_fixed(bias[0])
-    else:
-        point = tf.constant(layer.bias)
-        bias_posterior = lambda *args: tfp.distributions.Independent(tfp.distributions.Deterministic(point), 1)
-    return {
-        "kernel_posterior_fn": tfp_fixed(kernel),
-        "bias_posterior_fn": bias_posterior,
-        "kernel_divergence_fn": None,
-        "bias_divergence_fn": None,
-    }
-
-
 @pytest.mark.statistical
 @bias_varies
 @pytest.mark.parametrize("kind", ["dense", pytest.param("convolution", marks=deep)])
 def test_same_mean_and_covariance_as_tensorflow_probability(kind, variational_bias):
     """Two samples of 8 x 3,000 draws differ by less than 5 standard errors of the difference: below 1e-4."""
-    if kind == "dense":
-        ours, inputs = dense(variational_bias=variational_bias), copies(ROW)
-        theirs = tfp.layers.DenseFlipout(3, **tfp_options(ours))
-    else:
-        ours, inputs = convolution(variational_bias=variational_bias), copies(IMAGE)
-        theirs = tfp.layers.Convolution2DFlipout(2, (2, 3), **tfp_options(ours))
-    inputs = inputs.astype(np.float32)
-    tf.random.set_seed(3)
-    theirs(inputs)
-    a = flat(layer_draws(ours, inputs, 3000))
-    b = flat(draws(lambda x, seed: theirs(x), tf.constant(inputs), 3000))
-    centre = a.mean((0, 1))
-    for moment in (lambda y: y.mean(1), lambda y: outer(y - centre).mean(1)):
-        (mean_a, error_a), (mean_b, error_b) = mean_and_error(moment(a)), mean_and_error(moment(b))
-        assert (np.abs(mean_a - mean_b) < 5 * np.hypot(error_a, error_b) + 1e-6).all()
+    build, inputs = (dense, copies(ROW)) if kind == "dense" else (convolution, copies(IMAGE))
+    ours = build(variational_bias=variational_bias)
+    a, b = (flat(function(ours, inputs, 3000)) for function in (layer_draws, draws_of_tfp))
+    assert_same_moments(a, b)
     assert a.std((0, 1)).min() > 0.3  # there is something to compare

@@ -1,23 +1,23 @@
 """Flipout over one input channel, which takes a way of its own: against the general way and TFP's layers."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from tfp_bfl.layers import sampling
 
 from .helpers import (
+    assert_same_moments,
     assert_within_errors,
+    check_gradients,
     convolution,
     convolution_covariance,
+    copies,
     dense,
     dense_covariance,
-    draws,
+    draws_of_tfp,
+    flat,
     layer_draws,
-    mean_and_error,
     outer,
 )
 
@@ -46,18 +46,10 @@ def batch(case, size=COPIES):
     return RNG.normal(size=(size, *CASES[case][1].shape)).astype(np.float32)
 
 
-def copies(x):
-    return np.repeat(x[None], COPIES, 0).astype(np.float32)
-
-
 def run(layer, inputs, mode, seed=(1, 2), perturbation=None):
     held = {} if perturbation is None else {layer.kernel_mean.ref(): tf.constant(perturbation)}
     with sampling(mode, seed, held):
         return layer(tf.constant(inputs)).numpy()
-
-
-def flat(values):
-    return values.reshape(*values.shape[:2], -1)
 
 
 @every_case
@@ -153,34 +145,9 @@ def test_same_distribution_as_the_general_way(case):
 def test_same_distribution_as_tensorflow_probability(case):
     """Means and covariances of 8 x 1,500 draws each, 5 standard errors of the difference: below 1e-3 in all."""
     build, example, _ = CASES[case]
-    ours = build()
-
-    def kernel_posterior(*args):
-        normal = tfp.distributions.Normal(tf.constant(ours.kernel_mean), tf.exp(ours.kernel_log_stddev))
-        return tfp.distributions.Independent(normal, len(ours.kernel_mean.shape))
-
-    bias = tf.constant(ours.bias)
-    options = {
-        "kernel_posterior_fn": kernel_posterior,
-        "bias_posterior_fn": lambda *a: tfp.distributions.Independent(tfp.distributions.Deterministic(bias), 1),
-        "kernel_divergence_fn": None,
-        "bias_divergence_fn": None,
-    }
-    make = {"dense": tfp.layers.DenseFlipout, "convolution": tfp.layers.Convolution2DFlipout}[case]
-    theirs = make(3, **options) if case == "dense" else make(3, ours.kernel_size, **options)
-    tf.random.set_seed(3)
-    theirs(copies(example))
-    a = flat(layer_draws(ours, copies(example), 1500))
-    b = flat(draws(lambda x, seed: theirs(x), tf.constant(copies(example)), 1500))
+    a, b = (flat(function(build(), copies(example), 1500)) for function in (layer_draws, draws_of_tfp))
     assert_same_moments(a, b)
     assert a.std((0, 1)).min() > 0.1  # there is something to compare
-
-
-def assert_same_moments(a, b):
-    centre = a.mean((0, 1))
-    for moment in (lambda y: y.mean(1), lambda y: outer(y - centre).mean(1)):
-        (mean_a, error_a), (mean_b, error_b) = mean_and_error(moment(a)), mean_and_error(moment(b))
-        assert (np.abs(mean_a - mean_b) < 5 * np.hypot(error_a, error_b) + 1e-6).all()
 
 
 @every_case
@@ -208,29 +175,9 @@ def test_gradients_without_noise_are_those_of_the_plain_layer(case, use_bias):
 @every_case
 def test_gradients_against_central_differences(case):
     """With noise, in float64: of means, log s, bias and inputs."""
-    layer = CASES[case][0](dtype="float64")
-    inputs = tf.Variable(batch(case, 3).astype(np.float64))
-    variables = [layer.kernel_mean, layer.kernel_log_stddev, layer.bias, inputs]
-
-    @tf.function
-    def loss():
-        with sampling("flipout", (3, 5)):
-            outputs = tf.reshape(layer(inputs), [-1])
-        return tf.reduce_sum(tf.tanh(outputs) * tf.cos(tf.range(tf.size(outputs, tf.int64), dtype=tf.float64)))
-
-    with tf.GradientTape() as tape:
-        value = loss()
-    for variable, gradient in zip(variables, tape.gradient(value, variables)):
-        start = variable.numpy()
-        for place in list(itertools.product(*map(range, start.shape)))[:12]:
-            ends = []
-            for step in (1e-5, -1e-5):
-                moved = start.copy()
-                moved[place] += step
-                variable.assign(moved)
-                ends.append(loss().numpy())
-            variable.assign(start)
-            np.testing.assert_allclose(gradient.numpy()[place], (ends[0] - ends[1]) / 2e-5, rtol=1e-5, atol=1e-7)
+    layer = CASES[case][0](dtype="float64", activation="tanh")
+    variables = [layer.kernel_mean, layer.kernel_log_stddev, layer.bias]
+    check_gradients(layer, batch(case, 3).astype(np.float64), variables, "flipout", places=12)
 
 
 @every_case

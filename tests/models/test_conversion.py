@@ -132,3 +132,9 @@ def test_a_rate_outside_its_range():
     model = bfl.models.mlp("flipout", input_shape=(3,), num_classes=2)
     with pytest.raises(InvalidArgument, match="rate must be at least 0 and below 1, but is 1"):
         bfl.models.mc_dropout(model, 1)
+
+
+def test_a_model_of_one_layer_has_no_place_for_dropout():
+    model = tf.keras.Sequential([tf.keras.Input((3,)), bfl.layers.DenseFlipout(2)])
+    with pytest.raises(InvalidArgument, match="has one layer"):
+        bfl.models.mc_dropout(model)

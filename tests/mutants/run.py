@@ -40,7 +40,7 @@ FAST, DEEP = TIERS = ("not deep", "deep and not long")
 DEEP_SECONDS = 3600
 NO_TESTS = 5
 ACCEPTED = Path(__file__).with_name("accepted.txt")
-PACKAGES = ("rules", "contrib/kernel", "posterior", "training", "clients", "servers", "glm")
+PACKAGES = ("rules", "posterior", "training", "clients", "servers", "algorithms", "glm")
 WANTED = 0.9
 # What the tests import besides the library: once, instead of in each fork.
 SLOW_TO_IMPORT = ("tensorflow", "tensorflow_probability", "tensorflow_federated", "sklearn.datasets", "scipy.stats")
@@ -48,33 +48,14 @@ SLOW_TO_IMPORT += ("matplotlib.pyplot", "hypothesis", "KDEpy", "pytest", "pydant
 
 # Tests elsewhere than beside the file, and what tests it first.
 ALSO = {
-    "clients/displacement": ["tests/algorithms/drift/test_drift.py"],
-    "clients/gradient": ["tests/algorithms/chains/test_langevin.py"],
-    "clients/local_langevin": ["tests/algorithms/chains/test_local_langevin.py"],
-    "clients/personal": ["tests/algorithms/personal/test_meta_vd.py"],
-    "clients/swag": ["tests/algorithms/swag/test_fl_swag.py"],
     "glm/effects": ["tests/glm/test_hierarchical.py"],
-    "glm/predictions": ["tests/glm/test_command.py"],
     "glm/report": ["tests/glm/test_command.py"],
     "rules/aggregate": ["tests/rules/test_contract.py", "tests/rules/test_arguments.py"],
-    "rules/gaussian": ["tests/servers/test_gaussian.py", "tests/algorithms/chains/test_langevin_step.py"],
-    "posterior/blocks": ["tests/posterior/test_low_rank.py", "tests/algorithms/swag/test_products.py"],
-    "posterior/linear_head": ["tests/algorithms/laplace/test_last_layer.py"],
-    "posterior/products": ["tests/algorithms/swag/test_product.py"],
-    "posterior/sites": ["tests/algorithms/drift/test_drift.py"],
-    "posterior/swag_moments": ["tests/algorithms/swag/test_swag.py"],
-    "servers/change": ["tests/algorithms/chains/test_local_langevin.py"],
-    "servers/curvatures": ["tests/algorithms/laplace/test_laplace.py", "tests/algorithms/laplace/test_last_layer.py"],
-    "servers/held": ["tests/algorithms/factors/test_factor_pool.py"],
-    "servers/laplace": ["tests/algorithms/laplace/test_laplace.py"],
-    "servers/laplace_dual": ["tests/algorithms/factors/test_laplace_factors.py"],
-    "servers/product": ["tests/algorithms/test_held.py"],
     "training/batches": ["tests/federated/test_compiled.py"],
-    "training/mode": ["tests/training/test_mode.py", "tests/algorithms/chains/test_langevin.py"],
     "training/trainer": ["tests/federated/test_compiled.py"],
 }
 # Packages that the tests of another package cover as well.
-ALSO_BY = {"training": ("clients",)}
+ALSO_BY = {"training": ("clients", "algorithms"), "clients": ("algorithms",), "servers": ("algorithms",)}
 
 
 class Verdict(NamedTuple):
@@ -87,7 +68,7 @@ class Verdict(NamedTuple):
 def tests_of(path: str) -> list[str]:
     """The test files of a file of the library: those of its name first, then those of its folder."""
     folder, name = path.removeprefix("tfp_bfl/").removesuffix(".py").rsplit("/", 1)
-    folders = (folder.split("/")[0], *ALSO_BY.get(folder, ()))
+    folders = (folder, *ALSO_BY.get(folder, ()))
     files = (p for name in folders for p in sorted((ROOT / "tests" / name).glob("test_*.py")))
     beside = [str(p.relative_to(ROOT)) for p in files]
     own = [p for p in beside if Path(p).stem == f"test_{name}"]

@@ -330,3 +330,13 @@ def test_chain_traces_show_each_chain_and_say_whether_they_agree():
 def test_chain_traces_of_bad_input(values, rounds, message):
     with pytest.raises(InvalidArgument, match=message):
         plots.chain_traces(values, rounds)
+
+
+def test_labels_are_inside_the_figure_and_names_that_differ_at_their_end_stay_apart():
+    names = [f"algorithm=distributed_consolidation,learning_rate={rate}" for rate in (0.01, 0.1)]
+    figure = draw(plots.retention_comparison({name: predictions() for name in names}, "epistemic uncertainty"))
+    labels = [axes.xaxis.label for axes in figure.axes] + [axes.yaxis.label for axes in figure.axes]
+    for text in [*labels, *(text for legend in figure.legends for text in legend.get_texts())]:
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text.get_text()
+    assert len({text.get_text() for text in figure.legends[0].get_texts()}) == 2

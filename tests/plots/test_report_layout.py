@@ -16,7 +16,7 @@ from tfp_bfl.evaluation.sums import score_sums
 from tfp_bfl.glm import report as glm_report
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.repeats import Repeated
-from tfp_bfl.sites.deployment.sections import sections
+from tfp_bfl.sites.deployment.results import sections
 
 WIDTHS = (390, 1024, 1366)
 DIGEST = next(d for d in (hashlib.sha256(bytes([i])).hexdigest() for i in range(99)) if d[0] == "8")
@@ -62,7 +62,7 @@ def linear_model(folder):
     names = ("age_of_the_patient", "chest_pain=atypical angina", "cholesterol")
     clients = [(x[:100], y[:100]), (x[100:], y[100:])]
     fitted = bfl.glm.fit(clients, family="bernoulli", prior_stddev=2.0, names=names)
-    glm_report.write_folder(folder, fitted, SITES[:2], 0.95, [], {"outcome": "ill"})
+    glm_report.write_folder(folder, fitted, SITES[:2], 0.95, [], {"column": "ill"})
     return folder / "report.html"
 
 

@@ -84,7 +84,7 @@ def test_log_prob_in_blocks(monkeypatch):
     q = reference.draw(100, 3, 0)
     weights = np.random.default_rng(1).normal(size=(2, 100))
     whole = posterior.log_prob(q, weights)
-    monkeypatch.setattr("tfp_bfl.posterior.blocks.BLOCK", 21)
+    monkeypatch.setattr("tfp_bfl.posterior.low_rank.BLOCK", 21)
     np.testing.assert_allclose(posterior.log_prob(q, weights), whole, rtol=1e-13)
 
 

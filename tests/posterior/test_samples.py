@@ -8,7 +8,7 @@ from scipy import stats
 from tfp_bfl import posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField, Samples
-from tfp_bfl.posterior.samples import num_draws
+from tfp_bfl.posterior.families import num_draws
 
 RNG = np.random.default_rng(0)
 VALUES = {"a": RNG.normal(size=[5, 2, 3]), "b": (RNG.normal(size=[5]),)}
@@ -110,3 +110,88 @@ def test_what_needs_a_density_refuses_draws():
     with pytest.raises(InvalidArgument, match="must be a LowRank or a MeanField, not Samples"):
         posterior.covariance(Samples(VALUES))
     assert isinstance(posterior.as_low_rank(posterior.marginals(Samples(TENSORS))), LowRank)
+
+
+SHAPES = {"a": (2, 3), "b": (4,)}
+
+
+def leaves(*leading):
+    return {name: tf.constant(RNG.normal(size=(*leading, *shape)), tf.float32) for name, shape in SHAPES.items()}
+
+
+def positive():
+    return tf.nest.map_structure(lambda x: 0.1 + tf.square(x), leaves())
+
+
+def test_mean_field():
+    q = posterior.MeanField(leaves(), positive())
+    d = posterior.to_tfp(q)
+    at = leaves()
+    np.testing.assert_allclose(d.log_prob([at["a"], at["b"]]), posterior.log_prob(q, at), rtol=1e-5)
+    assert [x.shape for x in d.sample(5, seed=(0, 1))] == [(5, 2, 3), (5, 4)]
+
+
+def test_low_rank():
+    q = posterior.LowRank(leaves(), positive(), leaves(2))
+    d = posterior.to_tfp(q)
+    at = leaves()
+    flat = tf.concat([tf.reshape(at["a"], [-1]), at["b"]], 0)
+    np.testing.assert_allclose(d.log_prob(flat), posterior.log_prob(q, at), rtol=1e-4)
+    np.testing.assert_allclose(d.covariance(), posterior.covariance(q), rtol=1e-4, atol=1e-5)
+
+
+def test_draws():
+    q = posterior.Samples(leaves(6))
+    d = posterior.to_tfp(q)
+    np.testing.assert_allclose(d.mean()[6:], tf.reduce_mean(q.values["b"], 0), rtol=1e-5)
+    assert d.sample(3, seed=(0, 1)).shape == (3, 10)
+
+
+@pytest.mark.parametrize("q", [None, 3, posterior.MeanField((), ())])
+def test_what_is_none_is_refused(q):
+    with pytest.raises(InvalidArgument, match=r"q must be|has no weights"):
+        posterior.to_tfp(q)
+
+
+def autoregression(chains, draws, correlation, seed=0):
+    noise = np.random.default_rng(seed).normal(size=(chains, draws))
+    values = noise.copy()
+    for i in range(1, draws):
+        values[:, i] = correlation * values[:, i - 1] + np.sqrt(1 - correlation**2) * noise[:, i]
+    return values
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_effective_sample_size_of_an_autoregression(chains, correlation):
+    """R M (1 - a) / (1 + a)."""
+    values = autoregression(chains, 8000, correlation)
+    wanted = 8000 * chains * (1 - correlation) / (1 + correlation)
+    assert posterior.effective_sample_size(values) == pytest.approx(wanted, rel=0.25)
+    both = posterior.effective_sample_size(np.stack([values, values + 3], -1))
+    np.testing.assert_allclose(both, posterior.effective_sample_size(values), rtol=1e-6)
+
+
+def test_potential_scale_reduction():
+    values = autoregression(4, 1000, 0.2)
+    assert posterior.potential_scale_reduction(values) == pytest.approx(1, abs=0.01)
+    apart = values + 3 * np.arange(4)[:, np.newaxis]
+    assert posterior.potential_scale_reduction(apart) > 2
+    drifting = values[:1] + np.linspace(0, 5, 1000)
+    assert posterior.potential_scale_reduction(drifting) > 1.5
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(2, 4.605170), (50, 38.076946)])
+def test_highest_density_of_a_gaussian(size, wanted):
+    """Of 2e5 draws the quantile has a standard error of about 0.5 %."""
+    draws = np.random.default_rng(1).normal(size=(200_000, size))
+    assert posterior.hpd_level(np.square(draws).sum(-1) / 2) == pytest.approx(wanted, rel=0.02)
+
+
+def test_bad_input():
+    with pytest.raises(InvalidArgument, match=r"values has the shape \(8,\), but must be \(chains, draws"):
+        posterior.effective_sample_size(np.zeros(8))
+    with pytest.raises(InvalidArgument, match="of four draws at least"):
+        posterior.potential_scale_reduction(np.zeros((2, 3)))
+    with pytest.raises(InvalidArgument, match="alpha is 1, but must be below 1"):
+        posterior.hpd_level([1.0, 2.0], 1.0)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules
-from tfp_bfl.contrib.kernel import kernel_posterior
+from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ModelWeights

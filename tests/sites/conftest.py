@@ -6,8 +6,18 @@ import pytest
 from tests.federated.conftest import runtime, tff_runtime
 from tests.glm.test_agreement import sites_of
 from tests.sites.linear_models import SITES, WHOLE
+from tfp_bfl.sites.deployment.demo import HOSPITALS, write_hospitals
 
 __all__ = ["runtime", "tff_runtime"]
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    """Folders of the hospitals of the demonstration, each with its rows."""
+    for name in HOSPITALS:
+        (tmp_path / name / "local").mkdir(parents=True)
+    write_hospitals(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,11 @@ from tfp_bfl import glm
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.design import Outcome, read_design
-from tfp_bfl.sites.deployment.channel import TALK
-from tfp_bfl.sites.deployment.glm_server import serve_glm
+from tfp_bfl.sites.deployment.attendance import Submission
+from tfp_bfl.sites.deployment.channel import TALK, Counted
+from tfp_bfl.sites.deployment.glm_job import GLM
 from tfp_bfl.sites.deployment.glm_site import GlmSite
+from tfp_bfl.sites.deployment.server import serve
 
 SITES = ("s0", "s1", "s2")
 WHOLE = table()
@@ -43,7 +45,8 @@ def of_sums(lie):
 
 def run(folder, channel, options=ILL, name="first", quorum=2, **how):
     with reporter(Console(quiet=True), "none", 0) as tell:
-        return serve_glm(options, name, folder / "runs" / name, channel, quorum, tell, **how)
+        run = Submission(name, folder / "runs" / name, Counted(channel), quorum, tell, **how)
+        return serve({GLM: options}, run)
 
 
 def pooled(options, without=()):

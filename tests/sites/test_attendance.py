@@ -5,20 +5,21 @@ import json
 import numpy as np
 import pytest
 
-from tests.sites.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
+from tests.kit import json_of, lines_of, summary_of
+from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
-from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
+from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Answer, Counted, Refusal
 from tfp_bfl.sites.deployment.demo import HOSPITALS
 from tfp_bfl.sites.deployment.job import make_job
 from tfp_bfl.sites.deployment.party_file import FILE
-from tfp_bfl.sites.deployment.server import largest_weight
+from tfp_bfl.sites.deployment.server import Carrier, largest_weight
 from tfp_bfl.sites.deployment.site import Site
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
 
 
-def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
+def test_lies_about_data_and_scores_are_left_out(hospitals):
     lies = {(SCORE, "south"): to_bytes({"count": np.float64(3)})}
     described = json.loads(Site(hospitals / "west" / "local").describe())
     channel = Channel(hospitals, lies)
@@ -34,36 +35,34 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
             run(hospitals, channel, quorum=3)
     # The other sites continue without it.
     done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert set(summary["parties"]) == {"north"} and summary["num_clients"] == 2
-    assert json.loads((done / "parties.json").read_text())["west"] == {
-        "refused": "The description of west's data is not JSON."
-    }
+    assert json_of(done / "parties.json")["west"] == {"refused": "The description of west's data is not JSON."}
     assert "Without west: The description of west's data is not JSON." in summary["warnings"]
 
 
-def test_the_reason_of_a_site_that_refuses_a_run_is_recorded(hospitals):  # noqa: F811
+def test_the_reason_of_a_site_that_refuses_a_run_is_recorded(hospitals):
     (hospitals / "west" / "local" / FILE).write_text("data: patients.csv\nlabel: diagnosis\nmax_rounds: 1\n")
     done = run(hospitals, Channel(hospitals))
     reason = "Its file allows at most 1 rounds, not 2."
-    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(done / "metrics.jsonl")
     assert [row["faulty_clients"] for row in rows] == [{"2": reason}] * 2
-    assert json.loads((done / "parties.json").read_text())["west"]["refused"] == reason
-    assert f"Without west: {reason}" in json.loads((done / "summary.json").read_text())["warnings"]
+    assert json_of(done / "parties.json")["west"]["refused"] == reason
+    assert f"Without west: {reason}" in summary_of(done)["warnings"]
     assert reason in (done / "report.html").read_text()
 
 
-def test_a_run_without_a_site_does_not_ask_it(hospitals):  # noqa: F811
+def test_a_run_without_a_site_does_not_ask_it(hospitals):
     channel = Channel(hospitals)
     done = run(hospitals, channel, without=["south"])
     assert {name for _, name, _ in channel.sent} == {"north", "west"}
-    assert json.loads((done / "summary.json").read_text())["num_clients"] == 2
+    assert summary_of(done)["num_clients"] == 2
     (done / "summary.json").unlink()
     with pytest.raises(InvalidArgument, match="west took part when the run began and can't be left out of it now"):
         run(hospitals, channel, without=["south", "west"])
 
 
-def test_the_reported_size_of_a_site_can_be_bounded(hospitals):  # noqa: F811
+def test_the_reported_size_of_a_site_can_be_bounded(hospitals):
     """For its weight and for the pooled columns; outlying sites are reported."""
     channel = Channel(hospitals)
     described = json.loads(channel.sites["west"].describe())
@@ -76,7 +75,7 @@ def test_the_reported_size_of_a_site_can_be_bounded(hospitals):  # noqa: F811
         # Columns a thousand off would take the default rate away.
         done = run(hospitals, channel, name, {**OPTIONS, "rounds": 1, "learning_rate": 1e-4}, **how)
         (begun,) = [json.loads(x) for task, who, x in channel.sent if (task, who) == (BEGIN, "north")][-1:]
-        found[name] = json.loads((done / "summary.json").read_text()), begun["schema"]["columns"][0][1]
+        found[name] = summary_of(done), begun["schema"]["columns"][0][1]
     (believed, far), (bounded, near) = found.values()
     assert any("west reports 2,000,000,000 examples, more than 10 times" in line for line in believed["warnings"])
     assert "west reports 2,000,000,000 examples and is weighted as 100." in bounded["warnings"]
@@ -86,7 +85,7 @@ def test_the_reported_size_of_a_site_can_be_bounded(hospitals):  # noqa: F811
     assert bounded["num_faulty"] == 0 and bounded["num_examples"] == 300
 
 
-def test_a_restarted_site_gets_the_job_again(hospitals):  # noqa: F811
+def test_a_restarted_site_gets_the_job_again(hospitals):
     class Restarts(Channel):
         """A channel with a site that is restarted before its second round."""
 
@@ -101,25 +100,25 @@ def test_a_restarted_site_gets_the_job_again(hospitals):  # noqa: F811
 
     channel = Restarts(hospitals)
     done = run(hospitals, channel, options={**OPTIONS, "algorithm": "partitioned_vi", "rounds": 4})
-    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(done / "metrics.jsonl")
     assert [row["faulty_clients"] for row in rows] == [{}, {"2": "It takes part in no run."}, {}, {}]
     assert [name for task, name, _ in channel.sent if task == BEGIN].count("west") == 2
-    assert "refused" not in json.loads((done / "parties.json").read_text())["west"]
+    assert "refused" not in json_of(done / "parties.json")["west"]
 
 
-def test_a_site_that_missed_the_beginning_is_in_the_next_round(hospitals):  # noqa: F811
+def test_a_site_that_missed_the_beginning_is_in_the_next_round(hospitals):
     class Late(Channel):
         def ask(self, task, what):
             late = task == BEGIN and not any(sent[0] == ROUND for sent in self.sent)
             yield from super().ask(task, {name: x for name, x in what.items() if not (late and name == "west")})
 
     done = run(hospitals, Late(hospitals))
-    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(done / "metrics.jsonl")
     assert [row["faulty_clients"] for row in rows] == [{"2": "It takes part in no run."}, {}]
-    assert not any("Without" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
+    assert not any("Without" in line for line in summary_of(done)["warnings"])
 
 
-def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):  # noqa: F811
+def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):
     class Silent(Channel):
         """A channel with a site that does not answer in the second round and its scores."""
 
@@ -133,7 +132,7 @@ def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_the
     noted = []
     monkeypatch.setattr("tfp_bfl.app.one_run.progress.Reporter.note", lambda self, text: noted.append(text))
     done = run(hospitals, Silent(hospitals), options={**OPTIONS, "rounds": 3})
-    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(done / "metrics.jsonl")
     assert [row["num_scored"] for row in rows] == [3, 2, 3]
     assert noted == [
         "west did not answer in time: rounds continue without it until it answers again",
@@ -141,17 +140,17 @@ def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_the
         "west answers again",
         "the scores are over the test data of north, south and west again",
     ]
-    assert not any("scores are over" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
+    assert not any("scores are over" in line for line in summary_of(done)["warnings"])
 
 
 @pytest.mark.deep(after="test_attendance.py")
-def test_with_masks_sites_bound_their_sizes_themselves(hospitals):  # noqa: F811
+def test_with_masks_sites_bound_their_sizes_themselves(hospitals):
     from tests.certificates import certify
 
     certify(hospitals, HOSPITALS)
     options = {**OPTIONS, "rounds": 1}
     done = run(hospitals, Channel(hospitals), options=options, secure_sums=True, max_examples=100)
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert summary["num_examples"] == 100 * len(HOSPITALS) and summary["num_faulty"] == 0
 
 
@@ -162,3 +161,97 @@ def test_with_masks_sites_bound_their_sizes_themselves(hospitals):  # noqa: F811
 def test_masked_numbers_are_rounded_by_the_largest_weight(options, weight):
     """By the largest site's size, equal weights would be rounded to nothing beside a very large site."""
     assert largest_weight(make_job({"model": "mlp", **options}, 3), np.array([10, 2000])) == weight
+
+
+def test_messages_and_seconds_of_each_site_are_counted():
+    class Two:
+        names = ("north", "south")
+
+        def ask(self, task, what):
+            answer = Answer(b"12345")
+            answer.seconds = 1.5
+            yield "north", answer
+            yield "south", Refusal("no")
+
+    counted = Counted(Two())
+    for _ in range(2):
+        assert len(list(counted.ask("round", {"north": b"123", "south": b"1"}))) == 2
+    assert counted.traffic == {
+        "north": {"answers": 2, "sent_bytes": 6, "received_bytes": 10, "seconds": 3.0},
+        "south": {"answers": 0, "sent_bytes": 2, "received_bytes": 0, "seconds": 0.0},
+    }
+    assert counted.lines()[0] == "north: 2 answers, 0 kB to it and 0 kB from it, 3.0 s of computation there"
+
+
+def test_the_report_of_a_run_has_the_messages_of_each_site(hospitals):
+    done = run(hospitals, Channel(hospitals), options={**OPTIONS, "rounds": 1})
+    traffic = summary_of(done)["traffic"]
+    # A description, the beginning, a round and scores.
+    assert {own["answers"] for own in traffic.values()} == {4} and len(traffic) == 3
+    assert all(own["received_bytes"] > 10_000 for own in traffic.values())
+    assert "kB from the site" in (done / "report.html").read_text()
+
+
+MESSAGE = {"round": np.zeros([], np.int32)}
+NAMES = ("east", "north", "south", "west")
+
+
+class Silent:
+    """Sites that answer in rounds that `away` does not name, and the deadlines that were waited for."""
+
+    def __init__(self, away):
+        self.away, self.round, self.asked, self.deadlines = away, 0, [], 0
+
+    def ask(self, task, what):
+        self.asked.append(set(what))
+        gone = {name for name in what if self.round in self.away.get(name, ())}
+        self.deadlines += bool(gone)
+        yield from ((name, to_bytes(MESSAGE)) for name in what if name not in gone)
+
+
+def carried(away, rounds, quorum=1):
+    """The channel, the numbers that answered in each round, and the messages about them."""
+    channel, reported, answered = Silent(away), [], []
+    carrier = Carrier(channel, NAMES, dict.fromkeys(NAMES, b""), {}, reported.append, quorum)
+    for number in range(rounds):
+        channel.round = number
+        replies = dict(carrier.ask(range(len(NAMES)), MESSAGE))
+        answered.append({NAMES[k] for k, reply in replies.items() if not isinstance(reply, str)})
+    return channel, answered, reported
+
+
+def test_several_silent_sites_are_waited_for_together_and_not_in_every_round():
+    channel, answered, reported = carried({"south": range(40), "west": range(40)}, 40)
+    asked = [number for number, names in enumerate(channel.asked) if "west" in names]
+    # Two rounds in a row, then after 2, 4, 8 and 16 rounds without it.
+    assert asked == [0, 1, 4, 9, 18, 35] and channel.deadlines == len(asked)
+    assert all(names == {"east", "north"} for names in answered)
+    assert reported == [
+        f"{name} did not answer in time: rounds continue without it until it answers again"
+        for name in ("south", "west")
+    ]
+
+
+def test_a_site_that_answers_again_is_asked_in_every_round():
+    channel, answered, reported = carried({"west": range(3)}, 8)
+    assert ["west" in names for names in answered] == [False] * 4 + [True] * 4
+    assert reported[-1] == "west answers again" and channel.deadlines == 2
+
+
+def test_one_silent_round_leaves_nobody_out_of_the_next():
+    channel, answered, _ = carried({"west": [1, 3]}, 5)
+    assert ["west" in names for names in answered] == [True, False, True, False, True]
+    assert all(names == set(NAMES) for names in channel.asked)
+
+
+@pytest.mark.parametrize("quorum", [3, 4])
+def test_a_site_that_the_quorum_needs_is_asked(quorum):
+    channel, _, _ = carried({"west": range(6)}, 6, quorum)
+    assert ("west" in channel.asked[2]) == (quorum == 4)
+
+
+def test_scores_do_not_wait_for_a_site_that_was_silent_in_the_round():
+    channel = Silent({"west": range(9)})
+    carrier = Carrier(channel, NAMES, {}, {}, lambda text: None)
+    list(carrier.ask(range(len(NAMES)), MESSAGE))
+    assert carrier.silent == {"west"} and channel.deadlines == 1

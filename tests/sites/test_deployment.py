@@ -8,30 +8,25 @@ import pytest
 from rich.console import Console
 
 import tfp_bfl as bfl
+from tests.kit import lines_of, summary_of
 from tests.sites import channel
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays
-from tfp_bfl.sites.deployment.channel import ROUND, SCORE
-from tfp_bfl.sites.deployment.demo import HOSPITALS, write_hospitals
+from tfp_bfl.sites.deployment.attendance import Submission
+from tfp_bfl.sites.deployment.channel import ROUND, SCORE, Counted
+from tfp_bfl.sites.deployment.demo import HOSPITALS
 from tfp_bfl.sites.deployment.job import make_job, to_json
+from tfp_bfl.sites.deployment.member import VersionFiles
 from tfp_bfl.sites.deployment.party_file import FILE, SECRET, read_file
 from tfp_bfl.sites.deployment.server import serve
-from tfp_bfl.sites.deployment.site import Site, _Versions, check
+from tfp_bfl.sites.deployment.site import Site, check
 from tfp_bfl.sites.deployment.submit import submit, write_job
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
 
 OPTIONS = {"model": "mlp", "rounds": 2, "local_epochs": 2}
-
-
-@pytest.fixture
-def hospitals(tmp_path):
-    for name in HOSPITALS:
-        (tmp_path / name / "local").mkdir(parents=True)
-    write_hospitals(tmp_path)
-    return tmp_path
 
 
 class Channel(channel.Channel):
@@ -43,14 +38,14 @@ class Channel(channel.Channel):
 
 def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
     with reporter(Console(quiet=True), "none", 2) as tell:
-        return serve(options, name, folder / "runs" / name, channel, quorum, tell, **how)
+        return serve(options, Submission(name, folder / "runs" / name, Counted(channel), quorum, tell, **how))
 
 
 def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     channel = Channel(hospitals)
     done = run(hospitals, channel)
-    summary = json.loads((done / "summary.json").read_text())
-    rounds = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    summary = summary_of(done)
+    rounds = lines_of(done / "metrics.jsonl")
     assert summary["num_clients"] == 3 and len(rounds) == 2
     for name in ("seconds", "train_seconds"):
         assert summary[name] == pytest.approx(sum(row[name] for row in rounds))
@@ -103,7 +98,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
         run(hospitals, Channel(hospitals))
     # But not for whoever submitted it and did not see its end.
     assert run(hospitals, Channel(hospitals), again=True) == done
-    assert json.loads((done / "summary.json").read_text()) == summary
+    assert summary_of(done) == summary
 
 
 @pytest.mark.deep(after="test_deployment.py")
@@ -115,7 +110,7 @@ def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algori
     channel = Channel(hospitals)
     options = {"algorithm": algorithm, "model": "mlp", "num_samples": 60, "rounds": 1 if algorithm == "fl_swag" else 3}
     done = run(hospitals, channel, options={**options, **({} if algorithm == "qlsd" else {"local_epochs": 3})})
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert set(summary["parties"]) == set(HOSPITALS)
     tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in HOSPITALS]
     raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
@@ -135,7 +130,7 @@ def test_sites_score_at_the_precision_that_the_run_names(hospitals):
     for name in ("float32", "bfloat16"):
         options = {**OPTIONS, "rounds": 1, "evaluation_precision": name}
         done = run(hospitals, Channel(hospitals), name, options)
-        nll[name] = json.loads((done / "summary.json").read_text())["test_nll"]
+        nll[name] = summary_of(done)["test_nll"]
     assert 0 < abs(nll["float32"] - nll["bfloat16"]) < 0.01
 
 
@@ -147,8 +142,8 @@ def test_a_loss_that_sites_withhold_is_left_out(hospitals, secure_sums):
         certify(hospitals, HOSPITALS)
     options = {**OPTIONS, "example_clip_norm": 1.0, "example_noise": 2.0}
     done = run(hospitals, Channel(hospitals), options=options, secure_sums=secure_sums)
-    rounds = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
-    for record in (json.loads((done / "summary.json").read_text()), *rounds):
+    rounds = lines_of(done / "metrics.jsonl")
+    for record in (summary_of(done), *rounds):
         assert not {"nll", "tempered_elbo"} & record.keys() and "kl" in record
     page = (done / "report.html").read_text()
     assert "Training NLL" not in page and "ELBO" not in page
@@ -165,7 +160,7 @@ def test_compressed_messages_are_short_ones(hospitals):
     for name, short in {"whole": {}, "short": {"compressor": "largest:0.01", "error_memory": True}}.items():
         sizes = []
         done = run(hospitals, Counting(hospitals), name, {**options, **short})
-        found[name] = sizes[-1], json.loads((done / "summary.json").read_text())
+        found[name] = sizes[-1], summary_of(done)
     assert found["short"][0] < 0.2 * found["whole"][0]
     assert found["short"][1]["upload_bits"] < 8 * 3 * found["short"][0]
     assert found["short"][1]["accuracy"] > 0.7
@@ -187,7 +182,7 @@ def test_a_federation_that_predicts_numbers_has_scores_in_their_units(tmp_path):
         (local / FILE).write_text("data: patients.csv\nlabel: progression\ntask: regression\n", encoding="utf-8")
     options = {"model": "mlp", "rounds": 40, "local_epochs": 2, "evaluate_every": 20}
     done = run(tmp_path, Channel(tmp_path), options=options)
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     # What they score together is what the exported model scores on all of their test data.
     tests = [bfl.data.read_own(tmp_path / n / "local" / "patients.csv", "progression", task="regression").test
              for n in HOSPITALS]  # fmt: skip
@@ -321,14 +316,14 @@ def test_a_list_by_site_can_be_submitted(option, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("back", [2, 6])
 def test_memory_of_rounds_to_which_no_server_can_go_back_is_deleted(tmp_path, back):
-    versions = _Versions(tmp_path / "memory", back)
+    versions = VersionFiles(tmp_path / "memory", back)
     for number in range(20):
         versions[number] = {"x": np.full(3, number)}
         np.testing.assert_array_equal(versions[number]["x"], number)
         kept = sorted(int(path.stem) for path in (tmp_path / "memory").iterdir())
         assert kept == [*range(max(0, number - back), number + 1)]
     # A server that lost answers still asks for an old one, and what it may go back to from there stays.
-    lost = _Versions(tmp_path / "lost", back)
+    lost = VersionFiles(tmp_path / "lost", back)
     for number in (0, 1, 30, 31):
         lost[number] = {"x": np.zeros(1)}
     assert lost[1] and lost[0] and lost[31]

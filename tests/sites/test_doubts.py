@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.sites.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
+from tests.kit import summary_of
+from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.sites.comparison import unseen
 from tfp_bfl.sites.deployment.channel import DESCRIBE
@@ -90,14 +91,14 @@ def test_all_sites_together_have_a_bound_of_classes():
 
 
 @pytest.mark.cpu_seconds(60)
-def test_a_run_names_the_site_before_its_first_round_and_in_its_summary(hospitals):  # noqa: F811
+def test_a_run_names_the_site_before_its_first_round_and_in_its_summary(hospitals):
     channel = Channel(hospitals)
     own = json.loads(channel.sites["west"].describe())
     in_thousandths = [{**x, "mean": 1000 * x["mean"], "stddev": 1000 * x["stddev"]} for x in own["table"]]
     other_units = {**own, "table": in_thousandths}
     channel.lies[DESCRIBE, "west"] = json.dumps(other_units).encode()
     done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})
-    warnings = json.loads((done / "summary.json").read_text())["warnings"]
+    warnings = summary_of(done)["warnings"]
     assert any(line.startswith("west reports means far outside the other sites'") for line in warnings)
     channel.lies[DESCRIBE, "west"] = json.dumps(
         {**own, "table": [{**x, "stddev": 1e200} for x in own["table"]]}

@@ -6,10 +6,11 @@ import re
 import numpy as np
 import pytest
 
+from tests.kit import json_of, summary_of
 from tests.sites.linear_models import ILL, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
-from tfp_bfl.glm.descriptions import check_description
+from tfp_bfl.glm.agreement import check_description
 from tfp_bfl.sites.deployment.channel import SUMS, TALK, Withheld
 
 COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
@@ -30,8 +31,8 @@ COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stag
 def test_the_sender_of_an_answer_that_can_not_be_is_left_out(kits, options, at, lie, reason):
     lies = {(SUMS, "s1", number): lie for number in ([at] if isinstance(at, int) else at)}
     done = run(kits, Channel(kits, lies), options)
-    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
-    assert reason in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+    assert summary_of(done)["parties"] == ["s0", "s2"]
+    assert reason in json_of(done / "parties.json")["s1"]["refused"]
 
 
 def test_the_sender_of_a_masked_answer_of_another_length_is_named(kits):
@@ -69,8 +70,8 @@ def test_a_description_has_no_columns_beside_those_of_the_job():
 def test_the_sender_of_a_description_that_can_not_be_is_left_out(kits):
     lie = json.dumps({"columns": [["z", "category", []]], "events": [], "version": "0"}).encode()
     done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}))
-    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
-    assert "required form" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+    assert summary_of(done)["parties"] == ["s0", "s2"]
+    assert "required form" in json_of(done / "parties.json")["s1"]["refused"]
 
 
 def test_the_sender_of_a_key_offer_without_its_signature_is_left_out(kits):
@@ -80,14 +81,14 @@ def test_the_sender_of_a_key_offer_without_its_signature_is_left_out(kits):
     lie["offer"]["signature"] = "AAAA"
     channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
     done = run(kits, channel, secure_sums=True)
-    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
-    assert "is not signed by s1" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+    assert summary_of(done)["parties"] == ["s0", "s2"]
+    assert "is not signed by s1" in json_of(done / "parties.json")["s1"]["refused"]
 
 
 def test_the_sender_of_a_key_offer_that_can_not_be_is_left_out(kits):
     lie = json.dumps({"columns": [], "events": [], "version": "0", "offer": {"public": 3}}).encode()
     done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}), secure_sums=True)
-    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert summary_of(done)["parties"] == ["s0", "s2"]
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -105,7 +106,7 @@ def test_a_site_with_text_among_numbers_is_left_out_and_told(kits, secure_sums):
         channel.sites["s1"].converse(describe.encode())
     assert "'days' holds 'n. a.' in row 1" in raised.value.at_site and "n. a." not in str(raised.value)
     done = run(kits, channel, secure_sums=secure_sums)
-    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
+    assert summary_of(done)["parties"] == ["s0", "s2"]
     assert "n. a." not in (done / "parties.json").read_text()
 
 
@@ -126,8 +127,8 @@ def test_a_site_that_does_not_fit_the_others_is_left_out(kits, change, reason, s
     lie["columns"] = [*{**columns, **change}.values()]
     channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
     done = run(kits, channel, options, secure_sums=secure_sums)
-    assert json.loads((done / "summary.json").read_text())["parties"] == ["s0", "s2"]
-    assert re.search(reason, json.loads((done / "parties.json").read_text())["s1"]["refused"])
+    assert summary_of(done)["parties"] == ["s0", "s2"]
+    assert re.search(reason, json_of(done / "parties.json")["s1"]["refused"])
 
 
 def test_of_two_sites_that_do_not_fit_neither_is_left_out(kits):

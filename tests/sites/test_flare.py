@@ -18,11 +18,12 @@ import pytest
 pytest.importorskip("nvflare")
 
 import tfp_bfl as bfl
+from tests.kit import json_of, summary_of
 from tests.sites.test_deployment import Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.sites.deployment.channel import RUNS
 from tfp_bfl.sites.deployment.demo import HOSPITALS, running, start_process, write_hospitals
 from tfp_bfl.sites.deployment.kits import SERVER, make_kits, start
-from tfp_bfl.sites.deployment.server import RUNS
 from tfp_bfl.sites.deployment.submit import submit, write_job
 from tfp_bfl.sites.party import NO_ANSWER
 
@@ -90,7 +91,7 @@ def test_it_comes_to_the_bits_of_one_process(federation, reference):
     done = submitted(kits, "whole")
     for ours, theirs in zip(weights(done), reference("whole")):
         np.testing.assert_array_equal(ours, theirs)
-    assert set(json.loads((done / "summary.json").read_text())["parties"]) == set(HOSPITALS)
+    assert set(summary_of(done)["parties"]) == set(HOSPITALS)
 
 
 def test_with_masks_it_comes_to_the_bits_of_one_process_too(federation, reference):
@@ -186,7 +187,7 @@ def test_who_is_silent_past_the_deadline_is_left_out_until_it_answers_again(fede
     done, _ = while_it_runs(kits, "silent", 2, pause, deadline=12, rounds=12, evaluate_every=12)
     faults = [row["faulty_clients"] for row in rows_of(done)]
     assert {"2": NO_ANSWER} in faults and faults[0] == faults[-1] == {}
-    assert json.loads((done / "summary.json").read_text())["accuracy"] > 0.8
+    assert summary_of(done)["accuracy"] > 0.8
 
 
 def test_what_is_compressed_comes_to_the_bits_of_one_process(federation, reference):
@@ -273,14 +274,14 @@ def test_a_host_that_is_gone_is_gone_without_and_has_a_place_when_it_is_back(fed
     assert set(faults[0]) | set(faults[1]) == set() and faults[-1].keys() == {"2"}, faults
     # A run that begins without it has its reason.
     done = submitted(kits, "absent", deadline=10, rounds=2, evaluate_every=2)
-    reported = json.loads((done / "parties.json").read_text())
-    assert json.loads((done / "summary.json").read_text())["num_clients"] == 2
+    reported = json_of(done / "parties.json")
+    assert summary_of(done)["num_clients"] == 2
     assert "west" not in reported or "refused" in reported["west"]
     times = (kits / "west" / "process.log").read_text(errors="replace").count("Connected to server")
     processes.append(start_process(kits / "west"))
     connected(kits / "west", times + 1)
     done = submitted(kits, "back", rounds=2, evaluate_every=2)
-    assert json.loads((done / "summary.json").read_text())["num_clients"] == 3
+    assert summary_of(done)["num_clients"] == 3
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -297,10 +298,10 @@ def test_a_linear_model_is_that_of_all_tables(federation, secure_sums):
         features = np.stack([table[column].to_numpy() for column in options["only"]], 1)
         clients.append((features, np.array(table["diagnosis"].to_pylist()) == "malignant"))
     exact = bfl.glm.fit(clients, "bernoulli", prior_stddev=2.5)
-    found = json.loads((done / "posterior.json").read_text())
+    found = json_of(done / "posterior.json")
     np.testing.assert_allclose((found["mean"] - exact.mean) / exact.stddev, 0, atol=1e-8)
     assert found["messages"] == exact.messages and (done / "report.html").exists()
-    assert "3 clients" in json.loads((done / "summary.json").read_text())["lines"][0] and lines
+    assert "3 clients" in summary_of(done)["lines"][0] and lines
     assert (kits / "north" / "local" / "linear_models" / f"{name}.json").exists()
 
 
@@ -314,5 +315,5 @@ def test_sites_join_and_leave_a_linear_model(federation):
     revision = {**record["options"], "revise": {"record": record, "add": ["west"], "remove": ["north"]}}
     how["secure_sums"] = True
     done = submit(kits / "admin", "two_again", {"glm": revision}, kits.parent / "two_again", **how)
-    found = json.loads((done / "posterior.json").read_text())
+    found = json_of(done / "posterior.json")
     assert found["clients"] == ["south", "west"] and found["rows"] != record["rows"]

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.sites.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
+from tests.kit import json_of, summary_of
+from tests.sites.test_deployment import Channel, run
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import stored_arrays
 from tfp_bfl.privacy import Steps, composed_epsilon, example_steps
@@ -147,7 +148,7 @@ def bound(folder, epsilon):
     file.write_text(file.read_text() + f"max_example_epsilon: {epsilon}\n")
 
 
-def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):  # noqa: F811
+def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):
     bound(hospitals, 3.0)
     with pytest.raises(
         Error, match=r"quorum is 3 .*west: Its file allows only runs with differential privacy of examples: submit with"
@@ -155,9 +156,9 @@ def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):  # noqa: F
         run(hospitals, Channel(hospitals), "open", {"model": "mlp", "rounds": 1}, quorum=3)
     channel = Channel(hospitals)
     done = run(hospitals, channel, "first", OPTIONS, quorum=3)
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert summary["num_clients"] == 3
-    sizes = [told["num_examples"] for told in json.loads((done / "parties.json").read_text()).values()]
+    sizes = [told["num_examples"] for told in json_of(done / "parties.json").values()]
     worst = max(composed_epsilon([example_steps(2.0, size, batch_size=32, epochs=4)]) for size in sizes)
     assert summary["example_epsilon"] == worst and summary["delta"] == 1e-5
     assert bfl.export.read_info(done / "saved_model").metrics["example_epsilon"] == summary["example_epsilon"]
@@ -183,7 +184,7 @@ def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):  # noqa: F
         run(hospitals, Channel(hospitals), "second", {**OPTIONS, "rounds": 9}, quorum=3)
 
 
-def test_what_a_site_refuses_costs_it_nothing(hospitals):  # noqa: F811
+def test_what_a_site_refuses_costs_it_nothing(hospitals):
     bound(hospitals, 3.0)
     file = hospitals / "west" / "local" / FILE
     plain = file.read_text()
@@ -192,7 +193,7 @@ def test_what_a_site_refuses_costs_it_nothing(hospitals):  # noqa: F811
     assert not [*(hospitals / "west" / "local" / "ledger").glob("*.json")]
     file.write_text(plain)
     done = run(hospitals, Channel(hospitals), "second", OPTIONS, quorum=3)
-    assert json.loads((done / "summary.json").read_text())["num_clients"] == 3
+    assert summary_of(done)["num_clients"] == 3
 
 
 def test_a_site_answers_no_more_rounds_than_it_agreed_to():
@@ -208,7 +209,7 @@ def test_a_site_answers_no_more_rounds_than_it_agreed_to():
             party.answer(message(number))
 
 
-def test_a_missing_accountant_is_reported_when_the_site_starts_and_not_in_a_round(hospitals, monkeypatch):  # noqa: F811
+def test_a_missing_accountant_is_reported_when_the_site_starts_and_not_in_a_round(hospitals, monkeypatch):
     bound(hospitals, 3.0)
     file = hospitals / "west" / "local" / FILE
     file.write_text(file.read_text() + "delta: 1.0e-7\n")

@@ -8,13 +8,14 @@ import pyarrow.csv
 import pytest
 
 from tests.glm.test_agreement import sites_of
+from tests.kit import json_of, summary_of
 from tests.sites.linear_models import ILL, SITES, WHOLE, Channel, check_equal, pooled, run
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import describe
 from tfp_bfl.glm.design import Outcome
-from tfp_bfl.sites.deployment import masked
+from tfp_bfl.sites.deployment import member
 from tfp_bfl.sites.deployment.channel import SUMS, TALK, Refusal
 from tfp_bfl.sites.deployment.glm_job import make_glm_job
 from tfp_bfl.sites.deployment.glm_site import RESULTS
@@ -43,7 +44,7 @@ def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
     # Without masks the server has each site's sums, and draws what one Newton step makes of them.
     assert ("<img" in page) == (not secure_sums and "random" not in options and "event" not in options)
     assert len(list(csv.DictReader((done / "coefficients.csv").open()))) >= 3
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert "3 clients" in summary["lines"][0]
     assert summary["parties"] == list(SITES) and summary["largest_answer_bytes"] > 0
     # Each site has the result, and with random effects its own one, which the server has not.
@@ -61,7 +62,7 @@ def test_one_baseline_hazard_needs_times_that_masks_can_not_add(kits):
     with open(kits / "s1" / "local" / "party.yaml", "a") as file:
         file.write("allow_single_posteriors: false\n")
     done = run(kits, Channel(kits), {**options, "stratified": False}, "third")
-    assert "submit with --stratified" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+    assert "submit with --stratified" in json_of(done / "parties.json")["s1"]["refused"]
     with pytest.raises(InvalidArgument, match="with --secure-sums give --stratified"):
         run(kits, Channel(kits), options, "second", secure_sums=True)
 
@@ -101,7 +102,7 @@ def test_sites_join_and_leave_by_their_sums(kits, options, secure_sums):
 )
 def test_revisions_that_can_not_be_are_one_sentence(kits, revision, secure_sums, message):
     done = run(kits, Channel(kits), without=["s2"])
-    record = json.loads((done / "posterior.json").read_text())
+    record = json_of(done / "posterior.json")
     options = {**record["options"], "revise": {"record": record, **revision}}
     with pytest.raises((Error, InvalidArgument), match=message):
         run(kits, Channel(kits), options, "second", secure_sums=secure_sums)
@@ -148,9 +149,9 @@ def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
 def test_a_site_that_leaves_is_named_and_the_others_are_fitted(kits, lie):
     done = run(kits, Channel(kits, {(SUMS, "s1", 2): lie}))
     check_equal(done, pooled(ILL, without=["s1"]))
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert summary["parties"] == ["s0", "s2"] and "Without s1" in summary["warnings"][0]
-    assert "refused" in json.loads((done / "parties.json").read_text())["s1"]
+    assert "refused" in json_of(done / "parties.json")["s1"]
 
 
 def test_a_site_that_leaves_under_masks_ends_the_run_and_is_named(kits):
@@ -169,7 +170,7 @@ def test_a_site_that_leaves_under_masks_ends_the_run_and_is_named(kits):
 def test_before_any_sum_with_masks_was_read_others_go_on_without_a_site(kits):
     done = run(kits, Channel(kits, {(TALK, "s1", 0): "silence"}), secure_sums=True)
     check_equal(done, pooled(ILL, without=["s1"]))
-    assert "Of two sites, each can compute" in json.loads((done / "summary.json").read_text())["warnings"][-1]
+    assert "Of two sites, each can compute" in summary_of(done)["warnings"][-1]
     with pytest.raises(Error, match=r"s0: .* this one would reveal those of s1"):
         run(kits, Channel(kits), name="second", secure_sums=True)
 
@@ -190,11 +191,11 @@ def test_before_any_sum_with_masks_was_read_others_go_on_without_a_site(kits):
 def test_sums_of_several_sets_of_sites_reveal_none_of_one_site(tmp_path, earlier, signs, revealed):
     for number, members in enumerate(earlier):
         (tmp_path / f"run_{number}").mkdir()
-        (tmp_path / f"run_{number}" / masked.MEMBERS).write_text(json.dumps(members))
+        (tmp_path / f"run_{number}" / member.MEMBERS).write_text(json.dumps(members))
     if revealed is None:
-        return masked.check_members(tmp_path / "next", signs)
+        return member.check_members(tmp_path / "next", signs)
     with pytest.raises(InvalidArgument, match=f"would reveal those of {revealed}: submit with the same sites"):
-        masked.check_members(tmp_path / "next", signs)
+        member.check_members(tmp_path / "next", signs)
 
 
 def test_the_sign_of_a_site_with_masks_is_that_of_its_job(kits):
@@ -239,11 +240,11 @@ def test_a_site_refuses_what_its_file_forbids(kits, line, message):
         file.write(f"{line}\n")
     if line.startswith("drop"):
         done = run(kits, Channel(kits))
-        sent = json.loads((done / "parties.json").read_text())["s1"]
+        sent = json_of(done / "parties.json")["s1"]
         assert "age" not in [name for name, _, _ in sent["columns"]]
         return
     done = run(kits, Channel(kits))
-    assert message in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+    assert message in json_of(done / "parties.json")["s1"]["refused"]
 
 
 def test_what_a_site_describes_has_no_row(kits):
@@ -312,5 +313,5 @@ def test_a_site_whose_masked_sums_would_be_zeros_refuses(kits):
     pyarrow.csv.write_csv(own.set_column(own.column_names.index("ill"), "ill", empty), path)
     channel = Channel(kits)
     done = run(kits, channel, ILL, secure_sums=True)
-    assert "can't be used as it is" in json.loads((done / "parties.json").read_text())["s1"]["refused"]
-    assert "s1" not in json.loads((done / "summary.json").read_text())["parties"]
+    assert "can't be used as it is" in json_of(done / "parties.json")["s1"]["refused"]
+    assert "s1" not in summary_of(done)["parties"]

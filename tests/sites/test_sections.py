@@ -5,7 +5,7 @@ import numpy as np
 from tests.plots.test_report import headings, page, run, table
 from tfp_bfl import evaluation
 from tfp_bfl.plots import tables
-from tfp_bfl.sites.deployment.sections import sections
+from tfp_bfl.sites.deployment.results import sections
 
 
 def federation(**parties):

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.kit import json_of, lines_of, summary_of
 from tests.sites.channel import Channel, put
 from tests.sites.test_deployment import run
 from tfp_bfl.data.agreement import TableOptions
@@ -88,7 +89,7 @@ def test_a_run_over_hospitals_is_the_simulation_of_their_tables(heart, monkeypat
     by_rows = loaded.predict_rows(cells)["probabilities"].numpy()
     np.testing.assert_allclose(by_rows, models[0].predict(encoded)["probabilities"], atol=0.05)
     assert info.configuration["drop"] == "fbs,restecg"
-    summary = json.loads((done / "summary.json").read_text())
+    summary = summary_of(done)
     assert set(summary["parties"]) == set(HOSPITALS.values()) and summary["accuracy"] > 0.6
     # Every site holds the encoding of the server.
     record = json.loads((done / SCHEMA).read_text())
@@ -178,7 +179,7 @@ def test_a_site_that_restarts_has_the_same_encoding(tmp_path):
 
     channel.__class__ = Restarting
     done = run(tmp_path, channel, options={**OPTIONS, "date_unit": "days", "rounds": 3}, quorum=1)
-    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(done / "metrics.jsonl")
     assert [row["faulty_clients"] for row in rows] == [{"1": "It takes part in no run."}, {}, {}]
     np.testing.assert_array_equal(channel.sites["south"]._source.features, lost[0])
 
@@ -251,7 +252,7 @@ def test_rare_categories_are_pooled_and_their_names_are_not_kept(tmp_path):
     assert names == [["f", "m"]]
     kept = "".join(path.read_text() for path in done.glob("*.json"))
     assert "rare at" not in kept and not any(b"rare at" in content for _, _, content in channel.sent)
-    own = json.loads((done / "parties.json").read_text())["south"]["table"]
+    own = json_of(done / "parties.json")["south"]["table"]
     assert next(x["levels"] for x in own if x["name"] == "sex")[""] > 0
     # An interrupted run resumes with the encoding that it began with.
     (done / "summary.json").unlink()

@@ -7,7 +7,7 @@ from tests.glm.test_two_roads import SITES, compare, patient, random_table, writ
 from tfp_bfl.data import read_own, read_part
 from tfp_bfl.data.names import natural
 from tfp_bfl.sites import agree, describe
-from tfp_bfl.sites.tables import TableOptions
+from tfp_bfl.sites.schema import TableOptions
 
 
 def labelled(seed):

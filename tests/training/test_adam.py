@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.training.adam import Adam
+from tfp_bfl.training.optimizers import Adam
 
 STEPS = 20
 RNG = np.random.default_rng(0)

@@ -13,9 +13,8 @@ from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.training import OPTIMIZERS as OPTIMIZERS_training
 from tfp_bfl.training import default_rate
-from tfp_bfl.training.adam import Adam
 from tfp_bfl.training.inference import update_of
-from tfp_bfl.training.optimizers import is_linear
+from tfp_bfl.training.optimizers import Adam, is_linear
 from tfp_bfl.training.target import Target
 from tfp_bfl.weights import ServerMessage, get_weights
 

@@ -65,7 +65,7 @@ def compose(
     """Return a process of any client work, rule, server step, weighting and robust aggregator that fit each other.
 
     Most client works send a model's weights, and most rules make of these the weights that most server steps take.
-    Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `averaging.distil.distil` what
+    Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `averaging.step.distil` what
     `rules.stacked` gives, and `swag.work.swag` sends posteriors for `rules.stacked` and `swag.step.online_product`.
 
     Args:
@@ -104,7 +104,7 @@ def compose(
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = whole_rule(rule, privacy, weighting, robust)
     check_fit(work, whole, server_step)
-    check_extra(work, whole, server_step, weighting, robust)
+    check_extra(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         check_compressible(whole, weighting, robust, secure_sums)
@@ -200,11 +200,7 @@ def split_options(
 def known_options(
     function: Callable[..., object], options: object, what: str, given: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Return the options for a function, all of which it must have, except those `given` by the recipe.
-
-    Raises:
-      InvalidArgument: no dictionary, or an option that the function does not have.
-    """
+    """Return the options for a function, all of which it must have, except those `given` by the recipe."""
     if options is not None and not isinstance(options, Mapping):
         raise InvalidArgument(f"The options of {what} are {shown(options)}, but must be a dictionary.")
     names = tuple(name for name in inspect.signature(function).parameters if name not in given)

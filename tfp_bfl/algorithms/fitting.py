@@ -12,11 +12,9 @@ from tfp_bfl.contracts import (
     CURVATURE,
     GAUSSIAN,
     GRADIENT,
-    MEAN,
     SCALED_GRADIENT,
     SITE_CHANGE,
     STACK,
-    SUM,
     TOTAL,
     WEIGHTS,
     AnyRule,
@@ -45,12 +43,12 @@ _RULES = {
 _STEPS = {
     WEIGHTS: "servers.replace()",
     GAUSSIAN: "servers.keep_gaussian()",
-    stack_of(WEIGHTS): "averaging.distil.distil(...)",
+    stack_of(WEIGHTS): "averaging.step.distil(...)",
     stack_of(CLIENT_POSTERIOR): "swag.step.online_product(...)",
     stack_of(CURVATURE): "laplace.step.laplace(...)",
-    **dict.fromkeys(_GRADIENTS, "chains.descend.descend(...)"),
-    total_of(CHANGE): "chains.change.couple(...) or chains.change.follow()",
-    total_of(SITE_CHANGE): "factors.laplace_step.laplace_dual(...)",
+    **dict.fromkeys(_GRADIENTS, "chains.step.descend(...)"),
+    total_of(CHANGE): "chains.step.couple(...) or chains.step.follow()",
+    total_of(SITE_CHANGE): "factors.step.laplace_dual(...)",
 }
 
 
@@ -76,8 +74,6 @@ def check_extra(
     work: ClientWork[Sent],
     rule: ModelRule[Sent, Given],
     step: ServerStep[Given],
-    weighting: str,
-    robust: str | None,
 ) -> None:
     """Raise InvalidArgument unless the step takes the extra statistics that clients send and the rule pools them."""
     if step.extra != (work.extra is not None):
@@ -94,15 +90,6 @@ def check_extra(
         raise InvalidArgument(
             f"Statistics beside the weights are pooled as point weights are, and the rule {rule.name!r} gives "
             f"{rule.gives}: use a rule such as 'naive_weighted_average'."
-        )
-    if work.extra_pool not in (MEAN, SUM):
-        raise InvalidArgument(f"extra_pool is {shown(work.extra_pool)}, but must be {MEAN!r} or {SUM!r}.")
-    robust = robust if counts_alike(robust) else None
-    if work.extra_pool == SUM and weighting != "equal" and (robust or weighting in weightings.STACKED_WEIGHTINGS):
-        what = f"The robust aggregator {robust!r}" if robust else f"The weighting {weighting!r}"
-        raise InvalidArgument(
-            f"{what} gives clients weights that follow from what all of them send, and a sum of statistics needs those "
-            "of each client: use weighting='equal'."
         )
 
 
@@ -129,11 +116,7 @@ def check_compressible(
 def whole_rule(
     rule: AnyRule[Sent, Given], privacy: Privacy | None, weighting: str, robust: str | None
 ) -> ModelRule[Sent, Given]:
-    """Return the rule over whole models, with privacy with clipping and noise (`rules.private`).
-
-    Raises:
-      InvalidArgument: privacy is none, or the clients do not count the same; or the rule has noise without it.
-    """
+    """Return the rule over whole models, with privacy with clipping and noise (`rules.private`)."""
     if privacy is None:
         whole = cast(Any, rules.whole_model(rule))
         if getattr(whole, "randomise", None) is not None:
@@ -197,9 +180,6 @@ def defended_rule(
       work: of its clients.
       weighting, robust, secure_sums: as of `algorithms.compose`.
       max_ratio: of a weight to the median one.
-
-    Raises:
-      InvalidArgument: settings that exclude each other.
     """
     if robust is None:
         defended: Any = whole

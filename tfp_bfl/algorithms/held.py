@@ -14,10 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.factors.factor import Factor
-from tfp_bfl.algorithms.factors.pool import ClientFactor, Factors
-from tfp_bfl.algorithms.laplace.linear_head import Head
+from tfp_bfl.algorithms.factors.factor import ClientFactor, Factor, Factors
 from tfp_bfl.algorithms.laplace.pool import Curvatures
+from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.rows import by_client
 from tfp_bfl.algorithms.swag.step import Product
 from tfp_bfl.contracts import ServerState
@@ -38,10 +37,10 @@ _OF_SETTINGS = {"prior": MeanField, "head": Head}
 _OF_ROWS = {"posterior": LowRank, "moments": MeanField, "site": Factor}
 _OF_WEIGHTS = {"posterior": MeanField, "moments": MeanField}
 
-Row = TypeVar("Row", ClientPosterior, ClientFactor, ClientCurvature)
+_Row = TypeVar("_Row", ClientPosterior, ClientFactor, ClientCurvature)
 
 
-class Held(NamedTuple, Generic[Row]):
+class Held(NamedTuple, Generic[_Row]):
     """Rows of a server's clients, of which it makes a posterior. A value: methods return new ones.
 
     Fields:
@@ -50,35 +49,27 @@ class Held(NamedTuple, Generic[Row]):
       settings: how rows are pooled: `Product`, `Factors` or `Curvatures`.
     """
 
-    rows: dict[str, Row]
+    rows: dict[str, _Row]
     weights: ModelWeights
     settings: Any
 
     @classmethod
-    def of_stack(cls, stack: Row, weights: ModelWeights, settings: object) -> Held[Row]:
+    def of_stack(cls, stack: _Row, weights: ModelWeights, settings: object) -> Held[_Row]:
         """Return the clients of a stack, leaves [K, ...]; their names are their numbers."""
         return cls(by_client(stack), tf.nest.map_structure(np.asarray, weights), settings)
 
     def pool(self) -> ModelWeights:
-        """Return the weights that predict: the posterior of the clients that are there, with the server's weights.
-
-        Raises:
-          InvalidArgument: these rows make no posterior.
-        """
+        """Return the weights that predict: the posterior of the clients that are there, with the server's weights."""
         pooled: ModelWeights = self.settings.pool(self.rows, self.weights)
         return pooled
 
-    def join(self, others: Held[Row], names: Sequence[str] | None = None, replace: bool = False) -> Held[Row]:
+    def join(self, others: Held[_Row], names: Sequence[str] | None = None, replace: bool = False) -> Held[_Row]:
         """Return these clients with those of another server.
 
         Args:
           others: from which they are taken.
           names: of the clients to take; None for all.
           replace: for a client of both, the new row replaces the former one; otherwise it is refused.
-
-        Raises:
-          InvalidArgument: the others' model, settings or weights do not fit; there is no such client there, or one of
-            the name here already; or the rows make no posterior.
         """
         if type(self.settings) is not type(others.settings):
             raise InvalidArgument("The other clients are of another algorithm than these: they do not go together.")
@@ -93,12 +84,8 @@ class Held(NamedTuple, Generic[Row]):
             joined.add(client)
         return self._checked(rows)
 
-    def remove(self, *names: str) -> Held[Row]:
-        """Return the clients without these, as if they had never been there.
-
-        Raises:
-          InvalidArgument: there is no such client, or the rows that are left make no posterior.
-        """
+    def remove(self, *names: str) -> Held[_Row]:
+        """Return the clients without these, as if they had never been there."""
         rows = dict(self.rows)
         for client in names:
             if client not in rows:
@@ -112,11 +99,7 @@ class Held(NamedTuple, Generic[Row]):
 
     @classmethod
     def load(cls, path: Path) -> Held[Any]:
-        """Read what `save` wrote.
-
-        Raises:
-          InvalidArgument: the file can't be read, is none of these, or holds rows that make no posterior.
-        """
+        """Read what `save` wrote."""
         arrays = read_arrays(path, "file of clients", MOST_BYTES)
         try:
             _check_types(arrays)
@@ -130,7 +113,7 @@ class Held(NamedTuple, Generic[Row]):
             raise InvalidArgument(f"{name(path)} is not a file of clients: {problem.rstrip('.')}.") from None
         return state
 
-    def _checked(self, rows: dict[str, Row]) -> Held[Row]:
+    def _checked(self, rows: dict[str, _Row]) -> Held[_Row]:
         self.settings.check(rows, self.weights)
         return self._replace(rows=rows)
 

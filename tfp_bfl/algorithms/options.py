@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tfp_bfl.privacy import Privacy
     from tfp_bfl.training.example_privacy import ExamplePrivacy
     from tfp_bfl.training.likelihoods import Likelihood
-    from tfp_bfl.training.mode import Mode
     from tfp_bfl.training.optimizers import Optimizer
+    from tfp_bfl.training.potential import Mode
     from tfp_bfl.training.updates import Schedule
 
 

@@ -34,9 +34,6 @@ def variational(
       **options: of `compose` and of `clients.variational`, with its defaults. `optimizer` is another name of
         optimizer_fn. kl is "product" for a rule for one shot unless it is given.
 
-    Raises:
-      InvalidArgument: as `compose`.
-
     Example:
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.variational(model_fn, "log_linear_pool", local_epochs=5)

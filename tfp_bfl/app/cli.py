@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 
 from tfp_bfl import __version__, edges
 from tfp_bfl.app.one_run.command import COMMANDS, find_posterior, scores_in_words
-from tfp_bfl.app.options.afterwards import AFTER, split_after
+from tfp_bfl.app.options.afterwards import split_after
 from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
@@ -252,10 +252,10 @@ def doctor() -> None:
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data
-    from tfp_bfl.options.methods import ALGORITHMS
+    from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
 
     click.echo("algorithms:")
-    summaries = {name: x.summary for name, x in ALGORITHMS.items()} | {name: x.summary for name, x in AFTER.items()}
+    summaries = {name: x.summary for name, x in {**ALGORITHMS, **POSTERIORS}.items()}
     for name, summary in summaries.items():
         click.echo(f"  {name.ljust(max(map(len, summaries)))}  {summary}")
     click.echo(f"datasets: {', '.join(data.list_sources())}, any image-classification dataset of TFDS")

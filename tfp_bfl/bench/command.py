@@ -299,7 +299,7 @@ def report(
     folders = expand(run_folders)
     trust_dataset(dataset, [read_record(folder)[0].dataset for folder in folders])  # Before TensorFlow is imported.
     from tfp_bfl.bench import reports
-    from tfp_bfl.bench.score_tables import parse_rows
+    from tfp_bfl.bench.runs import parse_rows
 
     columns = table.pop("columns")
     names = columns.split(",") if columns else None

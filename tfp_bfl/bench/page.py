@@ -22,8 +22,8 @@ from tfp_bfl.bench.summary import cost_of, mean, text_of
 from tfp_bfl.files.tables import to_csv, to_markdown
 from tfp_bfl.files.writing import write_bytes, write_whole
 from tfp_bfl.labels import label_of
-from tfp_bfl.plots.page import Cell, Table, environment
-from tfp_bfl.plots.repeats import Repeated, digits
+from tfp_bfl.plots.page import Cell, Table, environment, table
+from tfp_bfl.plots.repeats import Repeated, compare_all, difference_cells, digits, score_cells
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
 _FIRST = "test_nll"  # Classification and regression have it.
@@ -113,9 +113,10 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
         groups = [bench.scores(setting, method) for method in methods]
         scores = []
         for key in bench.score_keys():
-            pairs = summary.pairs(groups, bench.scores(setting, bench.reference), key)
-            means = _sorted(summary.score_cells(groups, key), (mean(group.values(key)) for group in groups))
-            scores.append([*zip(means, _sorted(map(summary.difference_cell, pairs), (x and x.mean for x in pairs)))])
+            pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
+            intervals = difference_cells(pairs, summary.FORM)
+            means = _sorted(score_cells(groups, key, summary.FORM), (mean(group.values(key)) for group in groups))
+            scores.append([*zip(means, _sorted(intervals, (x and x.mean for x in pairs)))])
         for i, method in enumerate(methods):
             cell = bench.cells[setting, method]
             failed = [record for record in cell if record.failed is not None]
@@ -138,7 +139,7 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
                     "chosen": summary.chosen(cell),
                     "trials": ", ".join(dict.fromkeys(str(record.trials) for record in cell)),
                     "failed": [f"Seed {r.seed} failed: {shorten(r.failed, _FULL)}" for r in failed],
-                    "tables": [table for table in tables if table.rows],
+                    "tables": [x for x in tables if x.rows],
                 }
             )
     return found
@@ -161,8 +162,8 @@ def _by_seed_costs(cell: Sequence[BenchRecord]) -> Table:
 def _of_seeds(title: str, values: Mapping[int, Mapping[str, float]], label: Callable[[str], str]) -> Table:
     there = dict.fromkeys(key for of in values.values() for key in of)
     keys = [*(key for key in SCORES if key in there), *(key for key in there if key not in SCORES)]
-    table_rows = [(str(seed), [Cell(text_of(of.get(key))) for key in keys]) for seed, of in values.items() if of]
-    return Table(title, ["Seed", *map(label, keys)], table_rows)
+    table_rows = [(str(seed), [text_of(of.get(key)) for key in keys]) for seed, of in values.items() if of]
+    return table(title, ["Seed", *map(label, keys)], table_rows)
 
 
 def of_clients(cell: Sequence[BenchRecord]) -> Table:
@@ -191,11 +192,10 @@ def trajectory(cell: Sequence[BenchRecord]) -> Table:
     keys = list(dict.fromkeys(key for there in points.values() for point in there for key in point if key != "round"))
     means = lambda there: [mean([point[key] for point in there if key in point]) for key in keys]
     table_rows = [
-        (f"{number:g}", [*(Cell(text_of(x)) for x in means(there)), Cell(str(len(there)))])
-        for number, there in sorted(points.items())
+        (f"{number:g}", [*map(text_of, means(there)), str(len(there))]) for number, there in sorted(points.items())
     ]
     head = ["Round", *(_POINT.get(key) or score_of(key).label for key in keys), "Seeds"]
-    return Table("Trajectory of the current model, mean over seeds", head, table_rows)
+    return table("Trajectory of the current model, mean over seeds", head, table_rows)
 
 
 def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
@@ -264,10 +264,9 @@ def ranked(bench: Bench) -> dict[str, Any]:
         figures.append({**figure, "has_groups": bool(compared and compared.groups)})
     first = next(iter(columns.values()), {})
     methods = dict.fromkeys(m for column in columns.values() for m in column)
-    cells = lambda m: [Cell(f"{column[m]:.2f}" if m in column else DASH) for column in columns.values()]
+    cells = lambda m: [f"{column[m]:.2f}" if m in column else DASH for column in columns.values()]
     table_rows = [(method, cells(method)) for method in sorted(methods, key=lambda m: first.get(m, math.inf))]
-    table = Table("Average ranks", ["Method", *columns], table_rows)
-    return {"table": table, "figures": figures, "reasons": reasons}
+    return {"table": table("Average ranks", ["Method", *columns], table_rows), "figures": figures, "reasons": reasons}
 
 
 def settings(bench: Bench) -> Table:
@@ -289,26 +288,26 @@ def _markdown(bench: Bench) -> str:
         if isinstance(found, str):
             parts.append(f"{found}\n")
             continue
-        rows = [(method, [Cell(f"{value:.3f}")]) for method, value in zip(found.methods, found.average)]
+        rows = [(method, [f"{value:.3f}"]) for method, value in zip(found.methods, found.average)]
         said = " ".join([summary.tested(found)[1], summary.unranked(found)]).strip()
-        parts.append(f"{_rows(Table('', ['Method', 'Average rank'], rows))}\n{_plain(said)}\n")
+        parts.append(f"{_rows(table('', ['Method', 'Average rank'], rows))}\n{_plain(said)}\n")
     compared = [key for key in bench.score_keys() if score_of(key).sign][:1] if len(bench.settings) > 1 else []
     tables = [summary.across(bench, key) for key in compared]
-    parts += [f"## {_plain(table.title)}\n\n{_rows(table)}" for table in tables if table.rows]
+    parts += [f"## {_plain(x.title)}\n\n{_rows(x)}" for x in tables if x.rows]
     for setting in bench.settings:
         parts.append(f"## {_plain(shorten(setting))}\n")
-        tables = [table(bench, setting) for table in (summary.scores, summary.differences, summary.costs)]
-        for table in (*tables, *summary.at_budgets(bench, setting)):
-            if table.rows and len(table.head) > 1:
-                parts.append(f"### {_plain(table.title)}\n\n{_rows(table)}")
+        tables = [made(bench, setting) for made in (summary.scores, summary.differences, summary.costs)]
+        for each in (*tables, *summary.at_budgets(bench, setting)):
+            if each.rows and len(each.head) > 1:
+                parts.append(f"### {_plain(each.title)}\n\n{_rows(each)}")
     failed = summary.failures(bench)
     parts.append(f"## Failed cells\n\n{_rows(failed) if failed.rows else 'None.'}")
     return "\n".join(parts)
 
 
-def _rows(table: Table) -> str:
+def _rows(content: Table) -> str:
     bold = lambda cell: f"**{_plain(cell.text)}**" if cell.is_best else _plain(cell.text)
-    return to_markdown([table.head, *([_plain(shorten(name)), *map(bold, cells)] for name, cells in table.rows)])
+    return to_markdown([content.head, *([_plain(shorten(name)), *map(bold, cells)] for name, cells in content.rows)])
 
 
 def _plain(words: str) -> str:

@@ -200,24 +200,29 @@ def read_plan(file: str | os.PathLike, trust: bool = False) -> Plan:
 
 def _check_names(plan: Plan, coded: bool) -> None:
     """Check the names of options; with code any name may be a parameter of it, of which the runs are checked."""
-    for what, options in {"options": plan.options, **plan.settings}.items():
-        for name in options:
+    steps = {method.then for method in plan.methods.values()}
+    shared = {"options": plan.options, **plan.settings}.items()
+    places = [(what, x, BenchMethod({}), steps) for what, x in shared]
+    places += [(f"the method {key!r}", x.options, x, {x.then}) for key, x in plan.methods.items()]
+    for what, options, method, after in places:
+        for name in (*options, *method.space):
             step, dot, rest = name.partition(".")
             if dot and step in AFTER:
                 lookup(AFTER[step].model_fields, rest, f"option of {step}")
-                if not any(method.then == step for method in plan.methods.values()):
+                if step not in after or name in method.options:
                     raise InvalidArgument(
-                        f"{name} of {what} reaches no method: give one 'algorithm: {step}', or leave it out."
+                        f"{name} of {what} is of methods with 'algorithm: {step}': give one, or leave it out."
                     )
+                if rest in method.then_options:
+                    raise InvalidArgument(f"{name} of {what} has two values: leave one of both out.")
             elif name == "ood":
                 raise InvalidArgument(f"ood of {what} belongs to settings with images: name it in each of these.")
+            elif name in OWN or (name == "algorithm" and name in method.space):
+                raise InvalidArgument(f"{name} of {what} is the benchmark's own: leave it out.")
+            elif name in OF_FEDERATION and name in (*method.options, *method.space):
+                raise InvalidArgument(f"{name} of {what} belongs to the settings: give each its own setting.")
             elif not coded:
                 lookup(fields(), name, "option", f"in {what}")
-            if name in OWN:
-                raise InvalidArgument(f"{name} of {what} is the benchmark's own: leave it out.")
-    for key, one in plan.methods.items():
-        for name in () if coded else (*one.options, *(x for x in one.space if "." not in x)):
-            lookup(fields(), name, "option", f"in the method {key!r}")
 
 
 def _named(values: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -267,20 +272,6 @@ def _method(key: str, value: object) -> BenchMethod:
             raise InvalidArgument(f"{then} {of} follows a training: give its options as start.")
         for name in then_options:
             lookup(AFTER[then].model_fields, name, f"option of {then}")
-    for name in [*options, *space]:
-        step, dot, rest = name.partition(".")
-        if dot and step in AFTER:
-            if step != then or name in options:
-                raise InvalidArgument(f"{name} {of} is tuned with 'algorithm: {step}': leave it out.")
-            lookup(AFTER[step].model_fields, rest, f"option of {step}")
-            if rest in then_options:
-                raise InvalidArgument(f"{name} {of} has two values: leave one of both out.")
-        elif name == "ood":
-            raise InvalidArgument(f"ood {of} belongs to settings with images: name it in each of these.")
-        elif name in OWN or (name == "algorithm" and name in space):
-            raise InvalidArgument(f"{name} {of} is the benchmark's own: leave it out.")
-        elif name in OF_FEDERATION:
-            raise InvalidArgument(f"{name} {of} belongs to the settings: give each its own setting.")
     return BenchMethod(options, space, then, then_options, tuple(without))
 
 

@@ -16,22 +16,8 @@ import click
 from tfp_bfl.app.one_run.build import check_models
 from tfp_bfl.app.one_run.records import in_short
 from tfp_bfl.bench import cell as training
-from tfp_bfl.bench import reading, tuning
-from tfp_bfl.bench.cells import (
-    SUMMARY,
-    Options,
-    check_cells,
-    check_data_of,
-    check_output,
-    forget_models,
-    is_done,
-    list_cells,
-    locked,
-    options_in,
-    read_summary,
-    run_cells,
-    write_json,
-)
+from tfp_bfl.bench import cells, reading, tuning
+from tfp_bfl.bench.cells import Options
 from tfp_bfl.bench.plan import Plan, is_name
 from tfp_bfl.bench.tuning import Chosen
 from tfp_bfl.errors import InvalidArgument
@@ -80,11 +66,11 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     chosen = {cell.name: cell for cell in cells_of(plan) if only in cell.name}
     if not chosen:
         raise InvalidArgument(f"No cell's name contains {only!r}: --list shows the names.")
-    check_output(output, "a benchmark", CELLS, RECORDS)
+    cells.check_output(output, "a benchmark", CELLS, RECORDS)
     # With `only` too: cells of another file would stand in the same tables.
-    check_cells({cell.name: options_of(plan, cell) for cell in cells_of(plan)}, folder)
+    cells.check_cells({cell.name: options_of(plan, cell) for cell in cells_of(plan)}, folder)
     if listed:
-        list_cells(chosen, folder)
+        cells.list_cells(chosen, folder)
         return output / RECORDS
     if any(method.space for method in plan.methods.values()):
         tuning.check_optuna()
@@ -104,16 +90,16 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     for name, options in every.items():
         tuning.check_trials((folder / name).parent / _TUNING, trial_options(options))
     restored = restored_cells(output)
-    check_cells(every, folder, lambda path: restored.get(path, {}).get("options") or options_in(path))
-    check_same_data(folder, restored or _records(folder), digests)
+    cells.check_cells(every, folder, lambda path: restored.get(path, {}).get("options") or cells.options_in(path))
+    check_same_data(output, restored or _records(output), digests)
     write_cells(output, restored)
-    describe = _describe(sum(not is_done(folder / name) for name in every))
+    describe = _describe(sum(not cells.is_done(folder / name) for name in every))
     try:
-        run_cells(every, folder, functools.partial(run_cell, plan), describe, jobs=jobs)
+        cells.run_cells(every, folder, functools.partial(run_cell, plan), describe, jobs=jobs)
     finally:
         write_records(output)
-    there = _records(folder)
-    check_same_data(folder, there, digests)  # A file may have been edited meanwhile.
+    there = _records(output)
+    check_same_data(output, there, digests)  # A file may have been edited meanwhile.
     others = sorted({path.parent for path in there} - {(folder / cell.name).parent for cell in cells_of(plan)})
     if others:
         name = f"{others[0].parent.name}/{others[0].name}"
@@ -123,25 +109,28 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
 
 def reports(output: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Hold a lock while the block writes the files of all cells: several processes may run cells of one benchmark."""
-    return locked(output / CELLS / ".lock")
+    return cells.locked(output / CELLS / ".lock")
 
 
-def _records(cells: pathlib.Path) -> _Records:
+def _records(output: pathlib.Path) -> _Records:
     """Return the records of all cells that are done, in the order of their names."""
-    return {path.parent: read_summary(path.parent) for path in sorted(cells.glob(f"*/*/seed-*/{SUMMARY}"))}
+    return {
+        path.parent: cells.read_summary(path.parent)
+        for path in sorted((output / CELLS).glob(f"*/*/seed-*/{cells.SUMMARY}"))
+    }
 
 
-def check_same_data(cells: pathlib.Path, records: _Records, digests: Mapping[str, str]) -> None:
+def check_same_data(output: pathlib.Path, records: _Records, digests: Mapping[str, str]) -> None:
     """Raise InvalidArgument if cells or trials that are done ran on other data than their settings have now.
 
     Those without a digest are not compared.
     """
     there = [(folder, record.get("about", {}).get("data")) for folder, record in records.items()]
-    for folder in sorted(cells.glob(f"*/*/{_TUNING}")):
+    for folder in sorted((output / CELLS).glob(f"*/*/{_TUNING}")):
         there += [(folder, trial.get("about", {}).get("data")) for trial in tuning.read_trials(folder)]
     for folder, digest in there:
         setting = folder.parent.parent
-        check_data_of(folder, digest, digests.get(setting.name), setting)
+        cells.check_data_of(folder, digest, digests.get(setting.name), setting)
 
 
 def options_of(plan: Plan, cell: BenchCell) -> dict[str, Any]:
@@ -185,14 +174,14 @@ def run_cell(plan: Plan, folder: pathlib.Path, options: Options) -> None:
         rounds = plan.config(setting, method, seed).rounds
         record |= {"options": options, "about": {"rounds": rounds}, "failed": tuning.reason(error)}
     finally:
-        forget_models()
+        cells.forget_models()
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SUMMARY, {**record, "cell_seconds": time.perf_counter() - started})
+    cells.write_json(folder / cells.SUMMARY, {**record, "cell_seconds": time.perf_counter() - started})
 
 
 def write_records(output: pathlib.Path) -> pathlib.Path:
     """Write the records of all cells that are done, one JSON object a line, in the order of their names."""
-    lines = (json.dumps(record) + "\n" for record in _records(output / CELLS).values())
+    lines = (json.dumps(record) + "\n" for record in _records(output).values())
     with reports(output):
         write_whole(output / RECORDS, "".join(lines))
     return output / RECORDS
@@ -230,25 +219,27 @@ def _resumes(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("options"), dict) and fields in (set(), set(Chosen._fields))
 
 
-def write_cells(output: pathlib.Path, cells: _Records) -> None:
+def write_cells(output: pathlib.Path, records: _Records) -> None:
     """Write the folder of cells, with restored cells and the results of their trials.
 
     All or none: the next command would take the records of some for those of all.
     """
     whole, draft = output / CELLS, output / f"{CELLS}.draft"
-    if not cells:
+    if not records:
         whole.mkdir(parents=True, exist_ok=True)
         return
     shutil.rmtree(draft, ignore_errors=True)
-    for path, record in cells.items():
+    for path, record in records.items():
         folder = draft / path.relative_to(whole)
         folder.mkdir(parents=True)
         tuned, trials = record.get("tuning"), folder.parent / _TUNING
-        if tuned and tuned["trials"] and not is_done(trials):
+        if tuned and tuned["trials"] and not cells.is_done(trials):
             trials.mkdir(exist_ok=True)
-            write_json(trials / tuning.OPTIONS, trial_options(record["options"]))
-            write_json(trials / SUMMARY, {"best": tuned["values"], **{x: tuned[x] for x in tuned if x != "values"}})
-        write_json(folder / SUMMARY, record)
+            cells.write_json(trials / tuning.OPTIONS, trial_options(record["options"]))
+            cells.write_json(
+                trials / cells.SUMMARY, {"best": tuned["values"], **{x: tuned[x] for x in tuned if x != "values"}}
+            )
+        cells.write_json(folder / cells.SUMMARY, record)
     draft.rename(whole)
 
 

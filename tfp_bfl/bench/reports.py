@@ -29,8 +29,7 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import names_code, trust
 from tfp_bfl.app.options.resolve import title
-from tfp_bfl.bench.runs import RunGroup, expand, grouped
-from tfp_bfl.bench.score_tables import DEFAULT, Style, table_text
+from tfp_bfl.bench.runs import DEFAULT, RunGroup, Style, expand, grouped, table_text
 from tfp_bfl.data.encoding import scaled
 from tfp_bfl.data.folders import image_files
 from tfp_bfl.errors import InvalidArgument, shown
@@ -180,7 +179,11 @@ def _read_results(
     data = sources[datasets.key(config)]
     test = data.test
     rounds = read_json(folder / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES)
-    predictions = _read_predictions(folder / "predictions.npz", test)
+    predictions = read_predictions(folder / "predictions.npz", test.num_examples, test.num_classes)
+    if len(predictions["labels"]) != test.num_examples:
+        raise InvalidArgument(
+            f"{files.name(folder / 'predictions.npz')} is not a run's file of predictions of {test.name}'s test set."
+        )
     if not np.array_equal(predictions["labels"], truth(test)):
         raise InvalidArgument(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
@@ -188,14 +191,6 @@ def _read_results(
         )
     clients = datasets.shares(config, data.train, data.clients).clients
     return results(name, config, summary, rounds, predictions, test, clients)
-
-
-def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
-    """Return the arrays of a run's predictions.npz."""
-    predictions = read_predictions(path, test.num_examples, test.num_classes)
-    if len(predictions["labels"]) != test.num_examples:
-        raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions of {test.name}'s test set.")
-    return predictions
 
 
 def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> list[bfl.data.Source]:
@@ -209,10 +204,11 @@ def _others(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping
     if is_path:
         return [_from_path(pathlib.Path(ood), source) for source in test_sets]
     other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
+    form = lambda source: f"{source.features.dtype} {list(source.element_shape)}"
     for source in test_sets:
-        if (other.element_shape, other.features.dtype) != (source.element_shape, source.features.dtype):
+        if form(other) != form(source):
             raise InvalidArgument(
-                f"--ood {ood} has examples {_form(other)}, but those of {source.name} are {_form(source)}: name a "
+                f"--ood {ood} has examples {form(other)}, but those of {source.name} are {form(source)}: name a "
                 "dataset of that form."
             )
     return [other] * len(test_sets)
@@ -234,10 +230,6 @@ def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
         )
     labels = np.zeros(len(features), np.int32)
     return bfl.data.Source(path.stem, "test", features, labels, ("unknown",), columns=like.columns)
-
-
-def _form(source: bfl.data.Source) -> str:
-    return f"{source.features.dtype} {list(source.element_shape)}"
 
 
 def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, most: int) -> dict[str, np.ndarray]:

@@ -11,8 +11,8 @@ from tfp_bfl.bench.reading import Bench, BenchRecord, score_of, shorten
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.repeats import Difference, over_seeds
 from tfp_bfl.labels import duration
-from tfp_bfl.plots.page import Cell, Table
-from tfp_bfl.plots.repeats import Repeated, best_of, compare
+from tfp_bfl.plots.page import Cell, Table, table
+from tfp_bfl.plots.repeats import Repeated, ScoreForm, compare_all, difference_cells, score_cells
 from tfp_bfl.plots.tables import DASH, text
 
 # Costs of a cell -> heading, in the order of tables.
@@ -24,6 +24,7 @@ COSTS = {
     "download_mb": "Download (MB)",
     "peak_mb": "Peak memory (MB)",
 }
+_MAIN_COSTS = ("upload_mb", "download_mb", "cpu_seconds")
 # What a budget limits -> its unit.
 BUDGETS = {"mb": "MB", "seconds": "CPU s"}
 # Of a point of a trajectory, what is no score.
@@ -113,34 +114,27 @@ def mean_text(values: Sequence[float]) -> str:
     return f"{number(found.mean, scale)} ± {number(found.stddev, scale)}"
 
 
-def score_cells(groups: Sequence[Repeated], key: str) -> list[Cell]:
-    """Return mean ± standard deviation of each group; bold what is better than each other beyond the noise of seeds."""
-    best = best_of(groups, key, score_of(key).sign)
-    return [Cell(mean_text(group.values(key)), group is best) for group in groups]
+class _Adaptive(ScoreForm):
+    """Scores with decimals by their size, as `number`."""
+
+    def sign(self, key: str) -> int:
+        return score_of(key).sign
+
+    def mean(self, values: Sequence[float], key: str) -> str:
+        return mean_text(values)
+
+    def difference(self, found: Difference) -> str:
+        scale = max(abs(found.low), abs(found.high))
+        middle, low, high = (number(x, scale, True) for x in (found.mean, found.low, found.high))
+        return f"{middle} [{low}, {high}]"
 
 
-def pairs(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Difference | None]:
-    """Return the paired difference of each group to the reference; None for that itself and where there is none."""
-    return [None if group.name == reference.name else compare(group, reference, key) for group in groups]
+FORM = _Adaptive()
 
 
-def difference_cell(found: Difference | None) -> Cell:
-    """Return a paired difference with its interval; bold where that excludes 0."""
-    if found is None:
-        return Cell(DASH)
-    scale = max(abs(found.low), abs(found.high))
-    middle, low, high = (number(x, scale, True) for x in (found.mean, found.low, found.high))
-    return Cell(f"{middle} [{low}, {high}]", found.is_told)
-
-
-def difference_cells(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Cell]:
-    """Return `difference_cell` of each group."""
-    return [difference_cell(found) for found in pairs(groups, reference, key)]
-
-
-def _table(title: str, methods: Sequence[str], columns: Mapping[str, Sequence[Cell]]) -> Table:
+def _table(title: str, methods: Sequence[str], columns: Mapping[str, Sequence[Cell | str]]) -> Table:
     rows = [(method, [cells[i] for cells in columns.values()]) for i, method in enumerate(methods)]
-    return Table(title, ["Method", *columns], rows)
+    return table(title, ["Method", *columns], rows)
 
 
 def methods_of(bench: Bench, setting: str) -> list[str]:
@@ -151,13 +145,14 @@ def scores(bench: Bench, setting: str) -> Table:
     """Return the scores of the methods in a setting."""
     methods = methods_of(bench, setting)
     groups = [bench.scores(setting, method) for method in methods]
-    columns = {"Seeds": [Cell(str(len(group.scores))) for group in groups]}
-    columns |= {score_of(key).label: score_cells(groups, key) for key in bench.score_keys(setting)}
     cells = [bench.cells[setting, method] for method in methods]
-    columns |= {"Rounds": [Cell(rounds(cell)) for cell in cells]}
-    for key in ("upload_mb", "download_mb", "cpu_seconds"):
-        columns[COSTS[key]] = [Cell(text_of(cost_of(cell, key))) for cell in cells]
-    columns |= {"Not finished": [Cell(unfinished(cell)) for cell in cells]}
+    columns: dict[str, Sequence[Cell | str]] = {
+        "Seeds": [str(len(group.scores)) for group in groups],
+        **{score_of(key).label: score_cells(groups, key, FORM) for key in bench.score_keys(setting)},
+        "Rounds": [*map(rounds, cells)],
+        **{COSTS[key]: [text_of(cost_of(cell, key)) for cell in cells] for key in _MAIN_COSTS},
+        "Not finished": [*map(unfinished, cells)],
+    }
     return _table("Scores", methods, columns)
 
 
@@ -177,7 +172,10 @@ def differences(bench: Bench, setting: str) -> Table:
     methods = [method for method in methods_of(bench, setting) if method != bench.reference]
     groups = [bench.scores(setting, method) for method in methods]
     reference = bench.scores(setting, bench.reference)
-    columns = {score_of(key).label: difference_cells(groups, reference, key) for key in bench.score_keys(setting)}
+    columns = {
+        score_of(key).label: difference_cells(compare_all(groups, reference, key), FORM)
+        for key in bench.score_keys(setting)
+    }
     return _table(f"Difference to {shorten(bench.reference)}", methods, columns)
 
 
@@ -188,7 +186,8 @@ def across(bench: Bench, key: str) -> Table:
     for setting in bench.settings:
         if key in bench.score_keys(setting) and (setting, bench.reference) in bench.cells:
             groups = [bench.scores(setting, method) for method in methods if (setting, method) in bench.cells]
-            cells = difference_cells(groups, bench.scores(setting, bench.reference), key)
+            pairs = compare_all(groups, bench.scores(setting, bench.reference), key)
+            cells = difference_cells(pairs, FORM)
             found = {group.name: cell for group, cell in zip(groups, cells)}
             columns[shorten(setting)] = [found.get(method, Cell(DASH)) for method in methods]
     title = f"{score_of(key).label}: difference to {shorten(bench.reference)} in each setting"
@@ -199,11 +198,8 @@ def costs(bench: Bench, setting: str) -> Table:
     """Return the mean costs over seeds and the values that tuning chose."""
     methods = methods_of(bench, setting)
     cells = [bench.cells[setting, method] for method in methods]
-    columns = {}
-    for key, heading in COSTS.items():
-        values = [text_of(cost_of(cell, key)) for cell in cells]
-        if set(values) != {DASH}:
-            columns[heading] = [Cell(value) for value in values]
+    every = {heading: [text_of(cost_of(cell, key)) for cell in cells] for key, heading in COSTS.items()}
+    columns: dict[str, Sequence[Cell | str]] = {name: x for name, x in every.items() if set(x) != {DASH}}
     columns["Chosen values"] = [Cell(chosen(cell), is_words=True) for cell in cells]
     return _table("Cost and chosen values", methods, columns)
 
@@ -260,12 +256,12 @@ def at_budget(bench: Bench, setting: str, limit: Budget) -> Table:
     points = [within(bench.cells[setting, method], limit) for method in methods]
     groups = [Repeated(method, there, setting) for method, there in zip(methods, points)]
     keys = list(dict.fromkeys(key for there in points for point in there.values() for key in point))
-    columns = {score_of(key).label: score_cells(groups, key) for key in keys if key not in _NOT_SCORES}
     rounds = [mean_text([point["round"] for point in there.values()]).split(" ")[0] for there in points]
-    columns = {"Round": [Cell(DASH if r == DASH else f"{float(r):g}") for r in rounds], **columns}
-    columns["Note"] = [
-        Cell(_note(bench.cells[setting, method], there, limit), is_words=True) for method, there in zip(methods, points)
-    ]
+    columns: dict[str, Sequence[Cell | str]] = {
+        "Round": [DASH if r == DASH else f"{float(r):g}" for r in rounds],
+        **{score_of(key).label: score_cells(groups, key, FORM) for key in keys if key not in _NOT_SCORES},
+        "Note": [Cell(_note(bench.cells[setting, m], x, limit), is_words=True) for m, x in zip(methods, points)],
+    }
     title = f"At most {number(limit.amount)} {BUDGETS[limit.unit]} ({limit.source})"
     return _table(title, methods, columns)
 
@@ -286,13 +282,13 @@ def _note(cell: Sequence[BenchRecord], there: Mapping[int, Mapping[str, float]],
 
 def failures(bench: Bench) -> Table:
     """Return the failed cells with their reasons."""
-    words = lambda *texts: [Cell(x, is_words=True) for x in texts]
-    rows = [
-        (shorten(r.setting), [*words(shorten(r.method)), Cell(str(r.seed)), *words(shorten(r.failed, _LETTERS))])
+    words = lambda text: Cell(text, is_words=True)
+    rows: list[tuple[str, list[Cell | str]]] = [
+        (shorten(r.setting), [words(shorten(r.method)), str(r.seed), words(shorten(r.failed, _LETTERS))])
         for r in bench.records
         if r.failed is not None
     ]
-    return Table("Failed cells", ["Setting", "Method", "Seed", "Reason"], rows)
+    return table("Failed cells", ["Setting", "Method", "Seed", "Reason"], rows)
 
 
 def rankings(bench: Bench) -> dict[str, ranks.Ranking | str]:

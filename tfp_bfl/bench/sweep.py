@@ -165,7 +165,7 @@ def sweep(
         check_data_of(output / name, read_summary(output / name).get("data"), now, output / name)
     check_models((f"{name}: ", config) for name, config in cells.items())
     from tfp_bfl.bench.reports import report
-    from tfp_bfl.bench.score_tables import write_tables
+    from tfp_bfl.bench.runs import write_tables
 
     output.mkdir(parents=True, exist_ok=True)
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")

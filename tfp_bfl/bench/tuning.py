@@ -17,18 +17,8 @@ from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.bench import cell
-from tfp_bfl.bench.cells import (
-    SUMMARY,
-    Options,
-    check_output,
-    forget_models,
-    is_done,
-    locked,
-    read_summary,
-    read_written,
-    write_json,
-)
+from tfp_bfl.bench import cell, cells
+from tfp_bfl.bench.cells import Options
 from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
 from tfp_bfl.bench.spaces import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError, shown
@@ -144,7 +134,7 @@ def tune_run(
 
 def _check_folder(output: pathlib.Path, record: str) -> None:
     """Check that the folder is new, or of the same trials."""
-    check_output(output, "trials", _OF_TUNE)
+    cells.check_output(output, "trials", _OF_TUNE)
     path = output / _OF_TUNE
     if path.is_file() and path.read_text(encoding="utf-8", errors="replace") != record:
         raise InvalidArgument(f"{path_name(output)} has trials of other options or data: give --output another folder.")
@@ -164,9 +154,9 @@ def check_optuna() -> None:
 def check_trials(folder: pathlib.Path, options: Options) -> None:
     """Raise InvalidArgument if a folder has trials of other options, or a file of its trials is damaged."""
     path = folder / OPTIONS
-    if is_done(folder):
-        read_summary(folder)
-    if path.is_file() and read_written(path) != json.loads(json.dumps(dict(options))):
+    if cells.is_done(folder):
+        cells.read_summary(folder)
+    if path.is_file() and cells.read_written(path) != json.loads(json.dumps(dict(options))):
         raise InvalidArgument(f"{path_name(folder)} has trials of other options: give another --output, or delete it.")
 
 
@@ -176,17 +166,11 @@ def choose(plan: Plan, setting: str, method: str, folder: pathlib.Path, options:
     def attempt(values: Values) -> Finished:
         return cell.run_trial(cell.task_of(plan, setting, method, plan.trial_seed, values))
 
-    return tune(folder, plan.methods[method].space, plan.trials, plan.trial_seed, plan.score, attempt, options)
+    return tune(folder, plan, plan.methods[method].space, attempt, options)
 
 
 def tune(
-    folder: pathlib.Path,
-    space: Mapping[str, Space],
-    trials: int,
-    seed: int,
-    score: str,
-    attempt: Try,
-    options: Options = DEFAULTS,
+    folder: pathlib.Path, plan: Plan, space: Mapping[str, Space], attempt: Try, options: Options = DEFAULTS
 ) -> Chosen:
     """Return the values of the best of some trials, which a folder stores: interrupted trials resume with the next one.
 
@@ -196,10 +180,8 @@ def tune(
 
     Args:
       folder: of the trials.
+      plan: states their number, with the one of the defaults, their seed, and the score by which they are compared.
       space: option -> values; {} for no trials.
-      trials: their number, with the one of the defaults.
-      seed: of the draws.
-      score: by which they are compared.
       attempt: runs one.
       options: all that decides the trials.
 
@@ -210,33 +192,31 @@ def tune(
     if not space:
         return Chosen({}, None, 0, 0.0)
     check_trials(folder, options)
-    with locked(folder / ".lock"):
-        if not is_done(folder):
-            write_json(folder / OPTIONS, dict(options))
-            write_json(folder / SUMMARY, _run_trials(folder, space, trials, seed, score, attempt))
-    found = read_summary(folder)
+    with cells.locked(folder / ".lock"):
+        if not cells.is_done(folder):
+            cells.write_json(folder / OPTIONS, dict(options))
+            cells.write_json(folder / cells.SUMMARY, _run_trials(folder, plan, space, attempt))
+    found = cells.read_summary(folder)
     if found["best"] is None:
         raise Error(f"Every trial failed, the first of them with: {found['reason']}")
     return Chosen(found["best"], found["score"], found["trials"], found["seconds"])
 
 
-def _run_trials(
-    folder: pathlib.Path, space: Mapping[str, Space], trials: int, seed: int, score: str, attempt: Try
-) -> dict[str, Any]:
+def _run_trials(folder: pathlib.Path, plan: Plan, space: Mapping[str, Space], attempt: Try) -> dict[str, Any]:
     """Run the trials that are not stored, and return the summary of all."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
-    sign, key = -1.0 if score in _MORE else 1.0, ALIASES.get(score, score)
+    sign, key = -1.0 if plan.score in _MORE else 1.0, ALIASES.get(plan.score, plan.score)
     of = lambda row: row.get("scores", {}).get(key, math.nan)
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(1, trials // 2))
+    sampler = optuna.samplers.TPESampler(seed=plan.trial_seed, n_startup_trials=max(1, plan.trials // 2))
     study = optuna.create_study(sampler=sampler)
     rows = read_trials(folder)
     if rows:
         write_whole(folder / TRIALS, "".join(json.dumps(row) + "\n" for row in rows))
     worst = 1e9
-    for number in range(trials):
+    for number in range(plan.trials):
         asked = study.ask() if number else None
         values = {name: each.suggest(asked, name) for name, each in space.items()} if asked else {}
         if number < len(rows):
@@ -258,7 +238,7 @@ def _run_trials(
         "score": best and of(best),
         "trials": len(rows),
         "seconds": sum(row.get("cost", {}).get("seconds", 0.0) for row in rows),
-        "reason": next((row["failed"] for row in rows if "failed" in row), f"no {score} was finite."),
+        "reason": next((row["failed"] for row in rows if "failed" in row), f"no {plan.score} was finite."),
     }
 
 
@@ -270,7 +250,7 @@ def _attempted(attempt: Try, values: Values) -> dict[str, Any]:
             raise
         return {"values": dict(values), "failed": reason(error)}
     finally:
-        forget_models()
+        cells.forget_models()
 
 
 def is_result(error: Exception) -> bool:

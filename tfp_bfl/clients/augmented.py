@@ -24,10 +24,6 @@ def augmented(work: ClientWork[Sent], augmentation: str | Augmentation) -> Clien
       work: that steps through batches, such as `clients.variational`.
       augmentation: (features [B, ...] in [0, 1], a seed [2]) -> features, such as `data.crop_and_flip(4)`; or its name,
         "crop_and_flip:PADDING".
-
-    Raises:
-      InvalidArgument: no such augmentation, or work with privacy of examples; in the first round: work that does not
-        step through batches.
     """
     if work.is_private:
         raise InvalidArgument(

@@ -40,10 +40,6 @@ def compressed(
       per_tensor: C takes each tensor of the model for itself.
       error_memory: e_k, which begins with 0 and stays with the client.
 
-    Raises:
-      InvalidArgument: no such compressor, or a biased one without error memory; work that sends something else, or that
-        keeps a memory of what it sent.
-
     Source: Stich et al. 2018 (arXiv:1809.07599), algorithm 1, for the error memory; a as Richtarik et al. 2021
     (arXiv:2106.05203), lemma 8.
     """

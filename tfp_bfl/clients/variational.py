@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -18,11 +17,10 @@ from tfp_bfl.training.inference import default_optimizer, settings_for, stating,
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer
 from tfp_bfl.training.passes import Passes, checked, with_passes
-from tfp_bfl.training.target import KLS, Target, target_of
+from tfp_bfl.training.target import KLS, target_of
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule
-from tfp_bfl.weights import ClientResult, FlatWeights, ServerMessage
-from tfp_bfl.weights.flat import Prior
+from tfp_bfl.weights import ClientResult, ServerMessage
 
 
 @stating
@@ -93,11 +91,6 @@ def variational(
     Returns:
       Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
       the server's message, one client's examples (features [N, ...], labels [N]) and a seed [2] int32.
-
-    Raises:
-      InvalidArgument: local_epochs or batch_size below 1, proximal below 0, a temperature that is not above 0, no such
-        inference, noise or kl, an optimizer that can't take vectors of all weights; or, with example_privacy, BatchNorm
-        or another inference than "backprop".
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     local_epochs, batch_size = checked(passes)
@@ -117,48 +110,22 @@ def variational(
         stddev_rate=stddev_rate,
         step_damping=step_damping,
     )
-    prior_of = functools.partial(_prior_of, update_prior=update_prior, pretrained=pretrained)
 
     def build() -> Work:
         trainer = Trainer(model_fn, update_fn, proximal, likelihood=density, example_privacy=example_privacy)
-        target = functools.partial(target_of, kl, weighting, temperature)
-        return _work(trainer, prior_of, target, (local_epochs, batch_size))
+
+        @tf.function(autograph=False)
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
+            number, prior = num_present(examples), trainer.weights.prior
+            if update_prior:  # The server's posterior, after training where it is not pretrained.
+                pooled, is_trained = trainer.weights.as_prior(message.weights.posterior), message.round > 0
+                choose = lambda new, own: new if pretrained else tf.where(is_trained, new, own)
+                prior = tf.nest.map_structure(choose, pooled, prior)
+            target = target_of(kl, weighting, temperature, prior, message.federation, tf.cast(number, tf.float32))
+            metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
+            return ClientResult(trainer.weights.store(), number, metrics)
+
+        return work
 
     # Batches of examples in private have a chance for each example, and any size.
     return ClientWork(build, is_private=example_privacy is not None, shapes=DYNAMIC if example_privacy else PADDED)
-
-
-def _work(
-    trainer: Trainer,
-    prior_of: Callable[[FlatWeights, ServerMessage], Prior],
-    target: Callable[..., Target],
-    passes: tuple[int, int],
-) -> Work:
-    """Return the client work of a trainer.
-
-    Args:
-      trainer: of the model.
-      prior_of: weights and message -> the prior.
-      target: prior, federation and the client's number of examples -> the target.
-      passes: local epochs and batch size.
-    """
-
-    @tf.function(autograph=False)
-    def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-        number, prior = num_present(examples), prior_of(trainer.weights, message)
-        of_client = target(prior, message.federation, tf.cast(number, tf.float32))
-        metrics, _ = trainer.train(message, examples, seed, *passes, target=of_client)
-        return ClientResult(trainer.weights.store(), number, metrics)
-
-    return work
-
-
-def _prior_of(weights: FlatWeights, message: ServerMessage, update_prior: bool, pretrained: bool) -> Prior:
-    """Return the prior: the layers' own or, with `update_prior`, the server's posterior after training."""
-    if not update_prior:
-        return weights.prior
-    pooled = weights.as_prior(message.weights.posterior)
-    if pretrained:
-        return pooled
-    chosen: Prior = tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
-    return chosen

@@ -125,13 +125,9 @@ def counts(cells: Cells, clients: Rows) -> bool:
 
 
 def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categorical: Collection[str]) -> None:
-    """Check that no category has only numbers at a client: at a site the column would be one of numbers.
+    """Check that none of the columns of a table is a category, unless it is in `categorical`, and numbers at a client.
 
-    Args:
-      table: of `read_table`.
-      columns: their cells.
-      clients: of `rows_of_clients`.
-      categorical: columns that are categories, whatever they hold.
+    At a site the column would be one of numbers.
     """
     for cells in columns if clients else ():
         name, column = cells.name, table[cells.name]
@@ -149,9 +145,7 @@ def check_kinds(table: Columns, columns: Collection[Cells], clients: Rows, categ
 def fit_encoding(raw: Raw, owners: np.ndarray | None = None) -> tuple[tuple[Feature, ...], tuple[Column, ...]]:
     """Return the features of a table and the columns of the model, from one message of each client.
 
-    Args:
-      raw: the training rows.
-      owners: the client of each row [N]; None for one client.
+    `owners` are the clients of the training rows [N]; None for one client.
     """
     parts = [slice(None)] if owners is None else [owners == x for x in dict.fromkeys(owners.tolist())]
     fitted = [
@@ -178,8 +172,17 @@ def fit_column(
         )
     missing, filled = count < rows, (count / rows) ** 0.5
     if cells.kind in TEXT_KINDS:
-        feature, shares = _levels(cells, messages, count, rows)
-        feature = feature._replace(has_missing=missing)
+        numbers: dict[str, int] = {}
+        for level, number in (pair for m in messages for pair in m.levels.items()):
+            numbers[level] = numbers.get(level, 0) + number
+        levels, has_rare = [x for x in cells.levels if numbers.get(x)], False
+        if cells.kind == "category":
+            frequent = sorted(numbers, key=lambda x: (-numbers[x], natural(x)))[:MOST_USED]
+            levels = sorted((x for x in frequent if numbers[x] >= min(RARE_ROWS, RARE_SHARE * rows)), key=natural)
+            has_rare = len(levels) < len(numbers)
+        feature = Feature(cells.name, cells.kind, tuple(levels), has_rare, missing)
+        by_level = [*(numbers[x] for x in levels), sum(n for x, n in numbers.items() if x not in {*levels})]
+        shares = np.minimum(np.array(by_level) / count @ np.nan_to_num(feature.codes), 1.0).tolist()
         moments = [(q, (q * (1 - q)) ** 0.5 * filled) for q in shares]
     else:
         pooled = pooled_column(cells.name, *zip(*((m.filled, m.mean, m.stddev) for m in messages if m.filled)))
@@ -190,24 +193,6 @@ def fit_column(
         share = 1 - count / rows
         moments.append((share, (share * (1 - share)) ** 0.5))
     return feature, tuple(Column(name, *moment) for name, moment in zip(feature.columns, moments))
-
-
-def _levels(cells: Cells, messages: Sequence[ColumnMessage], count: int, rows: int) -> tuple[Feature, list[float]]:
-    """Return the feature of a column of text, and the mean of each of its columns over the filled cells."""
-    counts: dict[str, int] = {}
-    for message in messages:
-        for level, number in message.levels.items():
-            counts[level] = counts.get(level, 0) + number
-    if cells.kind == "ordinal":
-        feature = Feature(cells.name, cells.kind, tuple(x for x in cells.levels if counts.get(x)))
-    else:
-        frequent = sorted(counts, key=lambda x: (-counts[x], natural(x)))[:MOST_USED]
-        used = {x for x in frequent if counts[x] >= min(RARE_ROWS, RARE_SHARE * rows)}
-        feature = Feature(cells.name, cells.kind, tuple(sorted(used, key=natural)), len(used) < len(counts))
-    used = set(feature.levels)
-    by_level = [*(counts[x] for x in feature.levels), sum(n for x, n in counts.items() if x not in used)]
-    shares = np.array(by_level) / count @ np.nan_to_num(feature.codes)
-    return feature, [float(min(x, 1.0)) for x in shares]
 
 
 def agree_columns(

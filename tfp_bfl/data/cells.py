@@ -133,12 +133,14 @@ def read_columns(
       kinds: column -> its kind, of `Cells`, where a model requires it.
       signs: column of these -> the sign that its numbers must have beside them, "" for none; columns that are not there
         may have any.
-      among: other columns that are read as numbers, as of `Columns.decimal_commas`.
+      among: other columns that are read as numbers: if one has commas that can only be decimal, all have.
     """
     if date_unit is not None:
         lookup(DATE_UNITS, date_unit, "unit of dates")
     are_numbers = {name for name in names if name not in categorical and kinds.get(name) not in TEXT_KINDS}
-    commas = table.decimal_commas(are_numbers.union(among))
+    are_numbers.update(among)
+    # Points that can only be decimal in another column: notations then differ by column.
+    commas = "" if are_numbers.intersection(table.points) else next((x for x in table.commas if x in are_numbers), "")
     read, suspect = [], None
     for name in names:
         column = table[name]
@@ -172,7 +174,7 @@ def read_cells(
         another form than 2020-12-31; text with more than `MOST_LEVELS` values; text in up to a fifth of the cells of a
         column of numbers; numbers that are not finite.
       is_category, date_unit: as of `read_columns`.
-      commas: of its table, as `Columns.decimal_commas` says.
+      commas: a column of its table with commas that can only be decimal; "" for none.
     """
     import pyarrow.types as types
 

@@ -15,7 +15,7 @@ _IMAGE_DIMENSIONS = 4
 MOST_OFFSET = 1e5
 
 
-def checked_features(features: object) -> np.ndarray:
+def checked_features(features: object, rounds: bool = True) -> np.ndarray:
     """Return features as a `Source` holds them, [N, ...]; their values decide, not their type.
 
     Tables and sequences become float32, of whichever type. Images [N, height, width, channels] become bytes if they
@@ -30,20 +30,16 @@ def checked_features(features: object) -> np.ndarray:
         is not float32 is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
     """
     array = _checked(features)
-    _check_rounding(features, array)
+    if rounds:
+        _check_rounding(features, array)
     return array
 
 
-def exact_features(features: object) -> np.ndarray:
-    """Return features as `checked_features` does, but tables [N, columns] as they are.
-
-    A table is standardised next, in float64, and rounded once.
-    """
-    array = _checked(features)
-    if len(array.shape) == 2:
-        return np.asarray(features)
-    _check_rounding(features, array)
-    return array
+def exact_features(features: Any) -> np.ndarray:
+    """Check features, and leave tables [N, columns] as they are: they are standardised in float64, and rounded once."""
+    is_table = len(np.shape(features)) == 2
+    array = checked_features(features, rounds=not is_table)
+    return np.asarray(features) if is_table else array
 
 
 def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +93,13 @@ def _checked(features: Any) -> np.ndarray:
     if array.dtype != np.float32:
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
-    _check_finite(array)
+    bad = ~np.isfinite(array)
+    if bad.any():
+        first = [int(i) for i in np.argwhere(bad)[0]]
+        raise InvalidArgument(
+            f"features hold {int(bad.sum())} numbers that are not finite, the first in example {first[0]} at "
+            f"{first[1:]}: fill them in, or leave those examples out."
+        )
     return _pixels(array) if array.ndim == _IMAGE_DIMENSIONS and array.size else array
 
 
@@ -130,7 +132,16 @@ def checked_labels(labels: object, num_examples: int, class_names: Sequence[str]
             )
         array = array.astype(np.int64)
     if array.dtype.kind in "OUS":
-        return _named(array, names)
+        texts = as_text(array.tolist())
+        names = names or ordered(texts)
+        numbers = {name: number for number, name in enumerate(names)}
+        unknown = sorted({x for x in texts if x not in numbers})
+        if unknown:
+            raise InvalidArgument(
+                f"labels hold {shown(unknown[0])}, which is none of the {len(names)} class names: name it among them, "
+                "or leave class_names out."
+            )
+        return np.array([numbers[x] for x in texts], np.int32), names
     if array.dtype.kind not in "biu":
         raise InvalidArgument(f"labels have the type {array.dtype}, but must be class numbers or names.")
     if not names:
@@ -167,16 +178,6 @@ def checked_targets(targets: object, num_examples: int) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def _check_finite(array: np.ndarray) -> None:
-    bad = ~np.isfinite(array)
-    if bad.any():
-        first = [int(i) for i in np.argwhere(bad)[0]]
-        raise InvalidArgument(
-            f"features hold {int(bad.sum())} numbers that are not finite, the first in example {first[0]} at "
-            f"{first[1:]}: fill them in, or leave those examples out."
-        )
-
-
 def _check_rounding(features: object, rounded: np.ndarray) -> None:
     """Raise InvalidArgument if float32 rounds the differences within a column [N, ..., columns] away."""
     if rounded is features or rounded.dtype != np.float32:
@@ -205,17 +206,3 @@ def _pixels(images: np.ndarray) -> np.ndarray:
         f"features are images of numbers from {lowest:g} to {highest:g}, but must be bytes, or floats from 0 to 1: "
         "rescale them."
     )
-
-
-def _named(array: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return class names and numbers of labels that are text."""
-    texts = as_text(array.tolist())
-    names = names or ordered(texts)
-    numbers = {name: number for number, name in enumerate(names)}
-    unknown = sorted({x for x in texts if x not in numbers})
-    if unknown:
-        raise InvalidArgument(
-            f"labels hold {shown(unknown[0])}, which is none of the {len(names)} class names: name it among them, or "
-            "leave class_names out."
-        )
-    return np.array([numbers[x] for x in texts], np.int32), names

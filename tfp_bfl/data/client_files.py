@@ -26,13 +26,7 @@ _IN_A_FOLDER = 1000
 
 
 class Reference(NamedTuple):
-    """Clients by where their examples are.
-
-    Fields:
-      folder: of a `ClientFiles`.
-      digest: of what it holds.
-      numbers: of the clients.
-    """
+    """Clients by where their examples are: the folder of a `ClientFiles`, its digest, and the clients' numbers."""
 
     folder: str
     digest: str
@@ -40,8 +34,6 @@ class Reference(NamedTuple):
 
 
 class _Index(BaseModel):
-    """The content of `INDEX`."""
-
     version: int
     digest: str
     source: Schema

@@ -48,10 +48,8 @@ def cohort(
     round_number = check_count(round_number, "round_number", least=0)
     if cohort_size == num_clients:
         return np.arange(num_clients, dtype=np.int64)
-    rng = generator(seed, "cohort", round_number, *_again(attempt))
-    shares = None
-    if popularity is not None:
-        shares = _popularity(num_clients, float(popularity), seed)
+    rng = generator(seed, "cohort", round_number, *([attempt] if attempt else []))
+    shares = None if popularity is None else _popularity(num_clients, float(popularity), seed)
     return np.sort(rng.choice(num_clients, size=cohort_size, replace=False, p=shares)).astype(np.int64)
 
 
@@ -116,9 +114,5 @@ def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, 
     """
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout is {dropout}, but must be a probability of at least 0 and below 1.")
-    rng = generator(seed, "dropout", round_number, *_again(attempt))
+    rng = generator(seed, "dropout", round_number, *([attempt] if attempt else []))
     return chosen[rng.random(1 + max(chosen, default=0))[chosen] >= dropout]  # The k-th draw is client k's.
-
-
-def _again(attempt: int) -> tuple[int, ...]:
-    return (attempt,) if attempt else ()

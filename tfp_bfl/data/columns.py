@@ -168,11 +168,11 @@ def _written(values: Any) -> list[Any]:
 
 
 class Columns:
-    """A table whose columns are decoded once, and which knows those with marks that can only be decimal."""
+    """A table whose columns are decoded once; `commas` and `points` name those with marks that can only be decimal."""
 
     def __init__(self, columns: Sequence[Decoded], commas: Collection[str] = (), points: Collection[str] = ()):
         self._columns = {column.name: column for column in columns}
-        self._commas, self._points = tuple(commas), tuple(points)
+        self.commas, self.points = tuple(commas), tuple(points)
         self.column_names, self.num_rows = [*self._columns], len(columns[0].empty) if columns else 0
 
     def __getitem__(self, name: str) -> Decoded:
@@ -180,19 +180,12 @@ class Columns:
 
     def select(self, names: Sequence[str]) -> Columns:
         """Return some of the columns."""
-        return Columns([self[name] for name in names], self._commas, self._points)
+        return Columns([self[name] for name in names], self.commas, self.points)
 
     def filter(self, mask: np.ndarray) -> Columns:
         """Return the rows of a mask."""
         rows = np.flatnonzero(mask)
-        return Columns([column.take(rows) for column in self._columns.values()], self._commas, self._points)
-
-    def decimal_commas(self, names: Collection[str]) -> str:
-        """Return a column with commas that can only be decimal, among the names of those read as numbers; "" for none.
-
-        It is "" too if another column has points that can only be decimal: notations then differ by column.
-        """
-        return "" if {*names}.intersection(self._points) else next((x for x in self._commas if x in names), "")
+        return Columns([column.take(rows) for column in self._columns.values()], self.commas, self.points)
 
 
 def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[Any]] | None = None) -> Columns:

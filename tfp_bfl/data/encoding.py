@@ -83,11 +83,7 @@ class Feature(NamedTuple):
 
 
 def parse_features(given: object) -> tuple[Feature, ...]:
-    """Return the features of a record; ValueError if it is none.
-
-    Args:
-      given: a list of `Feature._asdict()`.
-    """
+    """Return the features of a record, a list of `Feature._asdict()`; ValueError if it is none."""
     if not isinstance(given, (list, tuple)) or len(given) > _MOST_FEATURES:
         raise ValueError(given)
     features = []
@@ -121,12 +117,6 @@ class Raw:
     def __getitem__(self, rows: Any) -> Raw:
         return Raw([cells._replace(values=cells.values[rows]) for cells in self.columns], self.unit)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all cells are numbers without a sign and none is empty."""
-        is_plain = lambda cells: cells.kind in ("number", "truth") and not (cells.sign or cells.empty.any())
-        return all(map(is_plain, self.columns))
-
 
 def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
     """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.
@@ -156,18 +146,13 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
 
 def scaled(values: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
     """Return numbers [N, D] less the means of the columns, over their scales, float32 [N, D]."""
-    means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
+    means, scales = np.array([(c.mean, c.scale) for c in columns]).T
     standardised: np.ndarray = ((values - means) / scales).astype(np.float32)
     return standardised
 
 
 def unknown_levels(raw: Raw, features: Sequence[Feature]) -> list[str]:
-    """Return a sentence for each column with levels, or empty cells, that the training did not have.
-
-    Args:
-      raw: rows with the columns of `features`.
-      features: of the model.
-    """
+    """Return a sentence for each column with levels, or empty cells, that the training (`features`) did not have."""
     sentences = []
     for cells, feature in zip(raw.columns, features):
         name, empty = shown(feature.name), int(cells.empty.sum())

@@ -156,7 +156,8 @@ def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
             f"The column {shown(x)} numbers the rows and is left out: name it with --only to use it." for x in counting
         ]
     features: Any = Raw(cells, raw.unit)
-    if reading.is_full or (not (is_test or reading.is_part) and features.is_plain):
+    is_plain = lambda x: x.kind in ("number", "truth") and not (x.sign or x.empty.any())
+    if reading.is_full or (not (is_test or reading.is_part) and all(map(is_plain, cells))):
         features = np.stack([x.values for x in cells], -1)
     filled &= True if owners is None else owners != ""
     found = Examples(features, labels, owners, tuple(x.name for x in cells))

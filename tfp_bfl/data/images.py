@@ -80,7 +80,10 @@ def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: t
       InvalidArgument: a path does not exist, a folder has no image files, none of the images can be read, or `shape`
         is not three positive integers.
     """
-    shape = _check_shape(shape)
+    if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+        raise InvalidArgument(f"shape is {shown(shape)}, but must be (height, width, channels).")
+    height, width, channels = (check_count(n, "each of shape's sizes") for n in shape)
+    shape = height, width, channels
     names: list[str] = []
     parts: list[np.ndarray] = []
     failures: list[tuple[str, str]] = []
@@ -106,13 +109,6 @@ def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: t
     return Images(tuple(names), np.concatenate(parts), tuple(failures))
 
 
-def _check_shape(shape: object) -> tuple[int, int, int]:
-    if not isinstance(shape, (tuple, list)) or len(shape) != 3:
-        raise InvalidArgument(f"shape is {shown(shape)}, but must be (height, width, channels).")
-    height, width, channels = (check_count(n, "each of shape's sizes") for n in shape)
-    return height, width, channels
-
-
 def _expand(paths: object) -> list[pathlib.Path]:
     """Return the files that paths mean, folders opened up."""
     expanded = []
@@ -133,13 +129,10 @@ def _expand(paths: object) -> list[pathlib.Path]:
         except (TypeError, ValueError):
             raise InvalidArgument(f"The images {shown(path)} can't be read: that is not a path.") from None
         if not inside:
-            raise InvalidArgument(f"The folder {files.name(path)} has no image files: {_kinds()}.")
+            kinds = ", ".join(FORMATS)
+            raise InvalidArgument(f"The folder {files.name(path)} has no image files: their names must end in {kinds}.")
         expanded += inside
     return expanded
-
-
-def _kinds() -> str:
-    return f"their names must end in {', '.join(FORMATS)}"
 
 
 def _read_image(file: BinaryIO, shape: tuple[int, int, int]) -> np.ndarray:
@@ -187,11 +180,7 @@ def _channels(image: Any) -> int | None:
 
 
 def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
-    """Return height, width and channels of an image file as it is shown, from its header.
-
-    Args:
-      path: of an image file.
-    """
+    """Return height, width and channels of an image file as it is shown, from its header."""
     try:
         with files.open_regular(path, "image") as file, _open(file) as image:
             return (*_upright(image, _orientation(image)), _channels(image) or 3)
@@ -204,11 +193,7 @@ def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
 
 
 def is_hidden(path: pathlib.Path) -> bool:
-    """Return whether a relative path has a part that programs hide: ".name", or macOS' copies in archives.
-
-    Args:
-      path: relative to the folder that is read.
-    """
+    """Return whether a relative path has a part that programs hide: ".name", or macOS' copies in archives."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
 
 

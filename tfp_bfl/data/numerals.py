@@ -44,6 +44,11 @@ _KINDS = {
     "dash": re.compile("[-\u2013\u2014\u2212]{1,3}"),
     "limit": re.compile(f"(?:[<>\u2264\u2265]=?|=[<>]) ?{_SIGN}? ?{_LOOSE} ?{_SIGN}?"),
 }
+_EMPTY_THEM = "empty the cells that stand for a missing value, or give --categorical"
+_REMEDIES = {
+    **{"mark": _EMPTY_THEM, "dash": _EMPTY_THEM},
+    "limit": "write a number for a limit, such as half of it, or give --categorical",
+}
 # What begins with a number.
 _BEGINS = re.compile(f"[(~\u2248<>\u2264\u2265=+\u2212-]* ?{_SIGN}? ?[0-9]")
 
@@ -119,9 +124,20 @@ class Numerals:
             kinds[kinds == "dash"] = "word"
         self.aside = np.isin(places, np.flatnonzero(np.isin(kinds, ("mark", "dash", "limit"))))
         self.words = np.isin(places, np.flatnonzero(kinds == "word"))
-        self.wrong = _fault(kinds.tolist(), [sign for _, _, sign in cells], texts, places)
-        signs = {sign for kind, _, sign in cells if kind == "number"}
-        if self.wrong is None and len(signs) == 1 and (sign := signs.pop()):
+        row_of = lambda i: int(np.argmax(places == i))
+        bad = next((i for i, kind in enumerate(kinds) if kind in _REMEDIES), None)
+        signs: dict[str, int] = {}
+        for i, (kind, _, sign) in enumerate(cells):
+            if kind == "number":
+                signs.setdefault(sign, i)
+        if bad is not None:
+            why = "a limit of detection" if kinds[bad] == "limit" else "which is no number"
+            self.wrong = row_of(bad), why, _REMEDIES[kinds[bad]]
+        elif len(signs) > 1:
+            i, j = list(signs.values())[:2]
+            what = f"and {shown(texts[i])} in row {row_of(i) + 1}, which have not the same sign beside them"
+            self.wrong = row_of(j), what, "write all numbers of a column with one sign, or without"
+        elif sign := next(iter(signs), ""):
             self.sign, bare = sign, pyarrow.array([number for _, number, _ in cells], pyarrow.string())
             self.column = pyarrow.chunked_array([compute.take(bare, encoded.indices)])
 
@@ -165,26 +181,6 @@ class Numerals:
     def may_group(self) -> bool:
         """Whether points may group thousands in all cells."""
         return bool(self.mask(_GERMAN).all())
-
-
-def _fault(kinds: list[str], signs: list[str], texts: list[str], places: np.ndarray) -> tuple[int, str, str] | None:
-    """Return what is wrong with a column of numbers, as `Numerals.wrong`."""
-    row_of = lambda i: int(np.argmax(places == i))
-    first: dict[str, int] = {}
-    for i, kind in enumerate(kinds):
-        if kind == "limit":
-            advice = "write a number for a limit, such as half of it, or give --categorical"
-            return row_of(i), "a limit of detection", advice
-        if kind in ("mark", "dash"):
-            advice = "empty the cells that stand for a missing value, or give --categorical"
-            return row_of(i), "which is no number", advice
-        if kind == "number":
-            first.setdefault(signs[i], i)
-    if len(first) < 2:
-        return None
-    i, j = list(first.values())[:2]
-    what = f"and {shown(texts[i])} in row {row_of(i) + 1}, which have not the same sign beside them"
-    return row_of(j), what, "write all numbers of a column with one sign, or without"
 
 
 def _cell(text: str) -> tuple[str, str, str]:

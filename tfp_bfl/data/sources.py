@@ -27,15 +27,7 @@ STRATA = 10
 
 
 class Learnt:
-    """The target of learning, wherever the examples lie.
-
-    Attributes:
-      name: of the data.
-      class_names: C names; () where numbers are regressed on.
-      target: what is regressed on; None for classes.
-      element_shape: of one example's features.
-      is_image: whether they are bytes, [height, width, channels]; else float32.
-    """
+    """The target of learning, wherever the examples lie: attributes as of `Source`."""
 
     name: str
     class_names: tuple[str, ...]
@@ -102,12 +94,12 @@ class Source(Learnt):
             labels = checked_targets(self.labels, len(features)).astype(np.float32)
         else:
             labels, class_names = checked_labels(self.labels, len(features), self.class_names)
-        if self.owners is not None and np.shape(self.owners) != (len(labels),):
+        owners = self.owners
+        if owners is not None and np.shape(owners) != (len(labels),):
             raise InvalidArgument(
-                f"owners have the shape {list(np.shape(self.owners))}, but must name the client of each of the "
+                f"owners have the shape {list(np.shape(owners))}, but must name the client of each of the "
                 f"{len(labels)} examples."
             )
-        owners = self.owners
         if owners is not None and any(isinstance(x, str) and canonical(x) != x for x in {*np.asarray(owners).tolist()}):
             owners = as_text(np.asarray(owners).tolist())
         columns = tuple(column._replace(name=canonical(column.name)) for column in self.columns)
@@ -196,12 +188,7 @@ class Source(Learnt):
         return self.select(keep)
 
     def select(self, rows: np.ndarray, split: str | None = None) -> Source:
-        """Return examples by their places or a mask.
-
-        Args:
-          rows: places [M], or a mask [N].
-          split: the name of the new split; None for the name of this one.
-        """
+        """Return examples by their places [M] or a mask [N], as a split of another name if one is given."""
         owners = None if self.owners is None else self.owners[rows]
         examples = {"features": self.features[rows], "labels": self.labels[rows], "owners": owners}
         return dataclasses.replace(self, split=split or self.split, **examples)
@@ -226,12 +213,6 @@ class Source(Learnt):
 
 
 def standardised_target(name: str, train: np.ndarray, numbers: np.ndarray) -> tuple[Column, np.ndarray]:
-    """Return the statistics of the training set's numbers, and numbers standardised by them.
-
-    Args:
-      name: of the target.
-      train: numbers of the training set, [N].
-      numbers: that are standardised, [M].
-    """
+    """Standardise numbers [M] of a target by the statistics of those of the training set [N], which come first."""
     target = column_of(name, train)
     return target, (np.asarray(numbers, np.float64) - target.mean) / target.scale

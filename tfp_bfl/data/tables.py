@@ -175,7 +175,17 @@ def _checked(
         reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
         reason = " ".join(reason.split()).rstrip(".")
         raise InvalidArgument(f"The table {where} can't be read: {reason}.") from None
-    names = _without_index(table, as_names(stored), named)
+    try:
+        index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
+        recorded = {canonical(name) for name in index if isinstance(name, str)}
+    except (ValueError, KeyError, TypeError):
+        recorded = set()
+    names = []
+    for i, name in enumerate(as_names(stored)):
+        looks_so = _INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__"))
+        is_unnamed = name == "" and table.column(i).null_count == table.num_rows  # And has no values.
+        if name in named or not (name in recorded or is_unnamed or looks_so):
+            names.append(name)
     for name in drop:
         lookup(dict.fromkeys(names), name, "column", f"in {where} for --drop")
     names = [name for name in names if name not in drop]
@@ -194,7 +204,18 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: str | None, text: C
     if start in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE) or b"\0" in start[:2]:
         raise InvalidArgument(f"The table {files.name(path)} is not UTF-8 text, first in line 1: save it as UTF-8.")
     encoding = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
-    has_quotes = _check_encoding(file, encoding, path)
+    decoder, line, has_quotes = codecs.getincrementaldecoder(encoding)(), 1, False
+    file.seek(0)
+    try:
+        while block := file.read(_BLOCK):
+            read_text = decoder.decode(block)
+            line, has_quotes = line + read_text.count("\n"), has_quotes or '"' in read_text
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        line += error.object[: error.start].count(b"\n")
+        raise InvalidArgument(
+            f"The table {files.name(path)} is not {encoding.upper()} text, first in line {line}: save it as UTF-8."
+        ) from None
     file.seek(0)
     head = file.read(_HEAD_BYTES).decode(encoding, "ignore").lstrip("\ufeff")
     first_line = _SEP_LINE.match(head)
@@ -251,44 +272,12 @@ def _without_blank_end(table: Any) -> Any:
     return table.slice(0, number) if number else table
 
 
-def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> bool:
-    """Check that a file is text, and return whether it has a quote."""
-    decoder, line, has_quotes = codecs.getincrementaldecoder(encoding)(), 1, False
-    file.seek(0)
-    try:
-        while block := file.read(_BLOCK):
-            text = decoder.decode(block)
-            line, has_quotes = line + text.count("\n"), has_quotes or '"' in text
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        line += error.object[: error.start].count(b"\n")
-        raise InvalidArgument(
-            f"The table {files.name(path)} is not {encoding.upper()} text, first in line {line}: save it as UTF-8."
-        ) from None
-    return has_quotes
-
-
 def _header(head: str, separator: str) -> list[str]:
     """Return the names in the first line of text; [] if that is none."""
     try:
         return next(csv.reader(io.StringIO(head.lstrip("\r\n"), newline=""), delimiter=separator), [])
     except csv.Error:
         return []
-
-
-def _without_index(table: Any, names: Sequence[str], named: Collection[str]) -> list[str]:
-    """Return the names of the columns but those that are a row index by pandas' record or by their name, and those that
-    have neither a name nor values.
-    """
-    try:
-        index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
-        recorded = {canonical(name) for name in index if isinstance(name, str)}
-    except (ValueError, KeyError, TypeError):
-        recorded = set()
-    looks = lambda i, name: _INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__"))
-    unnamed = lambda i, name: name == "" and table.column(i).null_count == table.num_rows
-    is_index = lambda i, name: name in recorded or unnamed(i, name) or looks(i, name)
-    return [name for i, name in enumerate(names) if name in named or not is_index(i, name)]
 
 
 def with_canonical_names(table: Any, where: str) -> Columns:

@@ -10,26 +10,16 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import MEAN, ClientWork
+from tfp_bfl.contracts import ClientWork
 from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import Given, Sent
 
 
-def joined(work: ClientWork[Sent], weights: Sent, extra: TensorTree, weight: tf.Tensor) -> Sent:
-    """Return a client's weights with its extra statistics among the point weights.
-
-    Args:
-      work: its `extra_pool` says how they are pooled. For the sum they are divided by the client's weight, with which
-        the rule multiplies them.
-      weights: that the client sends.
-      extra: its statistics, in the structure of `work.extra(weights)`.
-      weight: of the client, a scalar.
-    """
+def joined(work: ClientWork[Sent], weights: Sent, extra: TensorTree) -> Sent:
+    """Return a client's weights with its extra statistics among the point weights."""
     if work.extra is None:
         return weights
-    if work.extra_pool != MEAN:
-        extra = tf.nest.map_structure(lambda x: tf.math.divide_no_nan(x, tf.cast(weight, x.dtype)), extra)
     own = cast(Any, weights)  # `ModelWeights`: others have no extra statistics.
     return own._replace(point=(own.point, extra))
 
@@ -41,19 +31,12 @@ def anchored(work: ClientWork[Sent], weights: ModelWeights) -> ModelWeights:
     return weights._replace(point=(weights.point, tf.nest.map_structure(tf.zeros_like, work.extra(weights))))
 
 
-def parted(work: ClientWork[Sent], pooled: Given, total_weight: tf.Tensor) -> tuple[Given, TensorTree]:
-    """Return what a rule pooled as the weights and the extra statistics, () where clients send none.
-
-    Args:
-      work, pooled: of the round.
-      total_weight: the sum of the clients' weights, a scalar.
-    """
+def parted(work: ClientWork[Sent], pooled: Given) -> tuple[Given, TensorTree]:
+    """Return what a rule pooled as the weights and the extra statistics, () where clients send none."""
     if work.extra is None:
         return pooled, ()
     weights = cast(Any, pooled)
     point, extra = weights.point
-    if work.extra_pool != MEAN:
-        extra = tf.nest.map_structure(lambda x: x * tf.cast(total_weight, x.dtype), extra)
     return weights._replace(point=point), extra
 
 

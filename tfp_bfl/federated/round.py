@@ -181,7 +181,7 @@ def make_round(
         importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)
         fault = find_fault(result, anchor, importance, limits, given, known)
         importance = tf.minimum(importance, message.federation.most_weight)
-        sent = joined(client_work, result.weights, result.extra, importance)
+        sent = joined(client_work, result.weights, result.extra)
         statistics = rule.summarise(sent, anchored(client_work, anchor), importance)
         statistics = tf.nest.map_structure(lambda x: tf.where(is_sound(fault), x, tf.zeros_like(x)), statistics)
         counts = dict(result.counts)
@@ -214,7 +214,7 @@ def make_round(
         if rule.randomise is not None:
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3, *tf.unstack(state.noise)))
         pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
-        pooled, extra = parted(client_work, pooled, tf.reduce_sum(tf.where(sound, total.report.weight, 0.0)))
+        pooled, extra = parted(client_work, pooled)
         metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size, size.present.num_clients)
@@ -229,9 +229,7 @@ def make_round(
         memory = replace_rows(state.memory, total.report.client, total.memory, counted)
         metrics.update(spread(weights.posterior, limits.min_stddev)._asdict())
         metrics.update(reported)
-        if server_step.extra:
-            metrics.update(server_step.metrics(extra))
-        metrics.update(server_step.measured(step, weights, extra))
+        metrics.update(server_step.metrics(step, weights, extra))
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation, state.noise), metrics
 
     return Round(

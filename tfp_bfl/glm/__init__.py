@@ -5,6 +5,9 @@
 
 Clients send sums: log likelihood, gradient and information at coefficients that the server proposes. Nothing here needs
 TensorFlow but `baselines`. Names are imported when they are first used: the command line starts without SciPy.
+
+Arrays are of float64, with n rows, p coefficients (the intercept first) and d columns with random effects. Functions
+raise `InvalidArgument` for bad input, in a sentence that names the column, the row or the option.
 """
 
 from typing import TYPE_CHECKING
@@ -12,10 +15,9 @@ from typing import TYPE_CHECKING
 from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
-    from tfp_bfl.glm.combination import OneMessage, one_message
     from tfp_bfl.glm.families import FAMILIES
-    from tfp_bfl.glm.fitting import fit
-    from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical
+    from tfp_bfl.glm.fitting import OneMessage, fit, fit_hierarchical, one_message
+    from tfp_bfl.glm.hierarchical import Hierarchical
     from tfp_bfl.glm.posterior import Coefficients, Posterior
     from tfp_bfl.glm.revision import Revised, revise
     from tfp_bfl.glm.sums import Sums
@@ -24,9 +26,8 @@ export_later(
     __name__,
     {
         "FAMILIES": "tfp_bfl.glm.families",
-        "fit": "tfp_bfl.glm.fitting",
-        **dict.fromkeys(("Hierarchical", "fit_hierarchical"), "tfp_bfl.glm.hierarchical"),
-        **dict.fromkeys(("OneMessage", "one_message"), "tfp_bfl.glm.combination"),
+        **dict.fromkeys(("OneMessage", "fit", "fit_hierarchical", "one_message"), "tfp_bfl.glm.fitting"),
+        "Hierarchical": "tfp_bfl.glm.hierarchical",
         **dict.fromkeys(("Coefficients", "Posterior"), "tfp_bfl.glm.posterior"),
         **dict.fromkeys(("Revised", "revise"), "tfp_bfl.glm.revision"),
         "Sums": "tfp_bfl.glm.sums",

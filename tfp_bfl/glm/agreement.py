@@ -2,22 +2,24 @@
 
     site:   names and kinds of the columns, and the levels of text
     server: the columns of the model, by the union of the levels (`agree`)
-    site:   sums over its rows: filled cells, their sum, rows in which two columns are empty (`encoding.SiteCells.sums`)
-    server: means for empty cells, and the indicators (`encoding.settle`)
+    site:   sums over its rows: filled cells, their sum, rows in which two columns are empty (`design.SiteCells.sums`)
+    server: means for empty cells, and the indicators (`design.settle`)
 
 `design.read_design` reads a table in one place by these steps, with its clients as the sites.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfp_bfl.data.agreement import check_levels, check_one_kind
 from tfp_bfl.data.cells import COUNTERS, MOST_LEVELS, NUMBERING, RISING, ROWS, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
+from tfp_bfl.data.messages import Level, Name
 from tfp_bfl.data.names import as_names, canonical, natural
 from tfp_bfl.data.numerals import doubts
 from tfp_bfl.data.tables import with_canonical_names
@@ -31,17 +33,16 @@ MISSING = {
     "indicate": "an empty cell becomes the mean of the column, and a column of 0 and 1 says where cells were empty",
 }
 _IN_WORDS = {NUMBER: "numbers", DATE: "dates", CATEGORY: "text"}
+# Columns of a table, with one for each level of text.
+MOST_COLUMNS = 2000
 # Of numbers with a sign beside them, after which the kind has the sign: "number in %".
 SIGNED = f"{NUMBER} in "
 
 
 class AgreedColumn(NamedTuple):
-    """A column of a table.
+    """A column of a table. Its kind is one of `KINDS`, or `SIGNED` with the sign.
 
-    Fields:
-      name: of the column.
-      kind: one of `KINDS`, or `SIGNED` with the sign.
-      levels: of a category, in natural order; the first one is the reference.
+    The levels of a category are in natural order; the first one is the reference.
     """
 
     name: str
@@ -55,14 +56,7 @@ class AgreedColumn(NamedTuple):
 
 
 class AgreedColumns(NamedTuple):
-    """Columns that all sites have in common.
-
-    Fields:
-      columns: of the model.
-      events: the values that are an event; () for a family without.
-      notes: sentences on what was done with columns.
-      date_unit: in which dates become numbers; None where there are none.
-    """
+    """Columns that all sites have in common, the values that are an event, and what was done with columns, in words."""
 
     columns: tuple[AgreedColumn, ...]
     events: tuple[str, ...] = ()
@@ -84,7 +78,7 @@ def describe(
     categorical: Sequence[str] = (),
     date_unit: str | None = None,
 ) -> dict[str, Any]:
-    """Return what a site says of its table as JSON: columns, the levels of text, and the values of the event.
+    """Describe the table of a site as JSON: columns, the levels of text, and the values of the event.
 
     Levels are those of the rows with an outcome: others are not in the fit.
 
@@ -93,9 +87,6 @@ def describe(
       outcome: its columns.
       where: the name of the table, for errors.
       only, drop, categorical, date_unit: as of `design.read_design`.
-
-    Raises:
-      InvalidArgument: a column of the outcome is missing, or a column is not fit for a model.
     """
     table, outcome = with_canonical_names(table, where), outcome.in_one_form()
     only, drop, categorical = as_names(only), as_names(drop), as_names(categorical)
@@ -142,6 +133,43 @@ def _describe(
     return AgreedColumn(name, CATEGORY, tuple(levels))
 
 
+class DesignDescription(BaseModel):
+    """Description of a site's table, as JSON (`describe`)."""
+
+    model_config = ConfigDict(strict=True)
+
+    columns: list[Annotated[tuple[Name, str, list[Level]], Field(strict=False)]]
+    events: Annotated[list[Level], Field(max_length=MOST_LEVELS)]
+
+
+def check_description(site: str, summary: object, left_out: Collection[str] = (), only: Collection[str] = ()) -> None:
+    """Check the form of a description that a site sent, before it is sent on.
+
+    No description may have a column of `left_out`, nor one besides `only`, where that is not ().
+    """
+    wrong = InvalidArgument(f"The description of {site}'s table does not have the required form.")
+    try:
+        read = DesignDescription.model_validate(summary)
+    except ValidationError:
+        raise wrong from None
+    columns, names = read.columns, [name for name, _, _ in read.columns]
+    for _, kind, levels in columns:
+        sign = kind.partition(SIGNED)[2]
+        is_signed = kind == SIGNED + sign and len(sign) == 1 and sign.isprintable()
+        if not (kind in KINDS or is_signed) or bool(levels) != (kind == CATEGORY):
+            raise wrong
+    if any(len({*own}) < len(own) for own in (names, read.events, *(levels for _, _, levels in columns))):
+        raise wrong
+    if not {*left_out}.isdisjoint(names) or (only and not {*names} <= {*only}):
+        raise wrong
+    size = sum(max(1, len(levels)) for _, _, levels in columns)
+    if size > MOST_COLUMNS:
+        raise InvalidArgument(
+            f"{site}'s table has {size:,} columns, with one for each level of text, but at most {MOST_COLUMNS:,} are "
+            "possible: leave columns out with --drop."
+        )
+
+
 def agree(
     descriptions: Mapping[str, Mapping[str, Any]],
     outcome: Outcome,
@@ -149,17 +177,10 @@ def agree(
     date_unit: str | None = None,
     categorical: Sequence[str] = (),
 ) -> AgreedColumns:
-    """Return the columns of all sites, with the union of their levels.
+    """Combine the columns of all sites, with the union of their levels, from the descriptions of `describe`.
 
-    Args:
-      descriptions: site -> the result of `describe`.
-      outcome: its columns.
-      missing: one of `MISSING`.
-      date_unit, categorical: as of `describe`.
-
-    Raises:
-      InvalidArgument: a column holds numbers at one site and text at another, has no value at all, or none at half
-        of the sites while rows with empty cells are left out.
+    A column must not hold numbers at one site and text at another, nor be empty everywhere, or at half of the sites
+    while rows with empty cells are left out.
     """
     of_sites = {
         site: {name: AgreedColumn(name, kind, tuple(levels)) for name, kind, levels in summary["columns"]}

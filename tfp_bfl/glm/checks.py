@@ -11,9 +11,8 @@ from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.families import Family
-from tfp_bfl.glm.fixed_point import RESOLUTION
 from tfp_bfl.glm.rows import INTERCEPT
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.sums import RESOLUTION, Sums
 
 # Below this share of the largest, a diagonal of the pivoted factor is rounding.
 _RANK_TOLERANCE = 1e-11
@@ -28,16 +27,9 @@ ADVICE = "or give a prior: prior_stddev=2.5, or --prior-stddev 2.5"
 
 
 def check_determined(information: np.ndarray, names: Sequence[str], num_rows: float = math.inf) -> None:
-    """Refuse coefficients that the rows and the prior do not determine.
+    """Refuse coefficients that the rows and the prior, with this information together, do not determine.
 
-    Args:
-      information: of the rows and the prior together [p, p].
-      names: of the coefficients [p].
-      num_rows: the number of rows.
-
-    Raises:
-      InvalidArgument: there are fewer rows than coefficients; or a column is 0 in all rows, or a combination of others.
-        The message names the columns.
+    There are fewer rows than coefficients; or a column is 0 in all rows, or a combination of others.
     """
     if not np.all(np.isfinite(information)):
         raise InvalidArgument(
@@ -65,15 +57,12 @@ def check_determined(information: np.ndarray, names: Sequence[str], num_rows: fl
 
 
 def check_resolution(sums: np.ndarray, columns: Sequence[str], num_clients: int) -> None:
-    """Refuse sums of squares that secure sums round by more than 1e-6 of them.
+    """Refuse sums of squares that secure sums round by more than 1e-6 of them; each client rounds by at most 2^-61.
 
     Args:
       sums: of the squares of each column, weighted as in the information [n].
       columns: what they are of, in words [n].
-      num_clients: K; each rounds its part by at most 2^-61.
-
-    Raises:
-      InvalidArgument: a sum is too small. The message names the column.
+      num_clients: K.
     """
     least = num_clients * RESOLUTION / 2 / _MOST_ROUNDING
     for column, value in zip(columns, sums):
@@ -113,7 +102,7 @@ def separating(
 
 
 def few_events(sums: Sums, family: Family, num_coefficients: int) -> list[str]:
-    """Return a warning where there are fewer than ten events for each coefficient, by the usual rule of thumb."""
+    """Warn of fewer than ten events for each coefficient, by the usual rule of thumb."""
     limit = family.limit(sums.num_rows, sums.num_events)
     if limit >= _MIN_EVENTS_PER_COEFFICIENT * num_coefficients:
         return []
@@ -125,7 +114,7 @@ def few_events(sums: Sums, family: Family, num_coefficients: int) -> list[str]:
 
 
 def misfit(sums: Sums, num_coefficients: int) -> list[str]:
-    """Return a warning where counts vary more than a Poisson distribution with the fitted means.
+    """Warn of counts that vary more than a Poisson distribution with the fitted means.
 
     With Pearson's statistic X = sum_i (y_i - mu_i)^2 / mu_i and df = N - p, the warning is issued for
 
@@ -133,9 +122,7 @@ def misfit(sums: Sums, num_coefficients: int) -> list[str]:
 
     that is, 3 standard deviations of X above its mean: 1 + 3 sqrt(2 / df) for large means.
 
-    Args:
-      sums: of all rows at the maximum; of counts alone they have Pearson's statistic.
-      num_coefficients: p.
+    Only the sums of counts have Pearson's statistic.
 
     Source: McCullagh & Nelder 1989, section 4.5.
     """
@@ -153,16 +140,12 @@ def misfit(sums: Sums, num_coefficients: int) -> list[str]:
 
 
 def apart(parts: Mapping[str, Sums], dispersion: float) -> dict[str, float]:
-    """Return the client whose coefficients differ from those of all others by more than chance, with its p-value.
+    """Find the client whose coefficients differ from those of all others by more than chance, with its p-value.
 
         g_k' (I_k - I_k I^-1 I_k)^+ g_k / dispersion ~ chi2,   g_k, I_k: sums of client k at the maximum of all clients
 
     is the score test of own coefficients of client k. The p-values are times the number of clients. A client is named
     only if the others then agree with each other: where all differ, nobody stands apart.
-
-    Args:
-      parts: client -> its sums at coefficients near the maximum.
-      dispersion: of the outcome.
     """
     if len(parts) < 3:
         return {}

@@ -1,18 +1,20 @@
-"""The command `tfp-bfl glm`: a generalised linear model of a table with the clients' rows."""
+"""The command `tfp-bfl glm`, a generalised linear model of a table with the clients' rows, and its options."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import click
 import numpy as np
 
+from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.files import name as path_name
-from tfp_bfl.glm.options import FAMILIES, model_options, names_of
 
+FAMILIES = ("gaussian", "bernoulli", "poisson", "cox")
 EXAMPLES = """
 \b
 Examples:
@@ -24,6 +26,58 @@ Examples:
   tfp-bfl glm lung.csv --outcome time --event status --family cox \\
       --client-column inst --only age,sex,ph.ecog
 """
+
+
+def names_of(text: str | None) -> list[str]:
+    """Return the names in a list separated by commas."""
+    return [name for name in as_names((text or "").split(",")) if name]
+
+
+def model_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a linear model."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS = (
+    click.option("--outcome", required=True, metavar="COLUMN", help="Outcome; the time of survival for cox."),
+    click.option(
+        "--family", default="gaussian", show_default=True, metavar="NAME", help=f"Distribution: {', '.join(FAMILIES)}."
+    ),
+    click.option(
+        "--event", metavar="COLUMN", help="Event of each row for cox: of two values the larger one is an event."
+    ),
+    click.option("--event-value", metavar="VALUES", help="Values that count as an event, such as 1,2,3."),
+    click.option("--exposure", metavar="COLUMN", help="Time or size at which counts were collected."),
+    click.option("--only", metavar="COLUMNS", help="Columns to use; all others but the outcome if not given."),
+    click.option("--drop", metavar="COLUMNS", help="Columns to leave out."),
+    click.option("--categorical", metavar="COLUMNS", help="Columns of numbers that are categories."),
+    click.option(
+        "--date-unit", metavar="UNIT", help="Unit in which dates become numbers: days, weeks, months or years."
+    ),
+    click.option(
+        "--missing",
+        default="drop",
+        show_default=True,
+        metavar="WAY",
+        help="Rows with empty cells: drop them, or indicate empty cells by a column.",
+    ),
+    click.option(
+        "--random", metavar="NAMES", help='Coefficients that differ between clients, such as "(intercept),age".'
+    ),
+    click.option(
+        "--prior-stddev", type=float, metavar="NUMBER", help="Standard deviation of the prior; flat if not given."
+    ),
+    click.option(
+        "--intercept-stddev", type=float, metavar="NUMBER", help="Standard deviation of the intercept's prior."
+    ),
+    click.option("--stratified", is_flag=True, help="A baseline hazard for each client (cox)."),
+    click.option("--second-order", is_flag=True, help="Mean and covariance to second order, for few events."),
+    click.option(
+        "--level", type=float, default=0.95, show_default=True, metavar="SHARE", help="Probability of intervals."
+    ),
+)
 
 
 @click.command("glm", epilog=EXAMPLES)
@@ -42,24 +96,33 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
     if output is not None:
         _check_output(output)
     _check_options(family, {**given, "output": output})
-    from tfp_bfl.glm import design, predictions, report
+    from tfp_bfl import glm
+    from tfp_bfl.glm import design, report
 
+    how: dict[str, Any] = {name: names_of(given[name]) for name in ("only", "drop", "categorical")}
+    how |= {name: given[name] for name in ("missing", "separator", "date_unit")}
     read = design.read_design(
         table,
         design.Outcome(given["outcome"], family, given["event"], names_of(given["event_value"]), given["exposure"]),
         given["client_column"],
-        only=names_of(given["only"]),
-        drop=names_of(given["drop"]),
-        categorical=names_of(given["categorical"]),
-        missing=given["missing"],
-        separator=given["separator"],
-        date_unit=given["date_unit"],
+        **how,
     )
-    rows = _rows_to_predict(read, given) if given["predict"] else None
-    result = _fit(read, family, given)
+    rows = None
+    if given["predict"]:  # Read before anything is fitted or written.
+        if not os.path.isfile(given["predict"]):
+            raise InvalidArgument(f"There is no file {path_name(given['predict'])} to predict.")
+        rows = report.read_rows(pathlib.Path(given["predict"]), read, given["client_column"], given["separator"])
+    options = {name: given[name] for name in ("prior_stddev", "intercept_stddev")}
+    options |= {"names": read.names, "exposure": read.exposure}
+    second = {"second_order": given["second_order"]}
+    result: report.Result
+    if given["random"]:
+        result = glm.fit_hierarchical(read.clients, family, random=names_of(given["random"]), **options, **second)
+    else:
+        result = glm.fit(read.clients, family, stratified=given["stratified"], **options, **second)
     posterior = report.posterior_of(result)
     notes = [*read.notes, *posterior.warnings]
-    further = [_one_message(read, family, given)] if given["one_message"] else []
+    further = [_one_message(read, family, bool(given["random"]), options)] if given["one_message"] else []
     for line in (report.headline(posterior), *notes):
         click.echo(line)
     click.echo(posterior.table(given["level"]))
@@ -67,25 +130,15 @@ def glm_model(table: str, family: str, output: str | None, **given: Any) -> None
         click.echo(line)
     if output is not None:
         of = {name: given[name] for name in ("event", "event_value", "exposure")} | {"column": given["outcome"]}
-        drawn = report.estimates(result, read.clients, read.client_names, read.exposure, given["level"], _priors(given))
-        how = given["level"], [*notes, *further], of, drawn
-        report.write_folder(pathlib.Path(output), result, read.client_names, *how)
+        drawn = report.estimates(result, read, given["level"], options)
+        of_report = given["level"], [*notes, *further], of, drawn
+        report.write_folder(pathlib.Path(output), result, read.client_names, *of_report)
         if rows is not None:
             predicted = pathlib.Path(output) / "predictions.csv"
-            for line in predictions.write_predictions(predicted, rows, result, read.client_names, given["level"]):
+            for line in report.write_predictions(predicted, rows, result, read.client_names, given["level"]):
                 click.echo(line)
         files = "report.html, coefficients.csv, posterior.json" + (" and predictions.csv" if rows else "")
         click.echo(f"{output} holds {files}.")
-
-
-def _rows_to_predict(read: Any, given: dict[str, Any]) -> Any:
-    """Return the rows of --predict in the columns of the fit, before anything is fitted or written."""
-    from tfp_bfl.glm import predictions
-
-    if not os.path.isfile(given["predict"]):
-        raise InvalidArgument(f"There is no file {path_name(given['predict'])} to predict.")
-    rows = pathlib.Path(given["predict"])
-    return predictions.read_rows(rows, read.plan, read.encoding, given["client_column"], given["separator"])
 
 
 def _check_output(output: str) -> None:
@@ -95,12 +148,10 @@ def _check_output(output: str) -> None:
 
 
 def _check_options(family: str, given: dict[str, Any]) -> None:
-    for option, of in (
-        ("random", "gaussian, bernoulli and poisson"),
-        ("one_message", "gaussian, bernoulli and poisson"),
-    ):
+    for option in ("random", "one_message"):
         if given[option] and family == "cox":
-            raise InvalidArgument(f"--{option.replace('_', '-')} is for {of}, but the family is cox.")
+            option = option.replace("_", "-")
+            raise InvalidArgument(f"--{option} is for gaussian, bernoulli and poisson, but the family is cox.")
     if given["stratified"] and (given["random"] or family != "cox"):
         raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if given["predict"] and not given["output"]:
@@ -109,34 +160,17 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
 
 
-def _priors(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in ("prior_stddev", "intercept_stddev")}
-
-
-def _options(read: Any, given: dict[str, Any]) -> dict[str, Any]:
-    return {"names": read.names, "exposure": read.exposure, **_priors(given)}
-
-
-def _fit(read: Any, family: str, given: dict[str, Any]) -> Any:
-    from tfp_bfl import glm
-
-    options = {**_options(read, given), "second_order": given["second_order"]}
-    if given["random"]:
-        return glm.fit_hierarchical(read.clients, family, random=names_of(given["random"]), **options)
-    return glm.fit(read.clients, family, stratified=given["stratified"], **options)
-
-
-def _one_message(read: Any, family: str, given: dict[str, Any]) -> str:
+def _one_message(read: Any, family: str, has_effects: bool, options: dict[str, Any]) -> str:
     """Return how far the combination of the clients' fits is from the exact one, or why there is none."""
     from tfp_bfl import glm
 
     try:
-        one = glm.one_message(read.clients, family, client_names=read.client_names, **_options(read, given))
+        one = glm.one_message(read.clients, family, client_names=read.client_names, **options)
     except InvalidArgument as error:
         return f"There is no posterior from one message: {error}"
     assert one.distance is not None
     worst = int(np.argmax(np.abs(one.distance)))
-    without = ", both without random effects" if given["random"] else ""
+    without = ", both without random effects" if has_effects else ""
     return (
         f"One message is {np.abs(one.distance[worst]):.2g} posterior standard deviations off at most "
         f"({one.posterior.names[worst]}{without})."

@@ -15,7 +15,7 @@ Source: Efron 1977, section 3; Lu et al. 2015 (WebDISCO) for sums over risk sets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,18 +29,15 @@ _SIGNIFICANT = 0.05
 ROUNDING = 1e-12
 
 
-_Three = tuple[np.ndarray, np.ndarray, np.ndarray]
+_Three = tuple[np.ndarray, ...]
 
 
 class RiskSums(NamedTuple):
     """Sums over a client's rows at coefficients b, for each of m times of events. They add up over clients.
 
     Fields:
-      num_rows: the number of rows.
-      at_risk: the number of rows with a time of at least t [m].
-      num_events: the number of events at t [m].
-      predictor: sum of x' b over events [m].
-      features: sum of x over events [m, p].
+      num_rows, at_risk: the number of rows, and of those with a time of at least t [m].
+      num_events, predictor, features: the number of events at t [m], and sums of x' b [m] and x [m, p] over them.
       risk: exp(x' b) over rows at risk: s0 [m], s1 [m, p], s2 [m, p, p].
       tied: the same over events at t: d0 [m], d1 [m, p], d2 [m, p, p].
     """
@@ -66,46 +63,18 @@ class RiskSums(NamedTuple):
         return cls(float(rows), at_risk, events, predictor, features, (s0, s1, s2), (d0, d1, d2))
 
 
-def _each(function: Callable[..., np.ndarray], first: _Three, *others: _Three) -> _Three:
-    s0, s1, s2 = (function(*parts) for parts in zip(first, *others))
-    return s0, s1, s2
-
-
-class Moments(NamedTuple):
-    """The parts of the partial likelihood at each time of events.
-
-    Fields:
-      log_likelihood: [m].
-      mean: the weighted mean of the features of rows at risk, summed over the events at t [m, p].
-      variance: the same of their covariance [m, p, p].
-    """
-
-    log_likelihood: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-
-
 def event_times(rows: Rows) -> np.ndarray:
     """Return the distinct times at which a client has events, in ascending order [m]."""
     return np.unique(rows.outcome[rows.outcome[:, 1] == 1, 0])
 
 
 def risk_sums(rows: Rows, coefficients: np.ndarray, times: np.ndarray) -> RiskSums:
-    """Return one client's sums over risk sets.
-
-    Args:
-      rows: of the client.
-      coefficients: [p].
-      times: of events, of all clients, in ascending order [m].
-    """
+    """Compute one client's sums over risk sets at the times of events of all clients, in ascending order [m]."""
     x, time, event = rows.design, rows.outcome[:, 0], rows.outcome[:, 1] == 1
     eta = x @ coefficients + rows.offset
     hazard = np.exp(np.clip(eta, -700.0, 700.0))
-    weighted = (
-        hazard,
-        hazard[:, np.newaxis] * x,
-        hazard[:, np.newaxis, np.newaxis] * x[:, :, np.newaxis] * x[:, np.newaxis],
-    )
+    squares = hazard[:, np.newaxis, np.newaxis] * x[:, :, np.newaxis] * x[:, np.newaxis]
+    weighted = hazard, hazard[:, np.newaxis] * x, squares
     # A row is at risk at times[0] to times[last - 1].
     last = np.searchsorted(times, time, side="right")
     where = np.searchsorted(times, time[event])
@@ -121,21 +90,16 @@ def risk_sums(rows: Rows, coefficients: np.ndarray, times: np.ndarray) -> RiskSu
         return sums
 
     ones = np.ones(len(time))
-    return RiskSums(
-        float(len(time)),
-        from_last(ones),
-        at_events(ones),
-        at_events(eta),
-        at_events(x),
-        _each(from_last, weighted),
-        _each(at_events, weighted),
-    )
+    events = at_events(ones), at_events(eta), at_events(x)
+    risk, tied = (tuple(map(of, weighted)) for of in (from_last, at_events))
+    return RiskSums(float(len(time)), from_last(ones), *events, risk, tied)
 
 
-def moments(sums: RiskSums) -> Moments:
-    """Return the parts of the partial likelihood of each time of events, by Efron's approximation.
+def moments(sums: RiskSums) -> _Three:
+    """Compute the parts of the partial likelihood at each time of events, by Efron's approximation.
 
-    With d events at t, the l-th of them (l = 0 ... d - 1) is at risk with  s - (l / d) d_t.
+    With d events at t, the l-th of them (l = 0 ... d - 1) is at risk with  s - (l / d) d_t. The parts are the log
+    likelihood [m], and the weighted mean [m, p] and covariance [m, p, p] of the rows at risk, summed over the events.
     """
     log_likelihood, mean = sums.predictor.copy(), np.zeros_like(sums.features)
     variance = np.zeros_like(sums.risk[2])
@@ -147,19 +111,14 @@ def moments(sums: RiskSums) -> Moments:
         log_likelihood[live] -= np.log(s0)
         mean[live] += centre
         variance[live] += s2 / s0[:, np.newaxis, np.newaxis] - centre[:, :, np.newaxis] * centre[:, np.newaxis]
-    return Moments(log_likelihood, mean, variance)
+    return log_likelihood, mean, variance
 
 
 def partial_sums(sums: RiskSums) -> Sums:
-    """Return log partial likelihood, gradient and information of sums over risk sets."""
-    of = moments(sums)
-    return Sums(
-        sums.num_rows,
-        float(np.sum(sums.num_events)),
-        float(np.sum(of.log_likelihood)),
-        np.sum(sums.features - of.mean, 0),
-        np.sum(of.variance, 0),
-    )
+    """Compute log partial likelihood, gradient and information from sums over risk sets."""
+    log_likelihood, mean, variance = moments(sums)
+    numbers = sums.num_rows, float(np.sum(sums.num_events)), float(np.sum(log_likelihood))
+    return Sums(*numbers, np.sum(sums.features - mean, 0), np.sum(variance, 0))
 
 
 class Trend(NamedTuple):
@@ -189,11 +148,11 @@ class Trend(NamedTuple):
 
 
 def trend(sums: RiskSums) -> Trend:
-    """Return the sums of one stratum at the maximum."""
-    of, events = moments(sums), sums.num_events
+    """Compute the sums of one stratum at the maximum."""
+    (_, mean, variance), events = moments(sums), sums.num_events
     g = (np.cumsum(events) - events) / max(float(np.sum(events)), 1.0)
-    residual = sums.features - of.mean
-    variances = [np.einsum("t,tij->ij", weight, of.variance) for weight in (np.ones_like(g), g, g**2)]
+    residual = sums.features - mean
+    variances = [np.einsum("t,tij->ij", weight, variance) for weight in (np.ones_like(g), g, g**2)]
     return Trend(float(np.sum(events)), float(g @ events), np.sum(residual, 0), g @ residual, *variances)
 
 
@@ -204,7 +163,7 @@ def centred(rows: Rows, centre: np.ndarray) -> Rows:
 
 
 def proportionality(sums: Trend) -> np.ndarray:
-    """Return p values of the score test that each coefficient does not change with time [p].
+    """Compute p values of the score test that each coefficient does not change with time [p].
 
     The alternative is b(t) = b + c (g(t) - mean of g), where g(t) is the share of events before t in its stratum
     (`cox.zph` has Kaplan and Meier's estimate). With U_g = sum g (x - mean), V = sum of the variances, V_g and V_gg the
@@ -213,9 +172,6 @@ def proportionality(sums: Trend) -> np.ndarray:
         chi^2_j = (U_g - V_g V^+ U)_j^2 / (V_gg - V_g V^+ V_g)_jj,   one degree of freedom
 
     V^+ is the pseudo-inverse. A coefficient that the rows do not determine has p = 1.
-
-    Args:
-      sums: of all strata at the maximum.
 
     Source: Grambsch & Therneau 1994, section 2; the score test of Therneau's `cox.zph` since 2019.
     """
@@ -230,11 +186,10 @@ def proportionality(sums: Trend) -> np.ndarray:
 
 
 def not_proportional(sums: Trend, names: Sequence[str]) -> list[str]:
-    """Return a warning for each coefficient that changes with time."""
-    values = proportionality(sums)
+    """Warn of each coefficient that changes with time."""
     return [
         f"The hazard ratio of {name!r} changes with time (score test of proportional hazards: p = {value:.2g}): its "
         "coefficient is an average over time."
-        for name, value in zip(names, values)
+        for name, value in zip(names, proportionality(sums))
         if value < _SIGNIFICANT / len(names)
     ]

@@ -56,13 +56,7 @@ class EffectsLayout(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """The posterior of one client's effect u = L v given the parameters.
-
-    Fields:
-      mean: [d].
-      covariance: [d, d].
-      slope: the derivative of the mean by b, at the mode [d, p].
-    """
+    """The posterior of one client's effect u = L v given theta; the slope is du / db, at the mode [d, p]."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -72,7 +66,7 @@ class Effect(NamedTuple):
 def client_sums(
     rows: Rows, parameters: np.ndarray, family: Family, layout: EffectsLayout, nodes: int
 ) -> tuple[Sums, Effect]:
-    """Return the sums of one client's marginal likelihood, and the posterior of its effect.
+    """Compute the sums of one client's marginal likelihood, and the posterior of its effect.
 
         p(y | theta) = integral of prod_i p(y_i | x_i' b + z_i' L v) N(v; 0, I) dv
 
@@ -81,12 +75,7 @@ def client_sums(
 
         gradient = E[sum_i score_i f_i],   information = E[sum_i weight_i f_i f_i'] - Cov[sum_i score_i f_i]
 
-    Args:
-      rows: of the client.
-      parameters: theta.
-      family: of the outcome.
-      layout: of theta.
-      nodes: of the quadrature along each dimension of v.
+    `nodes` are those of the quadrature along each dimension of v.
 
     Source: Louis 1982; Pinheiro & Bates 1995 for adaptive quadrature.
     """
@@ -102,9 +91,8 @@ def client_sums(
     log_joint += log_weights + 0.5 * np.sum(points**2, 1) + np.sum(np.log(np.diag(root)))
     marginal = float(special.logsumexp(log_joint))
     shares = np.exp(log_joint - marginal)
-    scores = _scores(rows.design, z, at, of_each, layout, log_stddev)
+    scores, information = _derivatives(rows, z, at, of_each, shares, layout, log_stddev)
     gradient = shares @ scores
-    information = _information(rows.design, z, at, of_each, layout, shares, scores, log_stddev)
     information -= (scores - gradient).T @ (shares[:, np.newaxis] * (scores - gradient))
     mean = shares @ at
     spread = (at - mean).T @ (shares[:, np.newaxis] * (at - mean))
@@ -115,14 +103,9 @@ def client_sums(
 
 
 def precisions(rows: Rows, points: np.ndarray, layout: EffectsLayout) -> np.ndarray:
-    """Return the information on the coefficients of one client with Gaussian outcomes, given its variances [m, p, p].
+    """Compute the information on the coefficients of one client with Gaussian outcomes at m points theta [m, p, p].
 
-        X' V^-1 X = (X' X - X' Z L (s^2 I + L' Z' Z L)^-1 L' Z' X) / s^2,   V = Z L L' Z' + s^2 I
-
-    Args:
-      rows: of the client.
-      points: parameters theta [m, size].
-      layout: of theta.
+    X' V^-1 X = (X' X - X' Z L (s^2 I + L' Z' Z L)^-1 L' Z' X) / s^2,   V = Z L L' Z' + s^2 I
     """
     x = rows.design
     whole, across = x.T @ x, x.T @ x[:, layout.columns]
@@ -145,7 +128,7 @@ def _terms(family: Family, outcome: np.ndarray, log_stddev: float, eta: np.ndarr
 
 
 def _mode(terms: functools.partial[Terms], fixed: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mode of v [d], and a root of the inverse of the information there [d, d]."""
+    """Find the mode of v [d], and a root of the inverse of the information there [d, d]."""
     v, best = np.zeros(z.shape[1]), -np.inf
     step = np.zeros_like(v)
     for _ in range(MODE_STEPS):
@@ -175,43 +158,25 @@ def grid(dimensions: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return points[np.array(places)], np.array([np.sum(logs[list(place)]) for place in places])
 
 
-def _scores(
-    design: np.ndarray, z: np.ndarray, v: np.ndarray, terms: Terms, layout: EffectsLayout, log_stddev: float
-) -> np.ndarray:
-    """Return the gradient of sum_i log p(y_i | v) by theta, for each node [Q, size]."""
-    of_z = terms.score @ z
-    parts = [terms.score @ design, *((of_z[:, a] * v[:, b])[:, np.newaxis] for a, b in layout.pairs)]
-    if layout.has_dispersion:
-        parts.append((_squares(terms, log_stddev) - len(z))[:, np.newaxis])
-    return np.concatenate(parts, 1)
+def _derivatives(
+    rows: Rows, z: np.ndarray, v: np.ndarray, terms: Terms, shares: np.ndarray, layout: EffectsLayout, log_stddev: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute derivatives of sum_i log p(y_i | v) by theta at the nodes v [Q, d], which have these shares [Q].
 
-
-def _information(
-    design: np.ndarray,
-    z: np.ndarray,
-    v: np.ndarray,
-    terms: Terms,
-    layout: EffectsLayout,
-    shares: np.ndarray,
-    scores: np.ndarray,
-    log_stddev: float,
-) -> np.ndarray:
-    """Return the expectation over v of minus the second derivatives of sum_i log p(y_i | v) by theta [size, size]."""
-    p, pairs = layout.num_coefficients, layout.pairs
-    result = np.zeros((layout.size, layout.size))
-    result[:p, :p] = (design.T * (shares @ terms.weight)) @ design
+    The first ones for each node [Q, size], and minus the mean of the second ones [size, size].
+    """
+    design, p, pairs, of_z = rows.design, layout.num_coefficients, layout.pairs, terms.score @ z
+    scores = [terms.score @ design, *((of_z[:, a] * v[:, b])[:, np.newaxis] for a, b in pairs)]
+    information = np.zeros((layout.size, layout.size))
+    information[:p, :p] = (design.T * (shares @ terms.weight)) @ design
     for i, (a, b) in enumerate(pairs):
         moment = (shares * v[:, b]) @ terms.weight
-        result[:p, p + i] = result[p + i, :p] = design.T @ (z[:, a] * moment)
+        information[:p, p + i] = information[p + i, :p] = design.T @ (z[:, a] * moment)
         for j, (c, d) in enumerate(pairs):
-            result[p + i, p + j] = z[:, a] @ (z[:, c] * ((shares * v[:, b] * v[:, d]) @ terms.weight))
-    if layout.has_dispersion:
-        result[:-1, -1] = result[-1, :-1] = 2 * shares @ scores[:, :-1]
-        result[-1, -1] = 2 * shares @ _squares(terms, log_stddev)
-    return result
-
-
-def _squares(terms: Terms, log_stddev: float) -> np.ndarray:
-    """Return sum_i r_i^2 / s^2 for each node, of Gaussian terms, whose score is r / s^2 [Q]."""
-    squares: np.ndarray = np.sum(terms.score**2, 1) * np.exp(2 * log_stddev)
-    return squares
+            information[p + i, p + j] = z[:, a] @ (z[:, c] * ((shares * v[:, b] * v[:, d]) @ terms.weight))
+    if layout.has_dispersion:  # sum_i r_i^2 / s^2, with the score r / s^2.
+        squares = np.sum(terms.score**2, 1) * np.exp(2 * log_stddev)
+        information[:-1, -1] = information[-1, :-1] = 2 * shares @ np.concatenate(scores, 1)
+        information[-1, -1] = 2 * shares @ squares
+        scores.append((squares - len(z))[:, np.newaxis])
+    return np.concatenate(scores, 1), information

@@ -13,12 +13,8 @@ LARGE = 700.0  # exp of more overflows
 
 
 class Terms(NamedTuple):
-    """The terms of each row in the sums of its client.
-
-    Fields:
-      log_likelihood: log p(y | eta), with a dispersion of 1 [n].
-      score: its derivative by eta [n].
-      weight: its second derivative by eta, with the sign changed [n].
+    """The terms of each row in the sums of its client [n]: log p(y | eta), with a dispersion of 1, its first derivative
+    by eta, and minus its second one.
     """
 
     log_likelihood: Array
@@ -30,12 +26,10 @@ class Family(NamedTuple):
     """A distribution of the outcome given the linear predictor eta.
 
     Fields:
-      name: the name that users type.
       terms: (eta [n], outcome [n]) -> `Terms`.
       mean: eta -> the mean of the outcome.
       start: outcome -> eta of the first step, near the outcome's own.
-      requirement: what all outcomes must be, for errors.
-      is_valid: outcome [n] -> whether each one is so [n].
+      requirement, is_valid: what all outcomes must be, for errors; outcome [n] -> whether each one is so [n].
       events: outcome -> the number of events, a sum over rows.
       limit: (rows, events) -> the number that limits how many coefficients can be estimated.
       ratio: the name of exp(coefficient); None where it has none.

@@ -1,4 +1,4 @@
-"""Questions of the server to all clients, and what adds up their answers: this process, or sites."""
+"""Questions of the server to all clients, what adds up their answers (this process, or sites), and what a fit asks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm import cox, effects
 from tfp_bfl.glm.checks import check_resolution
-from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.fixed_point import MOST_CLIENTS, decode, encode
+from tfp_bfl.glm.families import FAMILIES, Family
 from tfp_bfl.glm.rows import DesignRows, Rows
-from tfp_bfl.glm.sums import Sums, client_sums, first_sums, pack
+from tfp_bfl.glm.sums import MOST_CLIENTS, Sums, client_sums, decode, encode, first_sums, pack
 
 _NOTHING = np.zeros(0)
 # Kind of the question for the times of events.
@@ -104,46 +103,32 @@ KINDS: dict[str, Callable[[Rows, str, Question], np.ndarray]] = {
 
 
 def answer(rows: Rows, family: str, question: Question) -> np.ndarray:
-    """Return the answer of one client to a question: sums over its rows [n].
-
-    Args:
-      rows: of the client.
-      family: the name of the outcome's distribution.
-      question: of the server.
-    """
+    """Compute the answer of one client to a question: sums over its rows [n]."""
     return KINDS[question.kind](rows, family, question)
 
 
 def answer_length(family: str, question: Question, size: int) -> int:
-    """Return the number of sums in an answer: that of one row.
-
-    Args:
-      family, question: as of `answer`.
-      size: the number of columns of the design.
-    """
+    """Return the number of sums in an answer, by that of one row, for `size` columns of the design."""
     outcome = np.zeros((1, 2)) if family == "cox" else np.zeros(1)
     with np.errstate(all="ignore"):
         return len(answer(Rows(np.zeros((1, size)), outcome, np.zeros(1)), family, question))
 
 
 def ask_sums(federation: Federation, question: Question) -> list[Sums]:
-    """Return the sums of all clients at each point of a question [m]."""
+    """Ask for the sums of all clients at each point of a question [m]."""
     points = np.atleast_2d(question.points)
     vectors = federation.total(question._replace(points=points)).reshape(len(points), -1)
     return [Sums.unpack(vector, points.shape[1]) for vector in vectors]
 
 
 def check_columns(federation: Federation, sums: Sums, precision: np.ndarray, beside: str = "") -> None:
-    """Refuse columns that are too small for secure sums.
+    """Refuse columns that are too small for secure sums (`checks.check_resolution`).
 
     Args:
       federation: the clients.
       sums: of all clients; those of the first message, before weights may be near 0.
       precision: of the prior [p], which determines the coefficient of a column of zeros.
       beside: what divides the columns, for the message.
-
-    Raises:
-      InvalidArgument: as of `checks.check_resolution`.
     """
     if federation.is_secure:
         columns = [f"Column {name!r}{beside}" for name in federation.names]
@@ -152,16 +137,7 @@ def check_columns(federation: Federation, sums: Sums, precision: np.ndarray, bes
 
 
 class InProcess:
-    """Clients of one table in this process (`Federation`).
-
-    Args:
-      table: their rows.
-      family: the name of the outcome's distribution.
-      secure_sums: whether the answers are added in fixed point (`fixed_point`), as under secure aggregation.
-
-    Raises:
-      InvalidArgument: secure sums of more clients than fixed point can add.
-    """
+    """Clients of one table in this process (`Federation`); `secure_sums` adds their answers in fixed point (`sums`)."""
 
     def __init__(self, table: DesignRows, family: str, secure_sums: bool = False):
         if secure_sums and len(table.clients) > MOST_CLIENTS:
@@ -172,11 +148,9 @@ class InProcess:
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
         answers = (answer(rows, self._family, question) for rows in self._clients)
-        return (
-            decode(functools.reduce(np.add, map(encode, answers)))
-            if self.is_secure
-            else functools.reduce(np.add, answers)
-        )
+        if self.is_secure:
+            return decode(functools.reduce(np.add, map(encode, answers)))
+        return functools.reduce(np.add, answers)
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""
@@ -186,3 +160,64 @@ class InProcess:
                 "secure sums give stratified, a baseline hazard for each client."
             )
         return functools.reduce(np.union1d, map(cox.event_times, self._clients))
+
+
+class Work(NamedTuple):
+    """The messages that the server can send to all clients.
+
+    Fields:
+      family: of the outcome.
+      ask: coefficients [p] -> the sums of all clients there; one message.
+      first: sums whose weighted least squares are the first step.
+      messages: how many messages `first` took.
+      warnings: coefficients at the maximum -> sentences on what may be wrong.
+    """
+
+    family: Family
+    ask: Callable[[np.ndarray], Sums]
+    first: Sums
+    messages: int = 1
+    warnings: Callable[[np.ndarray], list[str]] = lambda coefficients: []
+
+
+def of_family(federation: Federation, family: str) -> Work:
+    """Return the messages for a family with a link; the first sums are those of working outcomes."""
+    ask = lambda coefficients, kind="sums": ask_sums(federation, Question(kind, coefficients))[0]
+    return Work(FAMILIES[family], ask, ask(np.zeros(len(federation.names)), "first"))
+
+
+def of_cox(federation: Federation, stratified: bool) -> Work:
+    """Return the messages for proportional hazards.
+
+    A message first collects sums of the columns, by which clients subtract their means: the coefficients stay, and
+    exp(x' b) stays within its range. With one baseline hazard it collects the times too. The first sums are at 0.
+
+    Raises:
+      InvalidArgument: no client has an event.
+    """
+    size = len(federation.names)
+    start = np.zeros((1, size))
+    columns = federation.total(Question("columns", start))
+    times = np.zeros(0) if stratified else federation.event_times()
+    question = Question("stratum" if stratified else "risk", start, centre=columns[:-1] / columns[-1], times=times)
+
+    def risk(coefficients: np.ndarray) -> cox.RiskSums:
+        total = federation.total(question._replace(points=coefficients[np.newaxis]))
+        return cox.RiskSums.unpack(total, len(times), size)
+
+    def ask(coefficients: np.ndarray) -> Sums:
+        if not stratified:
+            return cox.partial_sums(risk(coefficients))
+        return ask_sums(federation, question._replace(points=coefficients))[0]
+
+    def warnings(coefficients: np.ndarray) -> list[str]:
+        if not stratified:
+            return cox.not_proportional(cox.trend(risk(coefficients)), federation.names)
+        at = question._replace(kind="trend", points=coefficients[np.newaxis])
+        return cox.not_proportional(cox.Trend.unpack(federation.total(at), size), federation.names)
+
+    first = ask(start[0])
+    if not first.num_events:
+        raise InvalidArgument("No row has an event: the outcome (time, event) must hold at least one event of 1.")
+    # Events limit the number of coefficients, as for counts.
+    return Work(FAMILIES["poisson"]._replace(name="cox"), ask, first, 2, warnings)

@@ -5,22 +5,55 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm import work
-from tfp_bfl.glm.checks import check_determined, check_resolution, few_events, misfit
-from tfp_bfl.glm.expansion import expand
+from tfp_bfl.glm import federation as asking
+from tfp_bfl.glm.checks import check_resolution, few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
-from tfp_bfl.glm.newton import inverse, maximise, solve
+from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, effects_of, own_effect
+from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
 from tfp_bfl.glm.posterior import Posterior
-from tfp_bfl.glm.rows import INTERCEPT, Given, read
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given, read
 
-_DISPERSION_STEPS = 200
-_CHANGE = 1e-13
+
+class Model(NamedTuple):
+    """The options of a fit, as of `fit`, and with names in `random` as of `fit_hierarchical`."""
+
+    family: str
+    prior_stddev: float | None = None
+    intercept_stddev: float | None = None
+    dispersion: float | None = None
+    stratified: bool = False
+    second_order: bool = False
+    random: Sequence[str] = ()
+    between_stddev: float | None = None
+    restricted: bool | None = None
+
+    def check(self, exposure: object = None) -> None:
+        """Raise InvalidArgument for an option that is not valid, or of another family."""
+        lookup({**FAMILIES, "cox": None}, self.family, "family")
+        stddevs = ("prior_stddev", self.prior_stddev), ("intercept_stddev", self.intercept_stddev)
+        for name, stddev in (*stddevs, ("dispersion", self.dispersion)):
+            if stddev is not None and (stddev != math.inf or name == "dispersion"):
+                check_number(stddev, name)
+        given = {
+            "dispersion": (self.dispersion is not None, "gaussian"),
+            "stratified": (self.stratified, "cox"),
+            "exposure": (exposure is not None, "poisson"),
+        }
+        for name, (is_given, family) in given.items():
+            if is_given and self.family != family:
+                raise InvalidArgument(f"{name} is for the family {family!r}, but the family is {self.family!r}.")
+
+    def precision(self, names: Sequence[str]) -> np.ndarray:
+        """Return 1 / s^2 of each coefficient [p]; 0 for a flat prior."""
+        of = lambda stddev: 0.0 if stddev is None else 1 / stddev**2
+        first = self.prior_stddev if self.intercept_stddev is None else self.intercept_stddev
+        return np.array([of(first) if name == INTERCEPT else of(self.prior_stddev) for name in names])
 
 
 def fit(
@@ -60,11 +93,11 @@ def fit(
       exposure: "poisson" only: of each client's rows [n]; its logarithm is added to the linear predictor.
       names: of the d features.
       stratified: "cox" only: each client has a baseline hazard of its own; then no event times leave a client.
-      second_order: replace maximum and curvature by mean and covariance to second order (`expansion.expand`), which
+      second_order: replace maximum and curvature by mean and covariance to second order (`newton.expand`), which
         takes 2 p + 1 more messages: for few events, where the posterior is moderately skewed. Where it is more skewed
         than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
-      secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`fixed_point`). "cox"
-        then needs stratified.
+      secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`sums`). "cox" then
+        needs stratified.
 
     Returns:
       The posterior, with mean [p] and covariance [p, p], the intercept first.
@@ -85,53 +118,101 @@ def fit(
 
     Source: McCullagh & Nelder 1989, chapter 2; MacKay 1992 for the dispersion.
     """
-    check_options(family, prior_stddev, intercept_stddev, dispersion, stratified)
-    if exposure is not None and family != "poisson":
-        raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
-    table = read(clients, FAMILIES.get(family), names, exposure, intercept=family != "cox")
-    return fit_federation(
-        InProcess(table, family, secure_sums),
-        family,
-        prior_stddev=prior_stddev,
-        intercept_stddev=intercept_stddev,
-        dispersion=dispersion,
-        stratified=stratified,
-        second_order=second_order,
-    )
+    model = Model(family, prior_stddev, intercept_stddev, dispersion, stratified, second_order)
+    model.check(exposure)
+    return _fit(_read(clients, model, names, exposure, secure_sums)[1], model)
 
 
-def fit_federation(
-    federation: Federation,
-    family: str,
+def fit_hierarchical(
+    clients: Given,
+    family: str = "gaussian",
     *,
+    random: Sequence[str] = (INTERCEPT,),
     prior_stddev: float | None = None,
     intercept_stddev: float | None = None,
-    dispersion: float | None = None,
-    stratified: bool = False,
+    between_stddev: float | None = None,
+    exposure: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] | None = None,
+    restricted: bool | None = None,
     second_order: bool = False,
-) -> Posterior:
-    """Fit a model to clients that answer questions, in this process or at sites.
+    secure_sums: bool = False,
+) -> Hierarchical:
+    """Fit a generalised linear model with random effects of the clients, by empirical Bayes.
+
+        eta_i = x_i' b + z_i' u_k,   u_k ~ N(0, L L'),   z_i: the columns of x_i that are named in `random`
+
+    The effects u_k are integrated out by adaptive quadrature at each client, which sends the sums of its marginal
+    likelihood (`effects.client_sums`). Newton's method on them gives the maximum over b, L and, for Gaussian outcomes,
+    the standard deviation of the residuals; the posterior of b is N(b*, its block of the inverse information), so that
+    the uncertainty of L is in it to first order.
 
     Args:
-      federation: the clients.
-      family, prior_stddev, intercept_stddev, dispersion, stratified, second_order: as of `fit`.
+      clients, exposure, names, prior_stddev, intercept_stddev: as of `fit`.
+      family: "gaussian", "bernoulli" or "poisson".
+      random: names of the coefficients that differ between clients, at most three.
+      between_stddev: s of a half-normal prior on the diagonal of L; None for a flat one.
+      restricted: "gaussian" only: variances by restricted maximum likelihood, which integrates the coefficients out,
+        and intervals of Student's t by Satterthwaite's degrees of freedom (`variances`); None for True, unless
+        second_order. False for maximum likelihood, whose variances are too small with few clients.
+      second_order: as of `fit`, over all parameters.
+      secure_sums: as of `fit`. The effects of the clients, which are no sums, are computed beside them.
 
     Raises:
-      InvalidArgument: as of `fit`.
+      InvalidArgument: bad input, fewer than two clients, or as of `fit`.
+
+    Example:
+      >>> import numpy as np
+      >>> import tfp_bfl as bfl
+      >>> rng = np.random.default_rng(0)
+      >>> clients = [(x := rng.normal(size=(8, 1)), u + x[:, 0] + rng.normal(size=8)) for u in rng.normal(size=30)]
+      >>> result = bfl.glm.fit_hierarchical(clients, names=["dose"])
+      >>> result.between_stddev.round(2), result.posterior.mean.round(2)
+      (array([0.93]), array([-0.12,  1.08]))
+
+    Source: Pinheiro & Bates 2000, chapters 2 and 7.
     """
-    check_options(family, prior_stddev, intercept_stddev, dispersion, stratified)
-    names = federation.names
-    precision = prior_precision(names, prior_stddev, intercept_stddev)
+    lookup(FAMILIES, family, "family of a hierarchical model")
+    of_effects = random, between_stddev, restricted
+    model = Model(family, prior_stddev, intercept_stddev, None, False, second_order, *of_effects)
+    model.check(exposure)
+    table, federation = _read(clients, model, names, exposure, secure_sums)
+    result = _fit_with_effects(federation, model)
+    of = family, table.names, result.random, result.parameters, result.posterior.mean
+    return dataclasses.replace(result, effects=[own_effect(rows, *of) for rows in table.clients])
+
+
+def _read(
+    clients: Given, model: Model, names: Sequence[str] | None, exposure: Sequence[np.ndarray] | None, secure_sums: bool
+) -> tuple[DesignRows, InProcess]:
+    table = read(clients, FAMILIES.get(model.family), names, exposure, intercept=model.family != "cox")
+    return table, InProcess(table, model.family, secure_sums)
+
+
+def fit_federation(federation: Federation, model: Model) -> Posterior | Hierarchical:
+    """Fit a model to clients that answer questions, in this process or at sites; they keep their effects."""
+    model.check()
+    return _fit_with_effects(federation, model) if model.random else _fit(federation, model)
+
+
+def _fit_with_effects(federation: Federation, model: Model) -> Hierarchical:
+    of = model.between_stddev, model.restricted, model.second_order
+    effects = effects_of(federation, model.family, model.random, *of)
+    return add_effects(federation, _fit(federation, model._replace(second_order=False)), effects)
+
+
+def _fit(federation: Federation, model: Model) -> Posterior:
+    names, family = federation.names, model.family
+    precision = model.precision(names)
     if family == "gaussian":
-        return _gaussian(federation, precision, dispersion)
-    of = work.of_cox(federation, stratified) if family == "cox" else work.of_family(federation, family)
+        return _gaussian(federation, precision, model.dispersion)
+    of = asking.of_cox(federation, model.stratified) if family == "cox" else asking.of_family(federation, family)
     check_columns(federation, of.first, precision)
     maximum = maximise(of.ask, of.first, precision, names, of.messages)
-    sums, covariance = maximum.sums, inverse(maximum.information)
+    sums = maximum.sums
     posterior = Posterior(
         names,
         maximum.coefficients,
-        covariance,
+        inverse(maximum.information),
         family,
         int(sums.num_rows),
         int(sums.num_events),
@@ -147,7 +228,7 @@ def fit_federation(
         sums=None if family == "cox" else sums,
         sums_at=None if family == "cox" else maximum.sums_at,
     )
-    if not second_order:
+    if not model.second_order:
         return posterior
     moments = expand(of.ask, maximum.coefficients, maximum.information)
     return dataclasses.replace(
@@ -162,108 +243,89 @@ def fit_federation(
     )
 
 
-def prior_precision(names: Sequence[str], prior_stddev: float | None, intercept_stddev: float | None) -> np.ndarray:
-    """Return 1 / s^2 of each coefficient [p]; 0 for a flat prior."""
-    of = lambda stddev: 0.0 if stddev is None else 1 / stddev**2
-    first = prior_stddev if intercept_stddev is None else intercept_stddev
-    return np.array([of(first) if name == INTERCEPT else of(prior_stddev) for name in names])
-
-
-def check_options(
-    family: str,
-    prior_stddev: float | None = None,
-    intercept_stddev: float | None = None,
-    dispersion: float | None = None,
-    stratified: bool = False,
-) -> None:
-    """Check the options of `fit`.
-
-    Raises:
-      InvalidArgument: an option is not valid, or of another family.
-    """
-    lookup({**FAMILIES, "cox": None}, family, "family")
-    for name, stddev in (("prior_stddev", prior_stddev), ("intercept_stddev", intercept_stddev)):
-        if stddev is not None and stddev != math.inf:
-            check_number(stddev, name)
-    if dispersion is not None:
-        check_number(dispersion, "dispersion")
-        if family != "gaussian":
-            raise InvalidArgument(f"dispersion is for the family 'gaussian', but the family is {family!r}.")
-    if stratified and family != "cox":
-        raise InvalidArgument(f"stratified is for the family 'cox', but the family is {family!r}.")
-
-
 def _gaussian(federation: Federation, precision: np.ndarray, dispersion: float | None) -> Posterior:
     sums = ask_sums(federation, Question("sums", np.zeros(len(precision))))[0]
     check_columns(federation, sums, precision)
     posterior = gaussian_of_sums(sums, precision, dispersion, federation.names)
     if federation.is_secure:
-        check_resolution(np.array([_residual_sum(sums, posterior.mean)]), ["The outcome"], federation.num_clients)
+        check_resolution(np.array([residual_sum(sums, posterior.mean)]), ["The outcome"], federation.num_clients)
     return dataclasses.replace(posterior, num_clients=federation.num_clients)
 
 
-def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: float | None, names: Sequence[str]) -> Posterior:
-    """Return the posterior of Gaussian outcomes from sums at coefficients of 0: X'X, X'y and -y'y / 2.
+class OneMessage(NamedTuple):
+    """A posterior from one message, and what it costs beside the exact one.
 
-    Without a dispersion d the fixed point of d = RSS / (N - gamma), gamma = p - tr(covariance diag(precision)), which
-    maximises the marginal likelihood (MacKay 1992, equation 4.10).
+    Fields:
+      posterior: combined from the clients' own maxima and information.
+      clients: each client's own posterior, with the same prior.
+      exact: the posterior from as many messages as it takes; None if it was not computed.
+      distance: (mean - exact mean) / exact standard deviation [p]; None without `exact`.
+    """
+
+    posterior: Posterior
+    clients: list[Posterior]
+    exact: Posterior | None
+    distance: np.ndarray | None
+
+
+def one_message(
+    clients: Given,
+    family: str = "bernoulli",
+    *,
+    prior_stddev: float | None = None,
+    intercept_stddev: float | None = None,
+    exposure: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] | None = None,
+    client_names: Sequence[str] | None = None,
+    compare: bool = True,
+) -> OneMessage:
+    """Combine the clients' own maxima b_k and information A_k, which each client computes alone and sends once.
+
+        A = sum_k A_k - (K - 1) P,   b = A^-1 sum_k A_k b_k,   P = diag(1 / s^2), in each A_k and counted once in A
+
+    It is exact where the log likelihoods are quadratic (Gaussian outcomes with a known dispersion), and near the exact
+    posterior where each client has many rows.
+
+    Args:
+      clients, family, prior_stddev, intercept_stddev, exposure, names: as of `fit`; not "cox".
+      client_names: of the clients, for errors; their numbers if None.
+      compare: compute the exact posterior too, and the distance from it; it takes further messages.
 
     Raises:
-      InvalidArgument: collinear columns, or no more rows than coefficients where the dispersion is estimated.
+      InvalidArgument: as of `fit`; a client that can't be fitted alone is named.
+
+    Source: Jonker, Pazira & Coolen 2024 (BFI).
     """
-    check_determined(sums.information + np.diag(precision), names, sums.num_rows)
-    variance, degrees = dispersion, None
-    if dispersion is None:
-        if sums.num_rows <= len(precision):
-            raise InvalidArgument(
-                f"There are {sums.num_rows:g} rows for {len(precision)} coefficients: give dispersion, the variance of "
-                "the outcome, or more rows."
-            )
-        variance, degrees = _estimated_dispersion(sums, precision)
-    assert variance is not None
-    information = sums.information / variance + np.diag(precision)
-    mean = solve(information, sums.gradient / variance)
-    rss = _residual_sum(sums, mean)
-    log_likelihood = -0.5 * rss / variance - 0.5 * sums.num_rows * math.log(2 * math.pi * variance)
-    family = FAMILIES["gaussian"]
-    return Posterior(
-        names,
-        mean,
-        inverse(information),
-        "gaussian",
-        int(sums.num_rows),
-        int(sums.num_events),
-        1,
-        1,
-        log_likelihood,
-        precision,
-        variance,
-        few_events(sums, family, len(precision)),
-        sums,
-        np.zeros(len(precision)),
-        dispersion,
-        degrees,
+    lookup(FAMILIES, family, "family of one message")
+    priors: dict[str, Any] = {"prior_stddev": prior_stddev, "intercept_stddev": intercept_stddev}
+    table = read(clients, FAMILIES[family], names, exposure)
+    own = []
+    for number, rows in enumerate(table.clients):
+        try:
+            alone, years = [(rows.design[:, 1:], rows.outcome)], None if exposure is None else [np.exp(rows.offset)]
+            own.append(fit(alone, family, **priors, exposure=years, names=table.names[1:]))
+        except InvalidArgument as error:
+            name = client_names[number] if client_names else number
+            raise InvalidArgument(f"Client {name} can't be fitted alone: {error}") from None
+    information = [np.linalg.inv(one.covariance) for one in own]
+    combined = sum(information) - (len(own) - 1) * np.diag(own[0].precision)
+    mean, count = solve(combined, sum(x @ one.mean for x, one in zip(information, own))), sum(x.count for x in own)
+    posterior = dataclasses.replace(
+        own[0],
+        mean=mean,
+        covariance=inverse(combined),
+        count=count,
+        events=sum(one.events for one in own),
+        num_clients=len(own),
+        messages=1,
+        log_likelihood=float("nan"),
+        warnings=(),
+        dispersion=sum(one.count * one.dispersion for one in own) / count,
+        degrees_of_freedom=None,
+        sums=None,
+        sums_at=None,
     )
-
-
-def _residual_sum(sums: Sums, mean: np.ndarray) -> float:
-    return max(float(-2 * sums.log_likelihood - 2 * mean @ sums.gradient + mean @ sums.information @ mean), 0.0)
-
-
-def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> tuple[float, float]:
-    """Return the dispersion, and the degrees of freedom N - gamma."""
-    variance, degrees = -2 * sums.log_likelihood / sums.num_rows or 1.0, sums.num_rows
-    for _ in range(_DISPERSION_STEPS):
-        information = sums.information / variance + np.diag(precision)
-        rss = _residual_sum(sums, solve(information, sums.gradient / variance))
-        determined = len(precision) - float(np.diag(inverse(information)) @ precision)
-        degrees = sums.num_rows - determined
-        before, variance = variance, rss / degrees
-        if variance <= 1e-12 * -2 * sums.log_likelihood / sums.num_rows:
-            raise InvalidArgument(
-                "The columns predict the outcome without error, or its mean is too large beside its spread for sums: "
-                "drop the column that holds the outcome, or subtract a constant from the outcome."
-            )
-        if abs(variance - before) <= _CHANGE * before:
-            break
-    return variance, degrees
+    if not compare:
+        return OneMessage(posterior, own, None, None)
+    exact = fit(clients, family, **priors, exposure=exposure, names=names)
+    return OneMessage(posterior, own, exact, (mean - exact.mean) / exact.stddev)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,15 +12,12 @@ from tfp_bfl.data.names import canonical
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
-from tfp_bfl.glm.expansion import expand
-from tfp_bfl.glm.families import FAMILIES, Family
-from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
-from tfp_bfl.glm.fitting import fit_federation, prior_precision
-from tfp_bfl.glm.newton import inverse, maximise
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
+from tfp_bfl.glm.newton import expand, inverse, maximise
 from tfp_bfl.glm.posterior import Posterior, Satterthwaite, mean_outcome
-from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, is_flat
-from tfp_bfl.glm.rows import INTERCEPT, Given, Rows, read
-from tfp_bfl.glm.scaling import Scaled, units_of
+from tfp_bfl.glm.rows import INTERCEPT, Rows
+from tfp_bfl.glm.variances import DIFFERENCE, Restricted, Scaled, is_flat, units_of
 
 _MOST_RANDOM = 3
 _NODES = {1: 15, 2: 9, 3: 5}
@@ -33,6 +31,9 @@ _FEW_CLIENTS = 6
 @dataclasses.dataclass(frozen=True)
 class Hierarchical:
     """The posterior of a model with random effects.
+
+    Methods take features [n, p], without a column for the intercept, and the number of a client of the fit, or None for
+    a new client, with u ~ N(0, between).
 
     Attributes:
       posterior: of the coefficients of a typical client [p].
@@ -57,18 +58,11 @@ class Hierarchical:
         return np.sqrt(np.diag(self.between))
 
     def linear_predictor(self, features: np.ndarray, client: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation of x' b + z' u for each row, [n] and [n].
+        """Compute mean and standard deviation of x' b + z' u for each row, [n] and [n].
 
             variance = a' covariance a + z' Cov(u | b) z,   a = x + (du / db)' z
 
         An interval is mean +- q stddev, q the quantile of Student's t with `degrees_at`, or of the normal for None.
-
-        Args:
-          features: [n, p], without a column for the intercept.
-          client: the number of a client of the fit; None for a new client, with u ~ N(0, between).
-
-        Raises:
-          InvalidArgument: another number of columns, or no client of that number.
         """
         design, z, effect = self._parts(features, client)
         along = design + z @ effect.slope
@@ -81,12 +75,6 @@ class Hierarchical:
 
         For a new client they count that the variance between clients is estimated; for one of the fit they are those of
         a' b in `linear_predictor`, without its Cov(u | b).
-
-        Args:
-          features, client: as of `linear_predictor`.
-
-        Raises:
-          InvalidArgument: as of `linear_predictor`.
         """
         design, z, effect = self._parts(features, client)
         of_variances, size = self.posterior.satterthwaite, len(self.posterior.names)
@@ -114,128 +102,75 @@ class Hierarchical:
         return design, design[:, [names.index(name) for name in self.random]], effect
 
     def predict(self, features: np.ndarray, client: int | None = None) -> np.ndarray:
-        """Return the mean of the outcome for each row, for a client of the fit or a new one [n].
-
-        Raises:
-          InvalidArgument: another number of columns, or no client of that number.
-        """
+        """Compute the mean of the outcome for each row [n]."""
         return mean_outcome(self.posterior.family, *self.linear_predictor(features, client))
 
 
-def fit_hierarchical(
-    clients: Given,
-    family: str = "gaussian",
-    *,
-    random: Sequence[str] = (INTERCEPT,),
-    prior_stddev: float | None = None,
-    intercept_stddev: float | None = None,
-    between_stddev: float | None = None,
-    exposure: Sequence[np.ndarray] | None = None,
-    names: Sequence[str] | None = None,
-    restricted: bool | None = None,
-    second_order: bool = False,
-    secure_sums: bool = False,
-) -> Hierarchical:
-    """Fit a generalised linear model with random effects of the clients, by empirical Bayes.
+class Effects(NamedTuple):
+    """The differences of coefficients between clients, as of `fitting.fit_hierarchical`; `restricted` is decided."""
 
-        eta_i = x_i' b + z_i' u_k,   u_k ~ N(0, L L'),   z_i: the columns of x_i that are named in `random`
-
-    The effects u_k are integrated out by adaptive quadrature at each client, which sends the sums of its marginal
-    likelihood (`effects.client_sums`). Newton's method on them gives the maximum over b, L and, for Gaussian outcomes,
-    the standard deviation of the residuals; the posterior of b is N(b*, its block of the inverse information), so that
-    the uncertainty of L is in it to first order.
-
-    Args:
-      clients, exposure, names, prior_stddev, intercept_stddev: as of `fit`.
-      family: "gaussian", "bernoulli" or "poisson".
-      random: names of the coefficients that differ between clients, at most three.
-      between_stddev: s of a half-normal prior on the diagonal of L; None for a flat one.
-      restricted: "gaussian" only: variances by restricted maximum likelihood, which integrates the coefficients out,
-        and intervals of Student's t by Satterthwaite's degrees of freedom (`restricted`); None for True, unless
-        second_order. False for maximum likelihood, whose variances are too small with few clients.
-      second_order: as of `fit`, over all parameters.
-      secure_sums: as of `fit`. The effects of the clients, which are no sums, are computed beside them.
-
-    Raises:
-      InvalidArgument: bad input, fewer than two clients, or as of `fit`.
-
-    Example:
-      >>> import numpy as np
-      >>> import tfp_bfl as bfl
-      >>> rng = np.random.default_rng(0)
-      >>> clients = [(x := rng.normal(size=(8, 1)), u + x[:, 0] + rng.normal(size=8)) for u in rng.normal(size=30)]
-      >>> result = bfl.glm.fit_hierarchical(clients, names=["dose"])
-      >>> result.between_stddev.round(2), result.posterior.mean.round(2)
-      (array([0.93]), array([-0.12,  1.08]))
-
-    Source: Pinheiro & Bates 2000, chapters 2 and 7.
-    """
-    chosen: Family = lookup(FAMILIES, family, "family of a hierarchical model")
-    if exposure is not None and family != "poisson":
-        raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
-    table = read(clients, chosen, names, exposure)
-    result = fit_hierarchical_federation(
-        InProcess(table, family, secure_sums),
-        family,
-        random=random,
-        prior_stddev=prior_stddev,
-        intercept_stddev=intercept_stddev,
-        between_stddev=between_stddev,
-        restricted=restricted,
-        second_order=second_order,
-    )
-    of = family, table.names, result.random, result.parameters, result.posterior.mean
-    return dataclasses.replace(result, effects=[own_effect(rows, *of) for rows in table.clients])
+    layout: EffectsLayout
+    family: str
+    between_stddev: float | None
+    restricted: bool
+    second_order: bool
 
 
-def fit_hierarchical_federation(
+def effects_of(
     federation: Federation,
     family: str,
-    *,
-    random: Sequence[str] = (INTERCEPT,),
-    prior_stddev: float | None = None,
-    intercept_stddev: float | None = None,
-    between_stddev: float | None = None,
-    restricted: bool | None = None,
-    second_order: bool = False,
-) -> Hierarchical:
-    """Fit a model with random effects to clients that answer questions; the result is without their effects.
-
-    Args:
-      federation: the clients.
-      family, random, prior_stddev, intercept_stddev, between_stddev, restricted, second_order: as of
-        `fit_hierarchical`.
-
-    Raises:
-      InvalidArgument: as of `fit_hierarchical`.
-    """
-    chosen: Family = lookup(FAMILIES, family, "family of a hierarchical model")
+    random: Sequence[str],
+    between_stddev: float | None,
+    restricted: bool | None,
+    second_order: bool,
+) -> Effects:
+    """Check the options of a model with random effects."""
+    lookup(FAMILIES, family, "family of a hierarchical model")
     if between_stddev is not None:
         check_number(between_stddev, "between_stddev")
     if restricted and family != "gaussian":
         raise InvalidArgument(f"restricted is for the family 'gaussian', but the family is {family!r}.")
     if restricted and second_order:
         raise InvalidArgument("second_order integrates the coefficients out already: leave restricted out.")
+    if federation.num_clients < 2:
+        raise InvalidArgument("There is one client, but effects that differ between clients need at least two.")
+    if isinstance(random, str) or not 1 <= len(random) <= _MOST_RANDOM or len(set(random)) < len(random):
+        raise InvalidArgument(
+            f"random must be a list of one to {_MOST_RANDOM} different names, such as ['{INTERCEPT}']."
+        )
+    places = {name: number for number, name in enumerate(federation.names)}
+    columns = tuple(lookup(places, canonical(name), "coefficient") for name in random)
     is_restricted = family == "gaussian" and not second_order if restricted is None else restricted
-    names = federation.names
-    layout = _layout(names, random, family, federation.num_clients)
-    pooled = fit_federation(federation, family, prior_stddev=prior_stddev, intercept_stddev=intercept_stddev)
-    nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
-    fixed, scaled = prior_precision(names, prior_stddev, intercept_stddev), Scaled(federation, units_of(pooled), layout)
-    units, factors, start = scaled.units, scaled.factors, _start(pooled, layout, scaled.units)
-    diagonal = [0.0 if between_stddev is None else float(a == b) / between_stddev**2 for a, b in layout.pairs]
-    precision = np.concatenate([fixed, diagonal, np.zeros(int(layout.has_dispersion))]) / factors**2
-    size, question = layout.num_coefficients, Question("effects", start, layout.columns, nodes)
+    layout = EffectsLayout(len(places), columns, family == "gaussian")
+    return Effects(layout, family, between_stddev, is_restricted, second_order)
+
+
+def add_effects(federation: Federation, pooled: Posterior, effects: Effects) -> Hierarchical:
+    """Fit random effects to clients that answer questions; the result is without the clients' own effects.
+
+    Args:
+      federation: the clients.
+      pooled: the fit without random effects.
+      effects: of `effects_of`.
+    """
+    names, layout, family = federation.names, effects.layout, effects.family
+    units = units_of(pooled)
+    scaled, start = Scaled(federation, units, layout), _start(pooled, layout, units)
+    factors, size, prior = scaled.factors, layout.num_coefficients, effects.between_stddev
+    diagonal = [0.0 if prior is None else float(a == b) / prior**2 for a, b in layout.pairs]
+    precision = np.concatenate([pooled.precision, diagonal, np.zeros(int(layout.has_dispersion))]) / factors**2
+    question = Question("effects", start, layout.columns, _nodes(family, layout))
     likelihood = Restricted(scaled, question, precision[:size], difference_steps(start, layout))
     of_all = lambda parameters: ask_sums(scaled, question._replace(points=parameters))[0]
-    ask = likelihood.sums if is_restricted else of_all
+    ask = likelihood.sums if effects.restricted else of_all
     first = ask(start)
     given = first._replace(information=first.information * np.outer(factors, factors))
-    check_columns(federation, given, fixed, " divided by the outcome's residual sd" if family == "gaussian" else "")
+    beside = " divided by the outcome's residual sd" if family == "gaussian" else ""
+    check_columns(federation, given, pooled.precision, beside)
     try:
         maximum = maximise(ask, first, precision, names, pooled.messages, start)
         covariance = inverse(maximum.information)
-        if is_restricted and is_flat(maximum.information):
+        if effects.restricted and is_flat(maximum.information):
             raise np.linalg.LinAlgError
     except (np.linalg.LinAlgError, InvalidArgument):
         raise InvalidArgument(
@@ -243,21 +178,20 @@ def fit_hierarchical_federation(
             "their columns, or give between_stddev, a prior on the standard deviations between clients."
         ) from None
     parameters, messages, of_variances = maximum.coefficients, maximum.messages, None
-    mean, skewed = parameters, []
-    if second_order:
+    mean, skewed, value = parameters, [], maximum.sums.log_likelihood
+    if effects.second_order:
         moments = expand(ask, parameters, maximum.information)
         mean, covariance, messages = moments.mean, moments.covariance, messages + moments.messages
         skewed = moments.warnings
-    elif is_restricted:
+    elif effects.restricted:
         of_variances, messages = likelihood.satterthwaite(parameters, covariance), messages + 1
-    value = maximum.sums.log_likelihood
-    if is_restricted:  # Without the determinant.
+        # Without the determinant.
         value += 0.5 * float(np.linalg.slogdet(maximum.sums.information[:size, :size] + np.diag(precision[:size]))[1])
     # In the units of the columns.
     mean, parameters, covariance = mean / factors, parameters / factors, covariance / np.outer(factors, factors)
     if of_variances is not None:
         of_variances = Satterthwaite(*(x / np.outer(units, units) for x in of_variances))
-    factor = layout.factor(parameters)
+    factor, random = layout.factor(parameters), [names[j] for j in layout.columns]
     posterior = dataclasses.replace(
         pooled,
         mean=mean[:size],
@@ -270,14 +204,13 @@ def fit_hierarchical_federation(
         degrees_of_freedom=of_variances and of_variances.degrees(np.eye(size)),
         satterthwaite=of_variances,
         warnings=[
-            *few_events(maximum.sums, chosen, layout.size),
+            *few_events(maximum.sums, FAMILIES[family], layout.size),
             *skewed,
             *_few_clients(federation.num_clients),
-            *_no_difference(factor, pooled.stddev[list(layout.columns)], [names[j] for j in layout.columns]),
+            *_no_difference(factor, pooled.stddev[list(layout.columns)], random),
         ],
     )
-    random_names = [names[j] for j in layout.columns]
-    return Hierarchical(posterior, random_names, factor @ factor.T, (), parameters, covariance)
+    return Hierarchical(posterior, random, factor @ factor.T, (), parameters, covariance)
 
 
 def own_effect(
@@ -293,9 +226,12 @@ def own_effect(
       mean: of the posterior of the coefficients [p].
     """
     layout = EffectsLayout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
-    nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
-    effect = client_sums(rows, parameters, FAMILIES[family], layout, nodes)[1]
+    effect = client_sums(rows, parameters, FAMILIES[family], layout, _nodes(family, layout))[1]
     return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(names)]))
+
+
+def _nodes(family: str, layout: EffectsLayout) -> int:
+    return _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
 
 
 def difference_steps(start: np.ndarray, layout: EffectsLayout) -> np.ndarray:
@@ -303,19 +239,6 @@ def difference_steps(start: np.ndarray, layout: EffectsLayout) -> np.ndarray:
     scale = np.diag(layout.factor(start))
     entries = [np.sqrt(scale[a] * scale[b]) for a, b in layout.pairs]
     return DIFFERENCE * np.array([*entries, *[1.0] * layout.has_dispersion])
-
-
-def _layout(names: Sequence[str], random: Sequence[str], family: str, num_clients: int) -> EffectsLayout:
-    if num_clients < 2:
-        raise InvalidArgument("There is one client, but effects that differ between clients need at least two.")
-    if isinstance(random, str) or not 1 <= len(random) <= _MOST_RANDOM or len(set(random)) < len(random):
-        raise InvalidArgument(
-            f"random must be a list of one to {_MOST_RANDOM} different names, such as ['{INTERCEPT}']."
-        )
-    places = {name: number for number, name in enumerate(names)}
-    return EffectsLayout(
-        len(names), tuple(lookup(places, canonical(name), "coefficient") for name in random), family == "gaussian"
-    )
 
 
 def _start(pooled: Posterior, layout: EffectsLayout, units: np.ndarray) -> np.ndarray:
@@ -329,12 +252,8 @@ def _start(pooled: Posterior, layout: EffectsLayout, units: np.ndarray) -> np.nd
 
 
 def _few_clients(number: int) -> list[str]:
-    if number >= _FEW_CLIENTS:
-        return []
-    return [
-        f"{number} clients determine the variance between clients poorly: its standard deviation may be far from "
-        "the true one."
-    ]
+    poorly = "determine the variance between clients poorly: its standard deviation may be far from the true one."
+    return [f"{number} clients {poorly}"] if number < _FEW_CLIENTS else []
 
 
 def _no_difference(factor: np.ndarray, scales: np.ndarray, names: Sequence[str]) -> list[str]:

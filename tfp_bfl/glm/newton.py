@@ -1,7 +1,11 @@
-"""Newton's method by sums of clients: each step is one message to every client."""
+"""Posteriors from sums of clients: Newton's method, each step of which is one message to every client.
+
+`gaussian_of_sums` needs no steps; `expand` corrects mean and covariance of a skewed posterior to second order.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,25 +13,36 @@ import numpy as np
 import scipy.linalg
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.glm.checks import check_determined, separating
+from tfp_bfl.glm.checks import check_determined, few_events, separating
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.sums import Sums
+
+Ask = Callable[[np.ndarray], Sums]
 
 # The squared distance to the maximum, in posterior standard deviations, at which the last step is taken.
 _TOLERANCE, _FLAT_TOLERANCE = 1e-13, 1e-10
 MOST_MESSAGES = 25
 # A change of the log posterior that rounding explains.
 _ROUNDING = 1e-12
+_DISPERSION_STEPS, _CHANGE = 200, 1e-13
+# In posterior standard deviations: large beside rounding, small beside the scale of the fourth derivative.
+_DIFFERENCE = 0.1
+# In posterior standard deviations and variances: the next order is about the square of this one.
+_LARGEST = 0.75
+_TOO_SKEWED = (
+    "The posterior is too skewed for moments to second order: its maximum and curvature are given. More events or a "
+    "narrower prior would help; a Markov chain is exact."
+)
 
 
 class Maximum(NamedTuple):
     """The maximum of a log posterior.
 
     Fields:
-      coefficients: [p].
-      information: of the rows and the prior there [p, p].
+      coefficients, information: there, of the rows and the prior.
       sums: of the rows at `sums_at`, the coefficients of the last message, from which one step led to the maximum.
       messages: the number of messages to each client.
-      sums_at: [p].
     """
 
     coefficients: np.ndarray
@@ -38,7 +53,7 @@ class Maximum(NamedTuple):
 
 
 def solve(information: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Return information^-1 gradient, by Cholesky's factor of the information scaled to a unit diagonal.
+    """Compute information^-1 gradient, by Cholesky's factor of the information scaled to a unit diagonal.
 
     Raises:
       LinAlgError: the information is not positive definite.
@@ -48,19 +63,18 @@ def solve(information: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         raise np.linalg.LinAlgError("The diagonal is not positive.")
     scale = 1 / np.sqrt(diagonal)
     factor = scipy.linalg.cho_factor(information * np.outer(scale, scale))
-    scaled = gradient * (scale if np.ndim(gradient) == 1 else scale[:, np.newaxis])
-    solution = scipy.linalg.cho_solve(factor, scaled)
-    return solution * (scale if np.ndim(gradient) == 1 else scale[:, np.newaxis])
+    of_rows = scale if np.ndim(gradient) == 1 else scale[:, np.newaxis]
+    return scipy.linalg.cho_solve(factor, gradient * of_rows) * of_rows
 
 
 def inverse(information: np.ndarray) -> np.ndarray:
-    """Return the covariance of an information matrix, symmetric to the bit."""
+    """Compute the covariance of an information matrix, symmetric to the bit."""
     covariance = solve(information, np.eye(len(information)))
     return (covariance + covariance.T) / 2
 
 
 def _step(information: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """Return a step that ascends also where the information has negative eigenvalues: by their absolute values."""
+    """Compute a step that ascends also where the information has negative eigenvalues: by their absolute values."""
     try:
         return solve(information, gradient)
     except (np.linalg.LinAlgError, ValueError):
@@ -70,14 +84,14 @@ def _step(information: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
 
 def maximise(
-    ask: Callable[[np.ndarray], Sums],
+    ask: Ask,
     first: Sums,
     precision: np.ndarray,
     names: Sequence[str],
     messages: int = 1,
     start: np.ndarray | None = None,
 ) -> Maximum:
-    """Return the maximum of sum_k log p(y_k | b) - sum_j precision_j b_j^2 / 2.
+    """Find the maximum of sum_k log p(y_k | b) - sum_j precision_j b_j^2 / 2.
 
         b <- b + (information + diag(precision))^-1 (gradient - precision b)
 
@@ -88,7 +102,7 @@ def maximise(
       ask: coefficients -> the sums of all clients there; one message.
       first: sums whose weighted least squares are the first step; they must determine all coefficients.
       precision: of the Gaussian prior with mean 0 [p]; 0 for a flat one.
-      names: of the coefficients [p].
+      names: of the coefficients, for errors.
       messages: how many were sent before.
       start: the first coefficients [p]; None for the least squares of `first`.
 
@@ -119,3 +133,109 @@ def maximise(
     if np.any(precision > 0) and np.all(precision > 0):
         raise InvalidArgument(f"Newton's steps did not converge in {messages} messages: rescale the columns.")
     raise separating(previous, first, names, is_constant=sums.num_events in (0, sums.num_rows))
+
+
+class MomentExpansion(NamedTuple):
+    """Mean and covariance to second order, the messages that they took, and warnings.
+
+    Where the second order is too large to be trusted, there is a warning, and they are b* and the inverse information.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    messages: int
+    warnings: list[str]
+
+
+def expand(ask: Ask, coefficients: np.ndarray, information: np.ndarray) -> MomentExpansion:
+    """Compute mean and covariance to the second order of Laplace's expansion at the maximum b*, from 2 p + 1 messages.
+
+    With T, Q the third and fourth derivatives of the log posterior at b*, S the inverse of the information there, and
+    repeated indices summed:
+
+        mean_a = b*_a + S_ab T_bcd S_cd / 2
+        covariance = S + S P S,   P_ab = (Q_abcd S_cd + T_acd S_ce S_df T_bef + T_abc S_cd T_def S_ef) / 2
+
+    T and Q_abcd S_cd are central differences of the information along the columns of a square root of S.
+
+    Source: Tierney & Kadane 1986; the diagrams of one loop of any text on perturbation theory.
+    """
+    covariance = inverse(information)
+    root = np.linalg.cholesky(covariance)
+    flat = ask(coefficients).information
+    third, fourth = [], np.zeros_like(covariance)
+    for direction in root.T:
+        above, below = (ask(coefficients + sign * _DIFFERENCE * direction).information for sign in (1, -1))
+        third.append((below - above) / (2 * _DIFFERENCE))
+        fourth += (2 * flat - above - below) / _DIFFERENCE**2
+    # In coordinates in which the posterior has a covariance of 1, where indices are contracted directly.
+    t = np.einsum("ia,cij,jb->abc", root, np.stack(third), root)
+    tadpole = np.einsum("abb->a", t)
+    loop = root.T @ fourth @ root + np.einsum("acd,bcd->ab", t, t) + np.einsum("abc,c->ab", t, tadpole)
+    messages, sizes = 2 * len(root) + 1, np.abs(np.linalg.eigvalsh((loop + loop.T) / 2)) / 2
+    if not np.linalg.norm(tadpole) / 2 < _LARGEST or not np.max(sizes) < _LARGEST:
+        return MomentExpansion(coefficients, covariance, messages, [_TOO_SKEWED])
+    corrected = root @ (np.eye(len(root)) + loop / 2) @ root.T
+    return MomentExpansion(coefficients + root @ tadpole / 2, (corrected + corrected.T) / 2, messages, [])
+
+
+def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: float | None, names: Sequence[str]) -> Posterior:
+    """Compute the posterior of Gaussian outcomes from sums at coefficients of 0: X'X, X'y and -y'y / 2.
+
+    Without a dispersion d the fixed point of d = RSS / (N - gamma), gamma = p - tr(covariance diag(precision)), which
+    maximises the marginal likelihood (MacKay 1992, equation 4.10).
+
+    Raises:
+      InvalidArgument: collinear columns, or no more rows than coefficients where the dispersion is estimated.
+    """
+    check_determined(sums.information + np.diag(precision), names, sums.num_rows)
+    variance, degrees = (dispersion, None) if dispersion is not None else _estimated_dispersion(sums, precision)
+    information = sums.information / variance + np.diag(precision)
+    mean = solve(information, sums.gradient / variance)
+    constant = 0.5 * sums.num_rows * math.log(2 * math.pi * variance)
+    return Posterior(
+        names,
+        mean,
+        inverse(information),
+        "gaussian",
+        int(sums.num_rows),
+        int(sums.num_events),
+        1,
+        1,
+        -0.5 * residual_sum(sums, mean) / variance - constant,
+        precision,
+        variance,
+        few_events(sums, FAMILIES["gaussian"], len(precision)),
+        sums,
+        np.zeros(len(precision)),
+        dispersion,
+        degrees,
+    )
+
+
+def residual_sum(sums: Sums, mean: np.ndarray) -> float:
+    """Compute the sum of squared residuals from sums at coefficients of 0."""
+    return max(float(-2 * sums.log_likelihood - 2 * mean @ sums.gradient + mean @ sums.information @ mean), 0.0)
+
+
+def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> tuple[float, float]:
+    """Estimate the dispersion, and the degrees of freedom N - gamma."""
+    if sums.num_rows <= len(precision):
+        raise InvalidArgument(
+            f"There are {sums.num_rows:g} rows for {len(precision)} coefficients: give dispersion, the variance of "
+            "the outcome, or more rows."
+        )
+    variance, degrees = -2 * sums.log_likelihood / sums.num_rows or 1.0, sums.num_rows
+    for _ in range(_DISPERSION_STEPS):
+        information = sums.information / variance + np.diag(precision)
+        rss = residual_sum(sums, solve(information, sums.gradient / variance))
+        degrees = sums.num_rows - (len(precision) - float(np.diag(inverse(information)) @ precision))
+        before, variance = variance, rss / degrees
+        if variance <= 1e-12 * -2 * sums.log_likelihood / sums.num_rows:
+            raise InvalidArgument(
+                "The columns predict the outcome without error, or its mean is too large beside its spread for sums: "
+                "drop the column that holds the outcome, or subtract a constant from the outcome."
+            )
+        if abs(variance - before) <= _CHANGE * before:
+            break
+    return variance, degrees

@@ -17,14 +17,9 @@ _YES = ("y", "yes", "true", "t", "1")
 
 
 class Outcome(NamedTuple):
-    """The columns of the outcome.
+    """The columns of the outcome (the time for "cox"), of its event ("cox") and of the exposure.
 
-    Fields:
-      column: the outcome, or the time for "cox".
-      family: its name.
-      event: the column with the event, for "cox".
-      event_values: the values that are an event; () for the larger one of two.
-      exposure: the column with the exposure.
+    `event_values` are the values that are an event; () stands for the larger one of two.
     """
 
     column: str
@@ -47,9 +42,6 @@ def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[
       outcome: its columns.
       where: the name of the table, for errors.
       events: the values that are an event, of all tables; None for those of this one (`find_events`).
-
-    Raises:
-      InvalidArgument: a column has another form, or options do not fit the family.
     """
 
     def binary(name: str) -> np.ndarray:
@@ -78,16 +70,7 @@ def are_filled(values: np.ndarray, exposure: np.ndarray | None) -> np.ndarray:
 
 
 def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
-    """Check the outcomes of a table; empty cells are left out later.
-
-    Args:
-      values: outcomes [N], or (time, event) [N, 2], NaN in empty cells.
-      outcome: its columns.
-      where: the name of the table, for errors.
-
-    Raises:
-      InvalidArgument: a count is no whole number of at least 0, or a time is not above 0; the message names the row.
-    """
+    """Refuse counts (of `read_outcome`) that are no whole numbers of at least 0, and times that are not above 0."""
     numbers = values[:, 0] if outcome.family == "cox" else values
     if outcome.family == "cox":
         wrong, requirement = numbers <= 0, "times above 0"
@@ -104,7 +87,7 @@ def check_outcome(values: np.ndarray, outcome: Outcome, where: str) -> None:
 
 
 def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> Sequence[str]:
-    """Return the values that are an event: those given, else the larger of two numbers, or the one that says yes."""
+    """Find the values that are an event: those given, else the larger of two numbers, or the one that says yes."""
     found = sorted(set(cells.tolist()) - {""}, key=natural)
     if not found:
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: name another outcome.")
@@ -146,12 +129,7 @@ def numbers(
 ) -> np.ndarray:
     """Read a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
 
-    Args:
-      table: of `data.tables.read_table`.
-      name, kind: of the column.
-      where: the name of the table, for errors.
-      date_unit: of dates.
-      sign: that the numbers must have beside them; "" for none.
+    The numbers must have `sign` beside them, such as "%".
     """
     troubles = Troubles(where, f"name a column of {kind}s")
     kinds, signs = {name: kind}, {name: sign}

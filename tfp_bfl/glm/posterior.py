@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,13 +24,14 @@ class Coefficients(list[dict[str, Any]]):
     def __str__(self) -> str:
         if not self:
             return ""
-        cells = [list(self[0]), *([_cell(value) for value in row.values()] for row in self)]
+        cells = [list(self[0]), *([as_text(value) for value in row.values()] for row in self)]
         widths = [max(map(len, column)) for column in zip(*cells)]
         lines = [[row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))] for row in cells]
         return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
-def _cell(value: object) -> str:
+def as_text(value: object) -> str:
+    """Format a number with four digits."""
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
@@ -50,10 +51,7 @@ class Satterthwaite(NamedTuple):
 
             2 v^2 / Var(v),   v = x' H^-1 x + Var(e)
 
-        Args:
-          rows: x [n, p].
-          variance: of e, which is independent of b [n]; 0 for x' b.
-          slopes: its derivatives, along the same directions [v, n].
+        e, with variance [n] and its derivatives `slopes` along the same directions [v, n], is independent of b.
 
         Source: Satterthwaite 1946; Kuznetsova et al. 2017.
         """
@@ -65,6 +63,8 @@ class Satterthwaite(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Posterior:
     """A normal posterior N(mean, covariance) over the coefficients of a generalised linear model.
+
+    Methods take features [n, p], without a column for the intercept.
 
     Attributes:
       names: of the coefficients [p].
@@ -118,9 +118,6 @@ class Posterior:
 
         For Gaussian outcomes with an estimated dispersion it is that of Student's t, by `degrees_of_freedom`, otherwise
         of the normal.
-
-        Raises:
-          InvalidArgument: the level is not between 0 and 1.
         """
         half = quantile(level, self.degrees_of_freedom) * self.stddev
         return np.stack([self.mean - half, self.mean + half], axis=1)
@@ -145,14 +142,7 @@ class Posterior:
         return rows
 
     def design(self, features: np.ndarray) -> np.ndarray:
-        """Return rows with a column of ones first, if there is an intercept [n, p + 1].
-
-        Args:
-          features: [n, p], without a column for the intercept.
-
-        Raises:
-          InvalidArgument: another number of columns.
-        """
+        """Return rows with a column of ones first, if there is an intercept [n, p]."""
         x = np.asarray(features, np.float64)
         has_intercept = INTERCEPT in self.names
         if x.ndim != 2 or x.shape[1] != len(self.names) - has_intercept:
@@ -163,70 +153,45 @@ class Posterior:
         return np.column_stack([np.ones(len(x)), x]) if has_intercept else x
 
     def linear_predictor(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation of x' b for each row, [n] and [n].
+        """Compute mean and standard deviation of x' b for each row, [n] and [n].
 
         An interval is mean +- q stddev, q the quantile of Student's t with `degrees_at`, or of the normal for None.
-
-        Args:
-          features: [n, p], without a column for the intercept.
-
-        Raises:
-          InvalidArgument: another number of columns.
         """
         design = self.design(features)
         return design @ self.mean, np.sqrt(np.einsum("ij,jk,ik->i", design, self.covariance, design))
 
     def degrees_at(self, features: np.ndarray) -> np.ndarray | None:
-        """Return the degrees of freedom of Student's t for x' b of each row [n]; None for normal intervals.
-
-        Args:
-          features: [n, p], without a column for the intercept.
-
-        Raises:
-          InvalidArgument: another number of columns.
-        """
+        """Return the degrees of freedom of Student's t for x' b of each row [n]; None for normal intervals."""
         design = self.design(features)
         if self.satterthwaite is not None:
             return self.satterthwaite.degrees(design)
         return None if self.degrees_of_freedom is None else np.full(len(design), self.degrees_of_freedom)
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Return the mean of the outcome for each row under the posterior [n].
+        """Compute the mean of the outcome for each row under the posterior [n].
 
         For survival it is the hazard relative to a row of zeros; for counts with an exposure, the mean for one unit.
 
             E[g^-1(x' b)],   b ~ N(mean, covariance),   by Gauss-Hermite quadrature of 40 nodes
-
-        Raises:
-          InvalidArgument: another number of columns.
         """
         return mean_outcome(self.family, *self.linear_predictor(features))
 
 
 def quantile(level: float, degrees_of_freedom: float | np.ndarray | None = None) -> Any:
-    """Return the half width of a central interval, in standard deviations.
-
-    Args:
-      level: its probability.
-      degrees_of_freedom: of Student's t; None for the normal distribution.
-
-    Raises:
-      InvalidArgument: the level is not between 0 and 1.
-    """
+    """Compute the half width of a central interval, in standard deviations; None stands for the normal distribution."""
     if not 0 < check_number(level, "level") < 1:
         raise InvalidArgument(f"level is {level:g}, but must be above 0 and below 1, such as 0.95.")
     law = stats.norm if degrees_of_freedom is None else stats.t(degrees_of_freedom)
     return law.ppf(0.5 + level / 2)
 
 
-def mean_outcome(family: str, centre: np.ndarray, stddev: np.ndarray) -> np.ndarray:
-    """Return the mean of the outcome where the linear predictor is N(centre, stddev^2) [n].
+def mean_of(family: str) -> Callable[[np.ndarray], np.ndarray]:
+    """Return linear predictor -> mean of the outcome; for "cox" the hazard relative to a row of zeros."""
+    return FAMILIES[family].mean if family in FAMILIES else np.exp
 
-    Args:
-      family: of the outcome.
-      centre, stddev: of each row [n].
-    """
-    of_mean = FAMILIES[family].mean if family in FAMILIES else np.exp
+
+def mean_outcome(family: str, centre: np.ndarray, stddev: np.ndarray) -> np.ndarray:
+    """Compute the mean of the outcome where the linear predictor is N(centre, stddev^2) [n]."""
     nodes, weights = special.roots_hermitenorm(_NODES)
-    values: np.ndarray = of_mean(centre[:, np.newaxis] + stddev[:, np.newaxis] * nodes)
+    values: np.ndarray = mean_of(family)(centre[:, np.newaxis] + stddev[:, np.newaxis] * nodes)
     return values @ weights / np.sum(weights)

@@ -1,4 +1,4 @@
-"""The folder of a fit: report.html, coefficients.csv and posterior.json."""
+"""The folder of a fit: report.html, coefficients.csv, posterior.json, and predictions.csv of another table."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfp_bfl.data.names import canonical, client_names
+from tfp_bfl.data.tables import read_table
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import name as path_name
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.files.writing import write_bytes
+from tfp_bfl.glm.agreement import CATEGORY
 from tfp_bfl.glm.checks import check_determined, misfit
+from tfp_bfl.glm.design import Design, encode
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fitting import fit
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.newton import inverse, solve
-from tfp_bfl.glm.posterior import Posterior, quantile
+from tfp_bfl.glm.posterior import Posterior, as_text, mean_of, quantile
 from tfp_bfl.glm.sums import Sums, pack
 from tfp_bfl.plots.forest import Estimate, forest_plot
 from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page
@@ -28,13 +33,7 @@ _MOST_PANELS, _MOST_CLIENTS = 12, 25
 
 
 class Estimates(NamedTuple):
-    """Coefficients of clients side by side.
-
-    Fields:
-      names: of the coefficients [p].
-      clients: of the largest clients, in the order of their numbers.
-      pooled: of all clients.
-    """
+    """Coefficients of the largest clients, in the order of their numbers, and the pooled ones."""
 
     names: list[str]
     clients: list[Estimate]
@@ -92,14 +91,7 @@ def checks(posterior: Posterior) -> list[tuple[str, str]]:
     return rows
 
 
-def estimates(
-    result: Result,
-    clients: Sequence[tuple[np.ndarray, np.ndarray]],
-    client_names: Sequence[str],
-    exposure: Sequence[np.ndarray] | None,
-    level: float,
-    priors: Mapping[str, Any],
-) -> Estimates | None:
+def estimates(result: Result, design: Design, level: float, options: Mapping[str, Any]) -> Estimates | None:
     """Return the coefficients of the largest clients, and the pooled ones; None for one client.
 
     With random effects they are the posterior means of the clients' coefficients; otherwise each client is fitted
@@ -107,43 +99,34 @@ def estimates(
 
     Args:
       result: of all clients.
-      clients: (features [n, p], outcome) of each.
-      client_names: of each.
-      exposure: of each client's rows; None without.
+      design: of the fit.
       level: of the intervals.
-      priors: prior_stddev and intercept_stddev of the fit.
+      options: names and priors of the fit.
     """
+    clients, posterior = design.clients, posterior_of(result)
     if len(clients) < 2:
         return None
-    posterior = posterior_of(result)
     largest = sorted(np.argsort([-len(x) for x, _ in clients], kind="stable")[:_MOST_CLIENTS].tolist())
-    half = posterior.interval(level)[:, 1] - posterior.mean
-    size, found = len(posterior.names), []
+    half, names, found = posterior.interval(level)[:, 1] - posterior.mean, list(posterior.names), []
+    places = list(range(len(names)))[:_MOST_PANELS]
     if isinstance(result, Hierarchical):
-        places = [list(posterior.names).index(name) for name in result.random]
-        factor = half / posterior.stddev
-        for k in largest:
+        places = [names.index(name) for name in result.random]
+    for k in largest:
+        mean = own = np.full(len(places), np.nan)
+        if isinstance(result, Hierarchical):
             effect = result.effects[k]
-            mean = posterior.mean[places] + effect.mean
-            along = np.eye(size)[places] + effect.slope
+            along = np.eye(len(names))[places] + effect.slope
             variance = np.diag(along @ posterior.covariance @ along.T + effect.covariance)
-            own = factor[places] * np.sqrt(variance)
-            found.append(Estimate(client_names[k], mean, mean - own, mean + own))
-    else:
-        places = list(range(size))[:_MOST_PANELS]
-        names = posterior.names if posterior.family == "cox" else posterior.names[1:]
-        for k in largest:
-            alone = None if exposure is None else [exposure[k]]
+            mean, own = posterior.mean[places] + effect.mean, (half / posterior.stddev)[places] * np.sqrt(variance)
+        else:
+            exposure = None if design.exposure is None else [design.exposure[k]]
             try:
-                one = fit([clients[k]], posterior.family, names=names, exposure=alone, **priors)
-                low, high = one.interval(level)[places].T
-                found.append(Estimate(client_names[k], one.mean[places], low, high))
+                one = fit([clients[k]], posterior.family, **{**options, "exposure": exposure})
+                mean, own = one.mean[places], (one.interval(level)[:, 1] - one.mean)[places]
             except InvalidArgument:
-                nothing = np.full(len(places), np.nan)
-                found.append(Estimate(client_names[k], nothing, nothing, nothing))
-    mean, half = posterior.mean[places], half[places]
-    pooled = Estimate("pooled", mean, mean - half, mean + half, is_pooled=True)
-    return Estimates([posterior.names[j] for j in places], found, pooled)
+                pass  # The client does not determine the coefficients alone.
+        found.append(Estimate(design.client_names[k], mean, mean - own, mean + own))
+    return _estimates(posterior, places, found, level)
 
 
 def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: float) -> Estimates | None:
@@ -160,7 +143,7 @@ def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: fl
     """
     if posterior.sums_at is None or len(parts) < 2:
         return None
-    at, precision, places = posterior.sums_at, posterior.precision, range(len(posterior.names))[:_MOST_PANELS]
+    at, precision, places = posterior.sums_at, posterior.precision, list(range(len(posterior.names)))[:_MOST_PANELS]
     found = []
     for name, sums in parts.items():
         mean, stddev = np.full((2, len(at)), np.nan)
@@ -173,9 +156,71 @@ def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: fl
             pass  # The client does not determine the coefficients alone.
         half = quantile(level) * stddev
         found.append(Estimate(name, mean[places], (mean - half)[places], (mean + half)[places]))
+    return _estimates(posterior, places, found[:_MOST_CLIENTS], level)
+
+
+def _estimates(posterior: Posterior, places: list[int], clients: list[Estimate], level: float) -> Estimates:
     low, high = posterior.interval(level)[places].T
     pooled = Estimate("pooled", posterior.mean[places], low, high, is_pooled=True)
-    return Estimates([posterior.names[j] for j in places], found[:_MOST_CLIENTS], pooled)
+    return Estimates([posterior.names[j] for j in places], clients, pooled)
+
+
+class RowsToPredict(NamedTuple):
+    """The client of each row of a table, "" without one [N], and features of a fit, NaN where a row has none [N, p]."""
+
+    owners: np.ndarray
+    features: np.ndarray
+
+
+def read_rows(
+    path: pathlib.Path, design: Design, client_column: str | None = None, separator: str | None = None
+) -> RowsToPredict:
+    """Read the rows of a table in the columns of a fit; without `client_column` all rows are of new clients."""
+    text = [column.name for column in design.plan.columns if column.kind == CATEGORY]
+    table = read_table(path, separator, text=[name for name in (client_column, *text) if name])
+    column, owners = canonical(client_column or ""), np.full(table.num_rows, "", object)
+    if column in table.column_names:  # By the names of the fit.
+        owners = table[column].spread(client_names(table[column].distinct[1], column)[0])
+    return RowsToPredict(owners, encode(table, design.plan, design.encoding, path_name(path)))
+
+
+def write_predictions(
+    path: pathlib.Path, rows: RowsToPredict, result: Result, client_names: Sequence[str], level: float = 0.95
+) -> list[str]:
+    """Write a prediction for each row to a .csv file, and return sentences on them.
+
+    The file has the row, its client, whether the client is new, the mean of the outcome, its central interval, and mean
+    and standard deviation of the linear predictor. The interval is that of the mean outcome, not of an outcome; for
+    "cox" the outcome is the hazard relative to a row of zeros, and for counts with an exposure that of one unit. With
+    Student's t the last column, df, has its degrees of freedom for the row.
+    """
+    (owners, features), posterior = rows, posterior_of(result)
+    whole = ~np.any(np.isnan(features), 1)
+    known = {name: number for number, name in enumerate(client_names)}
+    has_t = posterior.degrees_of_freedom is not None
+    centre, stddev, mean, degrees = (np.full(len(owners), np.nan) for _ in range(4))
+    for owner in dict.fromkeys(owners.tolist()):
+        own = (owners == owner) & whole
+        given = (features[own], known.get(owner)) if isinstance(result, Hierarchical) else (features[own],)
+        centre[own], stddev[own] = result.linear_predictor(*given)
+        mean[own] = result.predict(*given)
+        found = result.degrees_at(*given)
+        degrees[own] = np.nan if found is None else found
+    half = quantile(level, degrees if has_t else None) * stddev
+    low, high = (mean_of(posterior.family)(centre + sign * half) for sign in (-1, 1))
+    percent = f"{100 * level:g} %"
+    head = ["row", "client", "new client", "mean", f"{percent} from", "to", "linear predictor", "sd", *["df"] * has_t]
+    columns_of_row = [mean, low, high, centre, stddev, *[degrees] * has_t]
+    lines = (
+        [k + 1, owner, "no" if owner in known else "yes", *(x[k] if whole[k] else "" for x in columns_of_row)]
+        for k, owner in enumerate(owners)
+    )
+    write_bytes(path, to_csv([head, *lines]).encode("utf-8"))
+    new = sum(owner not in known for owner in owners)
+    notes = [f"{len(owners):,} predictions, {new:,} of them for new clients."]
+    if not np.all(whole):
+        notes.append(f"{int(np.sum(~whole))} rows have an empty cell, or a level that the fit has not: no prediction.")
+    return notes
 
 
 def write_folder(
@@ -191,10 +236,7 @@ def write_folder(
     """Write the files of a fit to a new folder.
 
     Args:
-      folder: the folder.
-      result: of the fit.
-      client_names: of all clients.
-      level: of the intervals.
+      folder, result, client_names, level: of the fit and its intervals.
       notes: sentences above the report.
       outcome: column, event and exposure of the outcome, for posterior.json.
       found: coefficients of clients; None leaves them out.
@@ -210,7 +252,7 @@ def write_folder(
     rows = [
         (
             str(r["coefficient"]),
-            [Cell(_number(value), is_words=isinstance(value, str)) for value in list(r.values())[1:]],
+            [Cell(as_text(value), is_words=isinstance(value, str)) for value in list(r.values())[1:]],
         )
         for r in table
     ]
@@ -219,10 +261,18 @@ def write_folder(
     sections = [
         Section("Coefficients", how, tables=[Table("Coefficients", list(table[0]), rows)], is_wide=True),
         *_of_clients(found, len(client_names), len(posterior.names), isinstance(result, Hierarchical), level),
-        Section("Checks", "Warnings stand above.", tables=[Table("Checks", ["check", "result"], passed)], is_wide=True),
+        Section(
+            "Checks",
+            "Warnings, if any, are above.",
+            tables=[Table("Checks", ["check", "result"], passed)],
+            is_wide=True,
+        ),
     ]
-    statements = [f"{headline(posterior)}.", *standard_deviations(result)]
-    write_page(folder / "report.html", f"{posterior.family} model", statements, notes, [], sections)
+    given = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in outcome.items() if value is not None)
+    named = ", ".join([*map(str, client_names[:_MOST_CLIENTS]), *["..."] * (len(client_names) > _MOST_CLIENTS)])
+    statements = [f"{headline(posterior)}.", *standard_deviations(result), f"Outcome: {given}.", f"Clients: {named}."]
+    title = f"{posterior.family} model of {outcome['column']}"
+    write_page(folder / "report.html", title, statements, notes, [], sections)
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -256,14 +306,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def from_json(record: Mapping[str, Any]) -> Posterior:
-    """Return the posterior of `as_json`, of a model without random effects.
-
-    Args:
-      record: of posterior.json.
-
-    Raises:
-      InvalidArgument: it has another form.
-    """
+    """Return the posterior of posterior.json (`as_json`), of a model without random effects."""
     try:
         names, arrays = list(map(str, record["names"])), {}
         for name, shape in (("mean", 1), ("covariance", 2), ("prior_precision", 1)):
@@ -306,7 +349,7 @@ def _of_clients(
     if size > len(found.names):
         how += f" {len(found.names)} of {size} coefficients are shown."
     every = [*found.clients, found.pooled]
-    rows = [(e.label, [Cell(_interval(e, j)) for j in range(len(found.names))]) for e in every]
+    rows = [(e.label, [Cell(_interval(*x)) for x in zip(e.mean, e.low, e.high)]) for e in every]
     numbers = Table("Clients", ["client", *found.names], rows)
     says = f"Estimate and {100 * level:g} % interval of each client."
     return [
@@ -315,10 +358,5 @@ def _of_clients(
     ]
 
 
-def _interval(estimate: Estimate, number: int) -> str:
-    mean, low, high = estimate.mean[number], estimate.low[number], estimate.high[number]
+def _interval(mean: float, low: float, high: float) -> str:
     return f"{mean:.4g} [{low:.4g}, {high:.4g}]" if np.isfinite(mean) else "\u2013"
-
-
-def _number(value: object) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"

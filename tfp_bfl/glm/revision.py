@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,11 +12,10 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.checks import few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.fitting import gaussian_of_sums
-from tfp_bfl.glm.newton import inverse, solve
+from tfp_bfl.glm.newton import gaussian_of_sums, inverse, solve
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT, Given, read
-from tfp_bfl.glm.sums import Sums, client_sums, total
+from tfp_bfl.glm.sums import Sums, client_sums
 
 # Further than this the quadratic approximation at the old coefficients is poor.
 _FAR = 2.0
@@ -55,9 +55,6 @@ def revise(
       add, remove: clients as of `fit`; those that are removed must be as they were.
       add_exposure, remove_exposure: as `exposure` of `fit`.
 
-    Raises:
-      InvalidArgument: a posterior of "cox", other columns, or more rows removed than there are.
-
     Example:
       >>> import numpy as np
       >>> import tfp_bfl as bfl
@@ -68,11 +65,15 @@ def revise(
       True
     """
     _check_sums(posterior)
-    parts = []
+    parts, family = [], FAMILIES[posterior.family]
+    has_intercept = INTERCEPT in posterior.names
     for given, exposure, sign in ((add, add_exposure, 1), (remove, remove_exposure, -1)):
-        own, number = _sums(posterior, given, exposure)
-        if own is not None:
-            parts.append((own, sign, number))
+        if isinstance(given, Sequence) and not len(given):
+            continue
+        table = read(given, family, posterior.names[has_intercept:], exposure, has_intercept)
+        assert posterior.sums_at is not None
+        own = [client_sums(rows, posterior.sums_at, family) for rows in table.clients]
+        parts.append((functools.reduce(Sums.add, own), sign, len(own)))
     return revise_by_sums(posterior, parts)
 
 
@@ -82,9 +83,6 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
     Args:
       posterior: as of `revise`.
       parts: sums at `posterior.sums_at`, 1 to add or -1 to subtract them, and the number of their clients.
-
-    Raises:
-      InvalidArgument: as of `revise`.
     """
     _check_sums(posterior)
     assert posterior.sums is not None and posterior.sums_at is not None
@@ -138,15 +136,3 @@ def _check_sums(posterior: Posterior) -> None:
             "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
             "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
         )
-
-
-def _sums(posterior: Posterior, given: Given, exposure: Sequence[np.ndarray] | None) -> tuple[Sums | None, int]:
-    """Return the sums of some clients at the coefficients of the last message, and their number."""
-    if not isinstance(given, Sequence) or len(given):
-        family = FAMILIES[posterior.family]
-        has_intercept = INTERCEPT in posterior.names
-        table = read(given, family, posterior.names[has_intercept:], exposure, has_intercept)
-        assert posterior.sums_at is not None
-        parts = [client_sums(rows, posterior.sums_at, family) for rows in table.clients]
-        return total(parts), len(parts)
-    return None, 0

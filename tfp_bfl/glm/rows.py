@@ -18,13 +18,7 @@ Given = Clients | Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 class Rows(NamedTuple):
-    """The rows of one client.
-
-    Fields:
-      design: [n, p]; the intercept's column of ones first, if there is one.
-      outcome: [n]; (time, event) [n, 2] for survival.
-      offset: what is added to the linear predictor [n].
-    """
+    """The rows of a client: design [n, p], outcome [n], or (time, event) [n, 2], and offset of the predictor [n]."""
 
     design: np.ndarray
     outcome: np.ndarray
@@ -32,12 +26,7 @@ class Rows(NamedTuple):
 
 
 class DesignRows(NamedTuple):
-    """The rows of all clients, and the names of the coefficients.
-
-    Fields:
-      clients: `Rows` of each.
-      names: of the columns of the design [p].
-    """
+    """The rows of all clients, and the names of the coefficients [p]."""
 
     clients: list[Rows]
     names: list[str]
@@ -50,17 +39,14 @@ def read(
     exposure: Sequence[np.ndarray] | None = None,
     intercept: bool = True,
 ) -> DesignRows:
-    """Return the rows of all clients in float64.
+    """Read the rows of all clients.
 
     Args:
-      clients: `data.Clients`, or (features [n, p], outcome [n]) of each client.
-      family: of the outcome; None for survival, with outcomes (time, event) [n, 2].
-      names: of the p features; those of the table, or x1, x2, ... if None.
+      clients: `data.Clients`, or (features, outcome) of each client.
+      family: of the outcome; None for survival.
+      names: of the features; those of the table, or x1, x2, ... if None.
       exposure: of each client's rows [n], above 0: time or size at which counts were collected.
       intercept: whether a column of ones comes first.
-
-    Raises:
-      InvalidArgument: shapes that do not fit, values that are not finite, or outcomes that the family does not have.
     """
     pairs = _pairs(clients, family)
     if not pairs:

@@ -1,11 +1,19 @@
-"""The sums that a client sends, which add up to those of all rows in one place."""
+"""The sums that a client sends, which add up to those of all rows in one place, and their form in fixed point.
+
+Secure aggregation adds integers of 144 bits, in three parts for the masks of int64:
+
+    q = round(x 2^60),   q = q_0 + q_1 2^48 + q_2 2^96  modulo 2^144,   0 <= q_i < 2^48
+
+The parts of up to 2^15 clients add up modulo 2^64 without overflow, and masks modulo 2^64 cancel in their sum. The
+error of a sum is at most 2^-61 (4e-19) for each client, whatever the units of the columns: no scale is agreed on.
+Sums of squares must then be at least K 2^-61 / 1e-6, for K clients, to be right to 1e-6 (`checks.check_resolution`).
+"""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +24,14 @@ from tfp_bfl.glm.rows import Rows
 NO_PEARSON = np.zeros(2)
 _MOST_PEARSON = 1e12
 
+RESOLUTION = 2.0**-60
+MOST_CLIENTS = 2**15
+PARTS = 3
+POINT, PART_BITS = 60, 48
+_MODULUS = 1 << (PART_BITS * PARTS)
+# Of one client: the sum of all clients then stays within half of the modulus.
+BOUND = 2.0 ** (PART_BITS * PARTS - 1 - POINT) / (2 * MOST_CLIENTS)
+
 
 class Sums(NamedTuple):
     """Sums over rows at coefficients b. They add up, leaf by leaf, over clients.
@@ -23,11 +39,8 @@ class Sums(NamedTuple):
         log_likelihood = sum_i log p(y_i | x_i' b),   gradient = its first, -information its second derivative by b
 
     Fields:
-      num_rows: the number of rows.
-      num_events: the number of events, such as deaths.
-      log_likelihood: a number.
-      gradient: [p].
-      information: [p, p].
+      num_rows, num_events: the number of rows, and of events, such as deaths.
+      log_likelihood, gradient, information: a number, [p] and [p, p].
       pearson: of counts, Pearson's statistic sum_i (y_i - mu_i)^2 / mu_i and sum_i 1 / mu_i, which its variance needs;
         0 of other outcomes [2].
     """
@@ -40,15 +53,9 @@ class Sums(NamedTuple):
     pearson: np.ndarray = NO_PEARSON
 
     def add(self, other: Sums, sign: float = 1.0) -> Sums:
-        """Return the sums of both clients, or without the other client for sign = -1."""
-        return Sums(
-            self.num_rows + sign * other.num_rows,
-            self.num_events + sign * other.num_events,
-            self.log_likelihood + sign * other.log_likelihood,
-            self.gradient + sign * other.gradient,
-            self.information + sign * other.information,
-            self.pearson + sign * other.pearson,
-        )
+        """Add the sums of another client, or subtract them for sign = -1."""
+        leaves: Iterable[tuple[Any, Any]] = zip(self, other)
+        return Sums(*(mine + sign * theirs for mine, theirs in leaves))
 
     @staticmethod
     def length(size: int) -> int:
@@ -58,9 +65,8 @@ class Sums(NamedTuple):
     @classmethod
     def unpack(cls, numbers: np.ndarray, size: int) -> Sums:
         """Return the sums for `size` coefficients of an array of `pack`."""
-        shapes = [(), (), (), (size,), (size, size), (2,)]
-        rows, events, value, gradient, information, pearson = unpack(numbers, shapes)
-        return cls(float(rows), float(events), float(value), gradient, information, pearson)
+        counts, arrays = numbers[:3].tolist(), unpack(numbers[3:], [(size,), (size, size), (2,)])
+        return cls(*counts, *arrays)
 
 
 def pack(*leaves: float | np.ndarray) -> np.ndarray:
@@ -74,45 +80,59 @@ def unpack(numbers: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
     return [part.reshape(shape) for part, shape in zip(np.split(numbers, ends[:-1]), shapes)]
 
 
-def total(parts: Sequence[Sums]) -> Sums:
-    """Return the sums of all clients."""
-    return functools.reduce(Sums.add, parts)
-
-
 def client_sums(rows: Rows, coefficients: np.ndarray, family: Family) -> Sums:
-    """Return the sums of one client at coefficients b [p], with a dispersion of 1."""
+    """Compute the sums of one client at coefficients b [p], with a dispersion of 1."""
     terms = family.terms(rows.design @ coefficients + rows.offset, rows.outcome)
-    return Sums(
-        float(len(rows.outcome)),
-        float(family.events(rows.outcome)),
-        float(np.sum(terms.log_likelihood)),
-        rows.design.T @ terms.score,
-        (rows.design.T * terms.weight) @ rows.design,
-        _pearson(terms) if family.is_count else NO_PEARSON,
-    )
-
-
-def _pearson(terms: Terms) -> np.ndarray:
-    """Return the sums of a client for Pearson's statistic: the variance of a count is its mean, the weight [2]."""
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        of_rows = np.stack([terms.score**2 / terms.weight, 1 / terms.weight])
-    total: np.ndarray = np.sum(np.minimum(np.nan_to_num(of_rows, nan=_MOST_PEARSON), _MOST_PEARSON), 1)
-    return total
+    return _sums(rows, family, terms, terms.score, _pearson(terms) if family.is_count else NO_PEARSON)
 
 
 def first_sums(rows: Rows, family: Family) -> Sums:
-    """Return the sums of the first step: those of least squares of working outcomes, as if b were 0.
+    """Compute the sums of the first step: those of least squares of working outcomes, as if b were 0.
 
     With eta the link of each outcome (drawn a little towards the middle), z = eta - offset + score / weight:
     information = sum w x x',   gradient = sum w z x. Their solution is near the maximum whatever the units are.
     """
     eta = family.start(rows.outcome)
     terms = family.terms(eta, rows.outcome)
-    working = eta - rows.offset + terms.score / terms.weight
+    return _sums(rows, family, terms, terms.weight * (eta - rows.offset + terms.score / terms.weight), NO_PEARSON)
+
+
+def _sums(rows: Rows, family: Family, terms: Terms, score: np.ndarray, pearson: np.ndarray) -> Sums:
     return Sums(
         float(len(rows.outcome)),
         float(family.events(rows.outcome)),
         float(np.sum(terms.log_likelihood)),
-        rows.design.T @ (terms.weight * working),
+        rows.design.T @ score,
         (rows.design.T * terms.weight) @ rows.design,
+        pearson,
     )
+
+
+def _pearson(terms: Terms) -> np.ndarray:
+    """Compute Pearson's sums of a client: the variance of a count is its mean, the weight [2]."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        of_rows = np.stack([terms.score**2 / terms.weight, 1 / terms.weight])
+    total: np.ndarray = np.sum(np.minimum(np.nan_to_num(of_rows, nan=_MOST_PEARSON), _MOST_PEARSON), 1)
+    return total
+
+
+def encode(values: np.ndarray) -> np.ndarray:
+    """Return numbers [n] in fixed point, with the count of those that are too large as the last one [n + 1, 3], int64.
+
+    Numbers beyond 2^67 in size, or not finite, count as 0.
+    """
+    fits = np.abs(values) < BOUND
+    every = np.append(np.where(fits, values, 0.0), np.sum(~fits))
+    whole = [int(x) % _MODULUS for x in np.rint(np.ldexp(every, POINT))]
+    mask = (1 << PART_BITS) - 1
+    return np.array([[(q >> (PART_BITS * i)) & mask for i in range(PARTS)] for q in whole], np.int64)
+
+
+def decode(total: np.ndarray) -> np.ndarray:
+    """Return the numbers [n] of a sum of encoded ones [n + 1, 3]; all are NaN where a client had one too large."""
+    numbers = []
+    for parts in total.astype(np.uint64).tolist():
+        q = sum(part << (PART_BITS * i) for i, part in enumerate(parts)) % _MODULUS
+        numbers.append((q - _MODULUS if q >= _MODULUS // 2 else q) / (1 << POINT))
+    *values, too_large = numbers
+    return np.full(len(values), np.nan) if too_large else np.array(values, np.float64)

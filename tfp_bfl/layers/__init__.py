@@ -7,9 +7,9 @@ These are layers of Keras 2; `keras_3` has the same layers for models of Keras 3
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfp_bfl.layers.base import as_floats
 from tfp_bfl.layers.dropout import MCDropout
 from tfp_bfl.layers.flipout import Conv2DFlipout, DenseFlipout
-from tfp_bfl.layers.inputs import as_floats
 from tfp_bfl.layers.noise import sampling, without_autograph
 from tfp_bfl.layers.variational_dropout import Conv2DVariationalDropout, DenseVariationalDropout
 

@@ -15,8 +15,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.layers.base import Keras2Layer
-from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
-from tfp_bfl.layers.variational_weight import Between, VariationalWeight
+from tfp_bfl.layers.gaussian import Between, Convolution, Dense, GaussianLayer, VariationalWeight
 
 # As a prior's standard deviation: sqrt(2 / inputs of a unit), that of the means before training (He et al. 2015).
 FAN_IN = "fan_in"
@@ -120,10 +119,6 @@ class DenseFlipout(Dense, Flipout, Keras2Layer):
 @keras.utils.register_keras_serializable("tfp_bfl")
 class Conv2DFlipout(Convolution, Flipout, Keras2Layer):
     """A 2-D convolution with a mean-field Gaussian kernel, perturbed by Flipout: [B, H, W, D] -> [B, H', W', filters].
-
-    Args:
-      filters, kernel_size, strides, padding: as in `tf.keras.layers.Conv2D`.
-      **kwargs: as `DenseFlipout`.
 
     Raises:
       InvalidArgument: a standard deviation is not positive, or the initial one is below the floor.

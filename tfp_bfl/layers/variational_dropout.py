@@ -28,8 +28,7 @@ from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.layers import noise
 from tfp_bfl.layers.base import Keras2Layer
-from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
-from tfp_bfl.layers.variational_weight import Between, Parametrization, VariationalWeight
+from tfp_bfl.layers.gaussian import Between, Convolution, Dense, GaussianLayer, Parametrization, VariationalWeight
 
 # By log alpha, s^2 would be zero where a mean is.
 MIN_VARIANCE = 1e-8
@@ -56,11 +55,7 @@ PARAMETRIZATIONS = {
 
 
 def checked_range(parametrization: str, logit_range: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the range of logits, by default that of the parametrization.
-
-    Raises:
-      InvalidArgument: no such parametrization, or a range that is not two finite numbers in increasing order.
-    """
+    """Return the range of logits, by default that of the parametrization."""
     lookup(PARAMETRIZATIONS, parametrization, "parametrization")
     given = LOGIT_RANGES[parametrization] if logit_range is None else logit_range
     try:
@@ -118,11 +113,7 @@ class VariationalDropout(GaussianLayer):
             self.bias = self._add_variable("bias", [self.units], "zeros")
 
     def assign_logits(self, values: object) -> None:
-        """Set the kernel's logits, of the kernel's shape.
-
-        Raises:
-          InvalidArgument: some lie outside `logit_range`, as far as the values are known (in eager mode).
-        """
+        """Set the kernel's logits, of the kernel's shape."""
         known = tf.get_static_value(tf.convert_to_tensor(values))
         if known is not None:
             self._check_logits(f"The logits of the layer {self.name!r}", known)
@@ -194,11 +185,4 @@ class Conv2DVariationalDropout(Convolution, VariationalDropout, Keras2Layer):
     """A 2-D convolution with variational dropout of its kernel's weights: [B, H, W, D] -> [B, H', W', filters].
 
     y = conv(x, mean) + bias + sqrt(conv(x^2, s^2) + 1e-10) eps,   eps like y
-
-    Args:
-      filters, kernel_size, strides, padding: as in `tf.keras.layers.Conv2D`.
-      **kwargs: as `DenseVariationalDropout`.
-
-    Raises:
-      InvalidArgument: as `DenseVariationalDropout`.
     """

@@ -1,22 +1,19 @@
 """Keras model builders, each in four kinds; and, for this release, the names of `tfp_bfl.weights`.
 
-A new model is one file of this folder and one entry in `MODELS`.
+A new model is one function of `architectures` and one entry in `MODELS`.
 """
 
 from collections.abc import Callable
 
 from tfp_bfl import keras
-from tfp_bfl.models.conv_net import conv_net
+from tfp_bfl.models.architectures import conv_net, lenet, mlp, resnet20
 from tfp_bfl.models.conversion import deterministic, kind_of, mc_dropout
 from tfp_bfl.models.density import density
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.kinds import KINDS, PRECISIONS
-from tfp_bfl.models.lenet import lenet
-from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.precision import in_bfloat16, without_noise
-from tfp_bfl.models.resnet import resnet20
-from tfp_bfl.weights.keras_3 import check_keras_2
+from tfp_bfl.weights.model_weights import check_keras_2
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)

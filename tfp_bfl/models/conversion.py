@@ -13,7 +13,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers.dropout import MCDropout
 from tfp_bfl.layers.gaussian import Convolution, GaussianLayer
 from tfp_bfl.layers.variational_dropout import VariationalDropout
-from tfp_bfl.weights.keras_3 import check_keras_2
+from tfp_bfl.weights.model_weights import check_keras_2
 
 _OF_KERAS = keras.layers
 # Layers with a kernel, which Monte Carlo dropout follows.
@@ -53,14 +53,17 @@ def mc_dropout(model: keras.Model, rate: float = 0.2) -> keras.Model:
       rate: share of units that are dropped, at least 0 and below 1.
 
     Raises:
-      InvalidArgument: as of `deterministic`, or the rate is outside that.
+      InvalidArgument: as of `deterministic`, the rate is outside that, or no layer before the last one has units.
 
     Example:
       >>> model = bfl.models.mc_dropout(bfl.models.mlp("flipout", input_shape=(30,), num_classes=2), 0.5)
       >>> [layer.rate for layer in model.layers if isinstance(layer, bfl.layers.MCDropout)]
       [0.5, 0.5]
     """
-    return _Twins(rate).whole(model)
+    found = _Twins(rate).whole(model)
+    if kind_of(found) != "mc_dropout":
+        raise InvalidArgument("Dropout is between layers, and this model has one layer: use the kind deterministic.")
+    return found
 
 
 def kind_of(model: keras.Model) -> str:

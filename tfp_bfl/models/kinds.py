@@ -193,11 +193,7 @@ class Blocks:
         return self._dropout(x) if activation else x
 
     def logits(self, x: object, num_classes: int) -> Any:
-        """Apply the output layer; its result is float32 in every precision.
-
-        Raises:
-          InvalidArgument: a layer was to be variational that there is not.
-        """
+        """Apply the output layer; its result is float32 in every precision."""
         x = self.dense(x, num_classes)
         x = self._dropout(x) if self._output_dropout else x
         for name in self._chosen:
@@ -240,11 +236,7 @@ def _initial_logit(initial_stddev: float | None, parametrization: str) -> float 
 
 
 def check_image_shape(model: str, input_shape: Sequence[int], num_classes: int, smallest: int) -> tuple[int, ...]:
-    """Return the shape as a tuple, if `model` can take images of it.
-
-    Raises:
-      InvalidArgument: not [height, width, channels], smaller than `smallest` a side, or fewer than two classes.
-    """
+    """Return the shape as a tuple, if `model` can take images of it."""
     shape = tuple(-1 if n is None else int(n) for n in input_shape)
     if len(shape) != 3 or min(shape[:2]) < smallest or shape[2] < 1:
         raise InvalidArgument(

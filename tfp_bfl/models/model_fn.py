@@ -13,7 +13,7 @@ from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import sampling
 from tfp_bfl.models.keras_3 import from_keras_3
-from tfp_bfl.weights.keras_3 import is_keras_3
+from tfp_bfl.weights.model_weights import is_keras_3
 
 _CONVERTS = "_tfp_bfl_converts_keras_3"
 

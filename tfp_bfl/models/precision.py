@@ -7,8 +7,7 @@ from typing import Any
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
-from tfp_bfl.weights.ensemble_model import MemberSampling
-from tfp_bfl.weights.posterior_model import WeightSampling
+from tfp_bfl.weights.posterior_model import MemberSampling, WeightSampling
 
 _TWIN, _SILENT = "_tfp_bfl_in_bfloat16", "_tfp_bfl_without_noise"
 

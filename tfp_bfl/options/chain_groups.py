@@ -75,11 +75,7 @@ def _by_client(value: object) -> list[str]:
 
 
 def _probabilities(value: object) -> float | str:
-    """Return one probability as a float, several as text with commas.
-
-    Raises:
-      InvalidArgument: an entry is no number above 0 and at most 1.
-    """
+    """Return one probability as a float, several as text with commas."""
     entries = _by_client(value)
     for entry in entries:
         try:

@@ -29,9 +29,6 @@ def likelihood(text: str, clients: Callable[[], Any]) -> dict[str, Any]:
     Args:
       text: "balanced", or CLASS=WEIGHT pairs separated by commas; other classes have the weight 1.
       clients: gives the clients of the training, or None where their data are not at hand.
-
-    Raises:
-      InvalidArgument: as `by_class`.
     """
     held = clients()
     if held is None:  # Nobody trains with the process, such as one that only reads a state.
@@ -40,15 +37,7 @@ def likelihood(text: str, clients: Callable[[], Any]) -> dict[str, Any]:
 
 
 def by_class(text: str, clients: Any) -> dict[str, float]:
-    """Return the weight of each class by its name.
-
-    Args:
-      text: as of `likelihood`.
-      clients: of the training.
-
-    Raises:
-      InvalidArgument: a class does not exist or is named twice, or a weight is not above 0.
-    """
+    """Return the weight of each class by its name."""
     names = [str(name) for name in clients.source.class_names]
     if text != BALANCED:
         return _by_name(text, names)

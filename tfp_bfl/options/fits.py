@@ -89,8 +89,6 @@ def check_numbers(config: Any, labels: str = "the labels are numbers", scored: b
     """Raise InvalidArgument where a configuration does not fit labels that are numbers.
 
     Args:
-      config: of the run.
-      labels: what an error says of them.
       scored: each client is scored, whatever `evaluate_clients` says.
     """
     method = method_of(config.algorithm)
@@ -105,6 +103,50 @@ def check_numbers(config: Any, labels: str = "the labels are numbers", scored: b
             raise InvalidArgument(f"{name} is of classification, and {labels}: leave it out.")
 
 
-def ends_with_one_network(config: Any) -> bool:
-    """Return whether a training ends with the weights of one network."""
-    return config.ensemble is None and not {PERSONAL, SAMPLES} & method_of(config.algorithm).gives
+def is_private(config: Any, process: Any = None) -> bool:
+    """Return whether a run hides clients or examples by noise; `process` shows it of an algorithm of the user."""
+    if config.privacy_clip_norm or config.example_clip_norm:
+        return True
+    return process is not None and (process.privacy is not None or process.client_work.is_private)
+
+
+def check_exact(config: Any, what: str, run: str, process: Any = None) -> None:
+    """Raise InvalidArgument for a run with differential privacy, of which no exact sums may be computed."""
+    if is_private(config, process):
+        raise InvalidArgument(
+            f"{run} is a run with differential privacy, and {what} is computed from exact sums over its examples, "
+            "which epsilon does not cover: give a run without it."
+        )
+
+
+def check_one_network(config: Any, what: str, process: Any = None) -> None:
+    """Raise InvalidArgument for a training that ends with an ensemble, a chain or personal models."""
+    many = config.ensemble is not None or {PERSONAL, SAMPLES} & method_of(config.algorithm).gives
+    if many or (process is not None and (process.is_personal or process.thinning is not None)):
+        source = "An ensemble" if config.ensemble is not None else config.algorithm
+        raise InvalidArgument(
+            f"{source} ends with more than one network, and {what} is at the weights of one: use fed_opt without "
+            "ensemble."
+        )
+
+
+def check_start(config: Any, what: str, run: str, process: Any = None) -> None:
+    """Raise InvalidArgument for a complete run at whose weights a posterior can't be found.
+
+    Args:
+      what: the posterior, as an error names it.
+      run: the folder.
+      process: of the run, which shows what an algorithm of the user does; None before it is built.
+    """
+    check_exact(config, what, run, process)
+    if config.kind != "deterministic":
+        raise InvalidArgument(
+            f"{what} is a posterior over point weights, and {run} is a run of kind {config.kind!r}: run it with "
+            "--algorithm fed_opt --kind deterministic."
+        )
+    check_one_network(config, what, process)
+    if config.class_weight is not None:
+        raise InvalidArgument(
+            f"{run} was trained with class weights, and {what} is of the likelihood without them: run it again "
+            "without class_weight."
+        )

@@ -70,10 +70,7 @@ class Group:
         """Return the arguments of the recipe that are fitted to the clients' data.
 
         Args:
-          config: of the run.
-          model_fn: builds the model.
           clients: gives the clients of the training, or None where their data are not at hand.
-          likelihood: the recipe's argument of that name, or nothing.
         """
         del config, model_fn, clients, likelihood
         return {}

@@ -75,7 +75,8 @@ class Method(NamedTuple):
       summary: of its clients and its server, in one line.
       groups: of its options, in the order in which they make arguments.
       requires: of a run, see `fits`: "point weights", "variational weights", "kind flipout" or "kind
-        variational_dropout" of the model, "classes" of the data, "equal chances" and "one client" of the cohorts.
+        variational_dropout" of the model, "classes" of the data, "equal chances" and "one client" of the cohorts,
+        "start" for a complete run at whose weights a posterior is found.
       gives: "adapted models" where clients are scored before and after a step of adaptation, "personal models" where
         each client has one, "samples" where rounds are draws of a posterior.
       defaults: of a configuration with this algorithm, where they differ from the options' own.
@@ -111,11 +112,7 @@ class Method(NamedTuple):
 
 @functools.cache
 def options_of(groups: tuple[type[Group], ...]) -> dict[str, FieldInfo]:
-    """Return the options of some groups by name.
-
-    Raises:
-      InvalidArgument: two of them declare an option of one name.
-    """
+    """Return the options of some groups by name."""
     found: dict[str, FieldInfo] = {}
     homes: dict[str, str] = {}
     for kind in groups:

@@ -30,6 +30,7 @@ from tfp_bfl.options.method import Method, options_of
 from tfp_bfl.options.personal_groups import Adaptation, MetaLearner, OwnVariances
 from tfp_bfl.options.server_groups import (
     Aggregation,
+    AtWeights,
     Bound,
     Compression,
     Defence,
@@ -37,6 +38,8 @@ from tfp_bfl.options.server_groups import (
     Distillation,
     ErrorMemory,
     GlobalOptimizer,
+    LinearLayer,
+    Precision,
     PrivateClients,
     Weighting,
 )
@@ -62,7 +65,7 @@ def _only(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-POINT, CLASSES, EVEN = "point weights", "classes", "equal chances"
+POINT, CLASSES, EVEN, START = "point weights", "classes", "equal chances", "start"
 PERSONAL, ADAPTED, SAMPLES = "personal models", "adapted models", "samples"
 _MESSAGES = (Compression, ErrorMemory)
 _TRAINING = (Batches, Local, Rounds)
@@ -241,6 +244,18 @@ _METHODS = (
     ),
 )
 ALGORITHMS = {method.recipe: method for method in _METHODS}
+# Posteriors at the weights of a complete run, the option `start`: they train nothing.
+_of_start = functools.partial(Method, requires=_only(POINT, START))
+POSTERIORS = {
+    "laplace": _of_start(
+        "laplace", "a posterior at the weights of a run (--start), by one more round", (AtWeights, Precision)
+    ),
+    "last_layer": _of_start(
+        "last_layer",
+        "the exact posterior of the last layer of a run (--start), from sums of its clients",
+        (AtWeights, LinearLayer),
+    ),
+}
 
 
 def argument_names(method: Method) -> dict[str, str]:
@@ -270,11 +285,7 @@ def fitted(config: Any, model_fn: Any, clients: Callable[[], Any], likelihood: d
 
 @functools.cache
 def fields() -> dict[str, FieldInfo]:
-    """Return the options of all algorithms by name; an option of several is declared once, and is the same in all.
-
-    Raises:
-      InvalidArgument: two groups declare an option of one name.
-    """
+    """Return the options of all algorithms by name; an option of several is declared once, and is the same in all."""
     found: dict[str, FieldInfo] = {}
     for method in (*_METHODS, OWN):
         found = {**method.options, **found}
@@ -337,9 +348,5 @@ def canonical(algorithm: str) -> str:
 
 
 def method_of(algorithm: str) -> Method:
-    """Return an algorithm by its name; of FILE.py:FUNCTION `OWN`.
-
-    Raises:
-      InvalidArgument: there is none of that name.
-    """
+    """Return an algorithm by its name; of FILE.py:FUNCTION `OWN`."""
     return OWN if names_code(algorithm) else lookup(ALGORITHMS, algorithm, "algorithm")

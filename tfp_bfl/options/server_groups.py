@@ -11,7 +11,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import InvalidArgument, check_delta, check_noise, shown
 from tfp_bfl.files.code import names_code
 from tfp_bfl.options import choices
-from tfp_bfl.options.group import Group, Positive, PositiveOrZero, Share, ShareOrZero, option
+from tfp_bfl.options.group import Count, Group, Positive, PositiveOrZero, Share, ShareOrZero, option
 
 _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
 
@@ -211,3 +211,38 @@ class Density(Group):
         names=choices.BANDWIDTHS,
     )
     bandwidth_scale: Positive = option(1.0, "Factor of the bandwidth.", argument="kernel_options.scale")
+
+
+class AtWeights(Group):
+    """A posterior at the weights of a complete run."""
+
+    prior_stddev: Positive | None = option(
+        None, "Standard deviation of the prior; by default fitted by the marginal likelihood."
+    )
+    temperature: Positive | None = option(
+        None, "Posterior temperature; by default by the run's held-out rows, without them 0.01, for regression 1."
+    )
+
+
+class Precision(Group):
+    """Laplace's approximation."""
+
+    structure: str = option(
+        "last_layer",
+        "Precision of laplace: last_layer for the full matrix of the last layer, or diagonal for all weights.",
+        names=choices.STRUCTURES,
+    )
+    prior_by_layer: bool = option(False, "Fit a prior standard deviation for each layer, of laplace with diagonal.")
+
+
+class LinearLayer(Group):
+    """The exact posterior of the last layer."""
+
+    noise_stddev: Positive | None = option(
+        None,
+        "Standard deviation of the labels' noise in regression, of last_layer; by default fitted by the marginal "
+        "likelihood.",
+    )
+    rounds: Count | None = option(
+        None, "Number of messages from each client; by default 1 for regression, 10 for classes."
+    )

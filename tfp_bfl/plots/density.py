@@ -36,7 +36,7 @@ def kernel_density(
         p(x) = 1 / (S h) sum_i K((x - w_i) / h)
 
     The grey area is the Gaussian of the clients' mean and standard deviation (ddof 1). Marks are places on the axis,
-    such as the clients' mean and the modes that `tfp_bfl.contrib.kernel.kernel_mode` finds, drawn as vertical lines.
+    such as the clients' mean and the modes that `tfp_bfl.algorithms.kernel.kernel_mode` finds, drawn as vertical lines.
 
     Args:
       values: [S], of at least two clients who differ.

@@ -57,27 +57,52 @@ class ScoreForm(NamedTuple):
         """Return the heading of a score."""
         return f"{label_of(key)} (%)" if self.scale(key) > 1 else with_unit(key)
 
+    def sign(self, key: str) -> int:
+        """Return 1 if higher is better, -1 if lower is better, 0 if neither."""
+        return tables.BETTER.get(key, 0)
+
+    def mean(self, values: Sequence[float], key: str) -> str:
+        """Format mean and standard deviation over the seeds, one at least."""
+        found, scale, digits = over_seeds(values), self.scale(key), self.decimals(key)
+        return f"{scale * found.mean:.{digits}f}" + (
+            f" ± {scale * found.stddev:.{digits}f}" if found.number > 1 else ""
+        )
+
+    def difference(self, found: Difference) -> str:
+        """Format a difference and its interval."""
+        return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+
 
 AS_THEY_ARE = ScoreForm()
 
 
+def score_cells(groups: Sequence[Repeated], key: str, form: ScoreForm = AS_THEY_ARE) -> list[Cell]:
+    """Return mean and standard deviation of each group; bold what is better than each other by the same seeds."""
+    best = best_of(groups, key, form.sign(key))
+    return [Cell(form.mean(g.values(key), key) if g.seeds(key) else DASH, g is best) for g in groups]
+
+
+def difference_cells(pairs: Sequence[Difference | None], form: ScoreForm = AS_THEY_ARE) -> list[Cell]:
+    """Return differences with their intervals; bold where an interval leaves out 0."""
+    return [Cell(form.difference(x), x.is_told) if x else Cell(DASH) for x in pairs]
+
+
+def compare_all(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Difference | None]:
+    """Return `compare` of each group with a reference; None for that itself."""
+    return [None if group.name == reference.name else compare(group, reference, key) for group in groups]
+
+
 def scores(groups: Sequence[Repeated], keys: Sequence[str], form: ScoreForm = AS_THEY_ARE) -> Table:
-    """Return mean and standard deviation over the seeds; bold what is better than each other group by `best_of`."""
-    rows = []
-    for key in keys:
-        best = best_of(groups, key, tables.BETTER.get(key, 0))
-        rows.append((form.name_of(key), [Cell(_repeated(g, key, form), g is best) for g in groups]))
+    """Return the scores of the groups, `score_cells`, below the numbers of seeds."""
     numbers = [str(len(group.scores)) for group in groups]
+    rows = [(form.name_of(key), score_cells(groups, key, form)) for key in keys]
     return table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
 
 
 def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
-    """Return each group less the first, by the same seeds, with 95 % intervals; bold where they leave out 0."""
+    """Return each group less the first, by the same seeds, with 95 % intervals."""
     first, *others = groups
-    rows = []
-    for key in keys:
-        found = [compare(other, first, key) for other in others]
-        rows.append((label_of(key), [Cell(_difference(d), d is not None and d.is_told) for d in found]))
+    rows = [(label_of(key), difference_cells([compare(other, first, key) for other in others])) for key in keys]
     return Table(f"Less {first.name}", ["", *(group.name for group in others)], rows)
 
 
@@ -114,14 +139,3 @@ def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Repeated | None:
     best = max(scored, key=lambda group: sign * over_seeds(group.values(key)).mean)
     found = [compare(best, other, key) for other in scored if other is not best]
     return best if all(d is not None and d.is_told and sign * d.mean > 0 for d in found) else None
-
-
-def _repeated(group: Repeated, key: str, form: ScoreForm) -> str:
-    if not group.seeds(key):
-        return DASH
-    found, scale, digits = over_seeds(group.values(key)), form.scale(key), form.decimals(key)
-    return f"{scale * found.mean:.{digits}f}" + (f" ± {scale * found.stddev:.{digits}f}" if found.number > 1 else "")
-
-
-def _difference(found: Difference | None) -> str:
-    return DASH if found is None else f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"

@@ -54,7 +54,8 @@ def _draw(axes: Axes, number: int, name: str, probabilities: object, labels: obj
 def _finish(figure: Figure, axes: Axes, by: str = "") -> None:
     axes.set_xlim(0, 100)
     axes.margins(y=0.08)
-    style.tidy(axes, "Accuracy against coverage", x=f"coverage: examples of lowest uncertainty{by}, in %", y="accuracy")
+    of = by or ": examples of lowest uncertainty"
+    style.tidy(axes, "Accuracy against coverage", x=f"coverage{of}, in %", y="accuracy")
     style.figure_legend(figure, axes)
 
 

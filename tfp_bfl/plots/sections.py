@@ -257,7 +257,7 @@ def _client_scores(runs: Sequence[RunResults]) -> Iterator[Section]:
         title = lambda run: run.name if len(groups) > 1 else "Clients"
         content = [tables.client_sizes(run)._replace(title=title(run)) for run in groups]
         how = (
-            "No test rows belong to a client, so that there are no scores of single clients. `--evaluate-clients` "
+            "No test rows belong to a client, so that there are no scores of single clients. --evaluate-clients "
             "gives the clients of an artificial partition a part of the test set."
         )
         if groups:

@@ -42,10 +42,13 @@ SIZE = 11
 
 
 def plain(text: object, length: int = 1000) -> str:
-    """Return a caller's text as one line, cut to `length`; its dollars start no formula, and it does not hide."""
+    """Return a caller's text as one line; its dollars start no formula, and it does not hide.
+
+    Of more than `length` letters the middle is left out: names of a sweep differ at their ends.
+    """
     # What is not printable has no place in an SVG; a label that begins with _ has none in a legend.
     text = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
-    short = text if len(text) <= length else text[: length - 1] + "\u2026"
+    short = text if len(text) <= length else text[: length // 2] + "\u2026" + text[len(text) - (length - 1) // 2 :]
     return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
 
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior.families import Samples
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank
 from tfp_bfl.posterior.mean_field import MeanField
-from tfp_bfl.posterior.samples import Samples
 from tfp_bfl.tensors import TensorTree
 
 tfd = tfp.distributions
@@ -26,9 +26,6 @@ def to_tfp(q: LowRank | MeanField | Samples) -> Any:
       order: sample() gives a list of tensors, log_prob takes one.
     - `LowRank`: `MultivariateNormalDiagPlusLowRankCovariance` over all leaves, flattened and joined in that order [D].
     - `Samples`: `Empirical` over the same [D], each draw as probable as another.
-
-    Raises:
-      InvalidArgument: it is none of them, or has no leaves.
 
     Example:
       >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))

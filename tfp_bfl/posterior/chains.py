@@ -18,9 +18,6 @@ def effective_sample_size(values: Array) -> np.ndarray:
     Args:
       values: of R draws of M chains [M, R, ...], such as predictions or the potential.
 
-    Raises:
-      InvalidArgument: fewer than four draws.
-
     Source: Geyer 1992; Vehtari et al. 2021 (arXiv:1903.08008), eq. 10.
     """
     chains = _by_draw(values)

@@ -1,4 +1,7 @@
-"""The functions of every family of posteriors: samples, marginals, and the leaves that must stay positive."""
+"""A posterior as draws from it, and the functions of every family of posteriors.
+
+`Samples` are such as Markov chains give: q(w) = (1 / L) sum_l delta(w - values_l).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,40 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.posterior import low_rank, mean_field, samples
+from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.posterior import low_rank, mean_field
 from tfp_bfl.posterior.low_rank import LowRank
 from tfp_bfl.posterior.mean_field import MeanField
-from tfp_bfl.posterior.samples import Samples
+
+
+class Samples(NamedTuple):
+    """L draws, all as probable: a structure (as `tf.nest` knows it) of tensors with leaves [L, ...]."""
+
+    values: Any
+
+
+def num_draws(q: Samples) -> int:
+    """Return L."""
+    shapes = [tf.TensorShape(x.shape) for x in tf.nest.flatten(q.values)]
+    sizes: set[Any] = {shape[0] if shape.rank else None for shape in shapes}
+    if len(sizes) != 1 or None in sizes or 0 in sizes:
+        raise InvalidArgument("Samples need leaves [L, ...] with one L of at least 1.")
+    (size,) = sizes
+    return size
+
+
+def choose(q: Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:
+    """Draw with replacement: leaves [...], or [S, ...] for `num_samples` = S; the same seed, the same draws."""
+    shape = [] if num_samples is None else [check_count(num_samples, "num_samples")]
+    rows = tf.random.stateless_uniform(shape, seed, maxval=num_draws(q), dtype=tf.int32)
+    return tf.nest.map_structure(lambda x: tf.gather(x, rows), q.values)
+
+
+def moments(q: Samples) -> tuple[Any, Any]:
+    """Return mean and variance of the draws, leaves [...] each: variance = mean_l (values_l - mean)^2."""
+    num_draws(q)
+    means = tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), q.values)
+    return means, tf.nest.map_structure(lambda x: tf.math.reduce_variance(x, 0), q.values)
 
 
 class FamilyFunctions(NamedTuple):
@@ -31,7 +64,7 @@ class FamilyFunctions(NamedTuple):
 FAMILIES: dict[type, FamilyFunctions] = {
     MeanField: FamilyFunctions(mean_field.sample, lambda q: q, "variance"),
     LowRank: FamilyFunctions(low_rank.sample, low_rank.marginals, "diagonal"),
-    Samples: FamilyFunctions(samples.choose, lambda q: MeanField(*samples.moments(q)), None),
+    Samples: FamilyFunctions(choose, lambda q: MeanField(*moments(q)), None),
 }
 
 
@@ -45,9 +78,6 @@ def marginals(q: LowRank | MeanField | Samples) -> MeanField:
     """Return the mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
 
     Of all mean-field p it is the one of the smallest KL[q || p]. Of `Samples` it has mean and variance of the draws.
-
-    Raises:
-      InvalidArgument: as `as_low_rank`.
     """
     return _family(q).marginals(q)
 
@@ -80,9 +110,6 @@ def sample(q: LowRank | MeanField | Samples, seed: tf.Tensor, num_samples: int |
 
     Returns:
       A structure like `q.mean` with leaves [S, ...]; [...] if `num_samples` is None.
-
-    Raises:
-      InvalidArgument: num_samples below 1, or q as in `as_low_rank`.
 
     Source: Maddox et al. 2019 (arXiv:1902.02476), eq. 1.
 

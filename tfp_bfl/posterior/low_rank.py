@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import mean_field
-from tfp_bfl.posterior.blocks import blocks, width
 from tfp_bfl.posterior.mean_field import MeanField
 from tfp_bfl.tensors import TensorTree
 
@@ -125,10 +125,6 @@ def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
     Returns:
       A scalar, or [S]; float64, in which it is computed.
 
-    Raises:
-      InvalidArgument: weights of another structure, shape or type, a diagonal too small beside the deviations for
-        float64, or q as in `as_low_rank`.
-
     Example:
       >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
       >>> print(round(float(bfl.posterior.log_prob(q, np.zeros(2, np.float32))), 3))
@@ -164,9 +160,6 @@ def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
 def covariance(q: LowRank | MeanField) -> tf.Tensor:
     """Return the dense covariance diag(diagonal) + deviations^T deviations: [D, D], the leaves' weights one after
     another.
-
-    Raises:
-      InvalidArgument: more than 5,000 weights, or q as in `as_low_rank`.
     """
     q = as_low_rank(q)
     size = num_weights(q)
@@ -246,3 +239,34 @@ def _as_rows(weights: TensorTree, q: LowRank) -> tuple[Any, bool]:
     if len(samples) > 1 or not all(w.shape.rank and w.shape[1:] == m.shape and w.dtype == m.dtype for w, m in pairs):
         raise InvalidArgument("weights must have the shapes and the type of q's mean, or those with one leading axis.")
     return weights, True
+
+
+# Numbers in one block: 32 MB of float64.
+BLOCK = 2**22
+
+
+def width(num_rows: int) -> int:
+    """Return the number of weights in a block of matrices with so many rows."""
+    return max(1, BLOCK // max(1, num_rows))
+
+
+def blocks(structure: TensorTree, leading: int, width: int) -> Iterator[tf.Tensor]:
+    """Return the leaves, one after another, in blocks of at most `width` weights: [*leading axes, width], float64."""
+    for leaf in tf.nest.flatten(structure):
+        size = leaf.shape[leading:].num_elements()
+        flat = tf.reshape(leaf, [*leaf.shape[:leading], size])
+        for start in range(0, size, width):
+            yield tf.cast(flat[..., start : start + width], tf.float64)
+
+
+def join(parts: Sequence[tf.Tensor], like: TensorTree, width: int) -> Any:
+    """Return a structure of the shapes of `like`, after the leading axes of the blocks: the inverse of `blocks`."""
+    remaining = iter(parts)
+    leaves = []
+    for leaf in tf.nest.flatten(like):
+        size = leaf.shape.num_elements()
+        part = [next(remaining) for _ in range(0, size, width)]
+        leading = parts[0].shape[:-1]
+        flat = tf.concat(part, -1) if part else tf.zeros([*leading, 0], parts[0].dtype)
+        leaves.append(tf.reshape(flat, [*leading, *leaf.shape]))
+    return tf.nest.pack_sequence_as(like, leaves)

@@ -59,9 +59,6 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
     Returns:
       A scalar; [K] if just one of the two is a stack.
 
-    Raises:
-      InvalidArgument: the structures or shapes differ.
-
     Example:
       >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
       >>> p = bfl.posterior.MeanField(np.zeros(2, np.float32), np.ones(2, np.float32))
@@ -93,9 +90,6 @@ def sample(q: MeanField, seed: tf.Tensor, num_samples: int | None = None) -> Any
     """Draw w ~ q: a structure like `q.mean`, one draw, or S = `num_samples` of them with leaves [S, ...].
 
     The same `seed` ([2], integer) gives the same draws.
-
-    Raises:
-      InvalidArgument: num_samples below 1.
     """
     lead = tf.constant([] if num_samples is None else [check_count(num_samples, "num_samples")], tf.int32)
     leaves = tf.nest.flatten(q.mean)
@@ -109,9 +103,6 @@ def sample(q: MeanField, seed: tf.Tensor, num_samples: int | None = None) -> Any
 
 def stack(posteriors: Sequence[MeanField]) -> MeanField:
     """Stack K posteriors of one structure: leaves [...] become [K, ...].
-
-    Raises:
-      InvalidArgument: there are none, or their structures differ.
 
     Example:
       >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))

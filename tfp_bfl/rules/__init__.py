@@ -6,7 +6,7 @@ A rule is three pure functions. `summarise(local, anchor, weight)` runs on a cli
 broadcast, so that float32 keeps its digits where clients lie close together.
 
 What a rule is over is its type: a `Rule` is over a posterior, a `ModelRule` over all that clients send, as a round
-takes it; a `GatherRule` and a `ModelGatherRule`, such as `contrib.kernel.kernel_posterior`, see the stack of all
+takes it; a `GatherRule` and a `ModelGatherRule`, such as `algorithms.kernel.kernel_posterior`, see the stack of all
 clients at once. `whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed`, `median` and `centered_clip`
 make a rule withstand adversarial clients, `quantised` and `private` make one of sums that hide the clients.
 
@@ -17,22 +17,24 @@ A new rule is one function in a file of this folder and one entry in `RULES`: th
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
-from tfp_bfl.rules.gather import gathered, stacked
-from tfp_bfl.rules.gaussian import client_gaussian
-from tfp_bfl.rules.mixtures import linear_pool, mean_precision_average, naive_weighted_average, weighted_sum
-from tfp_bfl.rules.personal import personal
+from tfp_bfl.rules.gather import gathered, stacked, total
+from tfp_bfl.rules.mixtures import (
+    client_gaussian,
+    linear_pool,
+    mean_precision_average,
+    naive_weighted_average,
+    weighted_sum,
+)
 from tfp_bfl.rules.products import (
     conflation,
     distributed_weight_consolidation,
     log_linear_pool,
     weighted_conflation,
 )
-from tfp_bfl.rules.reweighted import reweighted
 from tfp_bfl.rules.robust import ROBUST, centered_clip, clipped, geometric_median, median, parse_robust, trimmed
 from tfp_bfl.rules.rule import RULES, check_rule, parse_rule
 from tfp_bfl.rules.sums import private, quantised
-from tfp_bfl.rules.total import total
-from tfp_bfl.rules.whole_model import whole_model
+from tfp_bfl.rules.whole_model import reweighted, whole_model
 
 RULES.update(
     naive_weighted_average=naive_weighted_average,
@@ -64,7 +66,6 @@ __all__ = [
     "median",
     "parse_robust",
     "parse_rule",
-    "personal",
     "private",
     "quantised",
     "reweighted",

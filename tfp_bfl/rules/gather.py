@@ -1,4 +1,4 @@
-"""Rules that must see every client's posterior at once."""
+"""Rules that give all that clients send, as a stack or as its sum, and rules over a stack."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import (
     STACK,
+    TOTAL,
     GatherRule,
     ModelGatherRule,
     ModelRule,
@@ -81,3 +82,18 @@ def summarise_stack(
     start = tf.constant(1), first
     invariants = tf.TensorShape([]), shapes
     return tf.while_loop(lambda k, total: k < number, add, start, invariants, parallel_iterations=1)[1]
+
+
+def total() -> ModelRule[Any, Any]:
+    """Build the rule sum_k x_k over any structure of tensors: each client counts once, whatever its weight.
+
+    Each client sends floats, and the server sees their sum alone.
+    """
+    return ModelRule(
+        lambda local, anchor, weight: local,
+        lambda a, b: tf.nest.map_structure(tf.add, a, b),
+        lambda sums, anchor: Pooled(sums),
+        name="total",
+        takes=None,
+        gives=TOTAL,
+    )

@@ -87,9 +87,6 @@ def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions
       largest_weight: a public bound in the place of w_max, by which the statistics are a plain sum; None for the
         largest weight itself. Secure sums and differential privacy divide weights by a bound of their own, and take 1.
 
-    Raises:
-      InvalidArgument: largest_weight is not a finite number above zero.
-
     Example:
       >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.weighted_conflation(), clients)

@@ -50,9 +50,6 @@ def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[Mo
         (`whole_model`).
       max_norm: such as the median `change_norm` of clients that are known to be honest.
 
-    Raises:
-      InvalidArgument: not a rule, or max_norm not a finite number above zero.
-
     Source: Sun et al. 2019 (arXiv:1911.07963), norm thresholding; the log standard deviations are ours.
     """
     inner = _of_weights(rule)
@@ -97,9 +94,6 @@ def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGath
       rule: of `tfp_bfl.rules`, or of `whole_model`.
       share: of the clients to drop at each end.
 
-    Raises:
-      InvalidArgument: not a rule, or share not at least 0 and below 0.5.
-
     Source: Yin et al. 2018 (arXiv:1803.01498), Definition 2, for the means; the variances are ours.
     """
     share = _check_share(share)
@@ -127,9 +121,6 @@ def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, 
 
     For odd K this is N(median of the means, median of the variances), whichever of `RULES` it is; for even K the rule
     pools two pairs.
-
-    Raises:
-      InvalidArgument: not a rule.
 
     Source: Yin et al. 2018 (arXiv:1803.01498), Definition 1, for the means of odd K.
     """
@@ -160,9 +151,6 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
 
     Args:
       rule: of `tfp_bfl.rules`, or of `whole_model`.
-
-    Raises:
-      InvalidArgument: not a rule.
 
     Source: Karimireddy et al. 2021 (arXiv:2012.10333), eq. 3, around the geometric median of Pillutla et al. 2022
       (arXiv:1912.13445), by Weiszfeld's algorithm, instead of around the round before; radius and variances are ours.
@@ -346,9 +334,5 @@ ROBUST: named.Table = {
 def parse_robust(text: str) -> Callable[[AnyRule], ModelRule | ModelGatherRule]:
     """Return the robust aggregator that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to
     the robust one.
-
-    Raises:
-      InvalidArgument: there is no such robust aggregator, or its argument is missing, superfluous, not a number or out
-        of range.
     """
     return named.parse(ROBUST, text, "robust aggregator")

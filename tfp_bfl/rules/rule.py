@@ -61,11 +61,7 @@ def with_metrics(pooled: Pooled[Weights], **metrics: tf.Tensor) -> Pooled[Weight
 
 
 def checked_pool(name: str, pooled: Pooled[Weights]) -> Pooled[Weights]:
-    """Return what the `pool` of a rule of this name returned.
-
-    Raises:
-      InvalidArgument: it is something else than a `Pooled`.
-    """
+    """Return what the `pool` of a rule of this name returned."""
     if not isinstance(pooled, Pooled):
         raise InvalidArgument(
             f"The rule {name!r} pools a {type(pooled).__name__}, but must return rules.Pooled(weights, metrics), "
@@ -76,9 +72,6 @@ def checked_pool(name: str, pooled: Pooled[Weights]) -> Pooled[Weights]:
 
 def parse_rule(text: str) -> Rule:
     """Return the rule that text names: "conflation", or "name:ARGUMENT" of one with a parameter.
-
-    Raises:
-      InvalidArgument: there is no such rule, or its argument is missing, superfluous, not a number or out of range.
 
     Example:
       >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))

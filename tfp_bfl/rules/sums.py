@@ -42,9 +42,6 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
       max_weight: a public bound of the clients' weights, which are divided by it; a larger weight counts as it.
       bound: of z.
       bits: of z without its sign, from 8 to 52.
-
-    Raises:
-      InvalidArgument: not a rule, one that needs more than a sum, or numbers outside their ranges.
     """
     inner, units = _plain_sum(rule)
     max_weight, bound = check_number(max_weight, "max_weight"), check_number(bound, "bound")
@@ -103,9 +100,6 @@ def private(
         clip_norm. Each round's noise is sqrt(2) s V / cohort_size times the variances themselves.
       noise_multiplier: s; zero for clipping alone.
       cohort_size: how many clients a round has in expectation.
-
-    Raises:
-      InvalidArgument: not a rule, one that needs more than a sum, or numbers outside their ranges.
 
     Source: McMahan et al. 2018 (arXiv:1710.06963), algorithm 1, with the estimator of fixed denominator; posteriors and
       units are ours.

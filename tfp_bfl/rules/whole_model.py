@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, cast
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from tfp_bfl.contracts import AnyRule, GatherRule, ModelGatherRule, ModelRule, P
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.gather import gathered, summarise_stack
 from tfp_bfl.rules.mixtures import MixturePart, linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import KEPT, check_rule, checked_pool, each, parse_rule
+from tfp_bfl.rules.rule import KEPT, check_rule, checked_pool, each, parse_rule, with_metrics, without_noise_of_server
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.change import AnyWeights
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
@@ -40,9 +41,6 @@ def whole_model(rule: AnyRule[Sent, Given]) -> ModelRule[Sent, Given]:
 
     Returns:
       A rule with `local`, `anchor` and pooled result of `ModelWeights`, or a `MeanField` each.
-
-    Raises:
-      InvalidArgument: not a rule, or no name of one.
     """
     if isinstance(rule, str):
         rule = parse_rule(rule)
@@ -124,3 +122,23 @@ def _of_one_scale(model: ModelWeights) -> MeanField:
 def _certain(point: tuple[tf.Tensor, ...]) -> MeanField:
     """Return point weights as a posterior without variance."""
     return MeanField(point, each(lambda x: tf.zeros([], x.dtype), point))
+
+
+def reweighted(rule: AnyRule[Sent, Given], weigh: Callable[[Sent], tf.Tensor]) -> ModelGatherRule[Sent, Given]:
+    """Return `rule` with weights that depend on all clients' posteriors, such as those by maximum discrepancy.
+
+    Memory clients x weights. Reports the largest client's share of the weights.
+
+    Args:
+      rule: of `tfp_bfl.rules`, or its name.
+      weigh: stacked -> the clients' weights [K], positive.
+    """
+    inner = without_noise_of_server(whole_model(rule))
+
+    def pool(stacked: Sent, importance: tf.Tensor, anchor: ModelWeights) -> Pooled[Given]:
+        new = tf.cast(weigh(stacked), importance.dtype)
+        pooled = inner.pool(summarise_stack(inner, stacked, new, anchor), anchor)
+        return with_metrics(pooled, largest_share=tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32))
+
+    fields = {name: getattr(inner, name) for name in KEPT}
+    return ModelGatherRule(pool, **fields)

@@ -149,9 +149,6 @@ def server_optimizer(name: str, learning_rate: float | None = None, **options: f
       name: "sgd", "adam", "yogi" or "adagrad" (FedAvgM, FedAdam, FedYogi, FedAdagrad of Reddi et al. 2021).
       learning_rate: of the server; None for the optimizer's own of `SERVER_OPTIMIZERS`.
       **options: of the function of this name: momentum of `sgd`; beta_1, beta_2 and epsilon of `adam` and so on.
-
-    Raises:
-      InvalidArgument: no such optimizer, options that it does not have, or numbers out of their ranges.
     """
     entry = lookup(SERVER_OPTIMIZERS, name, "server optimizer")
     rate = check_number(entry.learning_rate if learning_rate is None else learning_rate, "The server's learning_rate")

@@ -120,11 +120,9 @@ def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> 
 
 
 def unseen(sites: Sequence[str], seen: Collection[str]) -> list[str]:
-    """Return a warning in a list if sites share no scores, by which `evaluation.client_warnings` finds faults.
+    """Return a warning in a list if some of the sites are not among those that share scores, `seen`.
 
-    Args:
-      sites: all of them.
-      seen: those that share scores.
+    By these scores `evaluation.client_warnings` finds faults.
     """
     without = [site for site in sites if site not in seen]
     if not without or len(sites) < _PAIR:

@@ -69,7 +69,8 @@ class PromiseStore(Protocol):
 class Promises:
     """Promises of a site: it answers one message in a round, and reveals seeds for one set of sites.
 
-    The difference of two sums, over two sets or of two similar messages, would reveal the contribution of single sites.
+    The difference of two sums, over two sets or of two similar messages, would reveal the contribution of single sites:
+    what breaks a promise raises `InvalidArgument`.
 
     Args:
       store: store of the promises; None for a dictionary, which ends with the process.
@@ -86,9 +87,6 @@ class Promises:
           digest: digest of the message.
           attempt: attempt at the sum over the answering sites; None for the sum over all sites.
           work: digest of the statistics before masking.
-
-        Raises:
-          InvalidArgument: the recorded answer was to another message, for the other kind of sum, or differs.
         """
         now = {"digest": digest.hex(), "found": work.hex(), "of_some": attempt is not None}
         record = self._store.get(number) or {**now, "sets": {}, "told": None}
@@ -103,11 +101,7 @@ class Promises:
         self._store[number] = record
 
     def agree(self, number: int, attempt: int, members: np.ndarray) -> bytes:
-        """Agree to a set of members [K] in an attempt, and return the digest of the round's message.
-
-        Raises:
-          InvalidArgument: the site has agreed to another set in this attempt, or revealed its seeds in another attempt.
-        """
+        """Agree to a set of members [K] in an attempt, and return the digest of the round's message."""
         record = self._of(number)
         answers = "".join(map(str, members.tolist()))
         other = record["sets"].get(str(attempt), answers) != answers
@@ -118,22 +112,14 @@ class Promises:
         return bytes.fromhex(record["digest"])
 
     def agreed(self, number: int, attempt: int) -> bytes:
-        """Return the digest of the message of a round in which the site has agreed to a set.
-
-        Raises:
-          InvalidArgument: the site has agreed to none.
-        """
+        """Return the digest of the message of a round in which the site has agreed to a set."""
         record = self._of(number)
         if str(attempt) not in record["sets"]:
             raise InvalidArgument("It has not agreed to this sum.")
         return bytes.fromhex(record["digest"])
 
     def reveal(self, number: int, attempt: int, members: np.ndarray) -> None:
-        """Record that the seeds for the sum over the members [K] are revealed.
-
-        Raises:
-          InvalidArgument: the site has not agreed to this set.
-        """
+        """Record that the seeds for the sum over the members [K] are revealed; the site has agreed to this set."""
         self.agreed(number, attempt)
         self.agree(number, attempt, members)
         self._store[number] = {**self._of(number), "told": attempt}

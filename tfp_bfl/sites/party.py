@@ -125,11 +125,7 @@ class Party:
         self._work = work.get_concrete_function(*types)
 
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
-        """Return the result of the site's work without its memory.
-
-        Raises:
-          InvalidArgument: the message does not belong to this run, or the memory of its round is missing.
-        """
+        """Return the result of the site's work without its memory."""
         received = from_arrays(message, self._spec)
         self._check_round(int(received.round))
         result = self._result(message, received)
@@ -220,11 +216,7 @@ class PartyEngine:
         return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, numbers: Sequence[int]) -> Output:
-        """Run the next round over the sites with these numbers.
-
-        Raises:
-          Error: the valid answers are fewer than the quorum.
-        """
+        """Run the next round over the sites with these numbers."""
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         message = self._broadcast(state).message
         total, left_out = self._gather(message, numbers)
@@ -329,7 +321,7 @@ def simulate_parties(
       The result, as of `simulate`.
 
     Raises:
-      InvalidArgument: an option is unknown or given twice, or the quorum exceeds the number of sites in a round.
+      InvalidArgument: an option is not valid, or the quorum exceeds the number of sites in a round.
       Error: a round had fewer valid answers than the quorum; and the errors of `simulate`.
     """
     check_count(quorum, "quorum")

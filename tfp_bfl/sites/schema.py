@@ -1,23 +1,28 @@
-"""Descriptions of the data of sites, and their common schema."""
+"""Descriptions of the data of sites, their common schema, and the options by which sites read their tables.
+
+A site sends for each column of a table the message that a client of a simulation gives (`data.messages`), and the
+server merges these messages as a simulation does (`data.agreement`). What is not valid raises `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions, agree_columns
-from tfp_bfl.data.encoding import Feature
-from tfp_bfl.data.messages import MOST_CATEGORIES, ColumnMessage, Name, Number, Size
-from tfp_bfl.data.names import check_distinct, check_spelling, natural
+from tfp_bfl.data.cells import DATE_UNITS, NUMBERING, TEXT_KINDS
+from tfp_bfl.data.encoding import Feature, Raw
+from tfp_bfl.data.messages import MOST_CATEGORIES, ColumnMessage, Name, Number, Size, describe_column
+from tfp_bfl.data.names import as_names, check_distinct, check_spelling, natural
+from tfp_bfl.data.numerals import doubts
 from tfp_bfl.data.parts import Part, Schema
 from tfp_bfl.data.sources import Source
 from tfp_bfl.data.statistics import Column, pooled_column
-from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.sites.tables import describe_table
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # Bounds for one federation: classes, numbers of an example, columns of a table, and their categories together.
 MOST_CLASSES, MOST_NUMBERS, _MOST_COLUMNS, _MOST_TOGETHER = 10_000, 2**26, 10_000, 100_000
@@ -61,10 +66,7 @@ def describe(
     Args:
       source: the data.
       options: by which the table was read.
-      most_categories: largest number of categories of a column.
-
-    Raises:
-      InvalidArgument: a column has more categories.
+      most_categories: largest number of categories of a column; more are refused.
     """
     described = {
         "num_examples": source.num_examples,
@@ -88,15 +90,12 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
     m = sum_k n_k m_k / N,   s^2 = sum_k n_k (s_k^2 + (m_k - m)^2) / N
 
     The columns of tables, and how their cells become numbers, follow from the same messages as in a simulation
-    (`tables.agree_columns`).
+    (`data.agreement.agree_columns`). Data that differ in shape, columns or kind are refused.
 
     Args:
       name: name of the data.
       summaries: site -> the result of `describe`.
       options: by which the sites read their tables.
-
-    Raises:
-      InvalidArgument: a description is not valid, or data differ in shape, columns or kind.
     """
     read = {site: read_description(site, summary, bounded=True) for site, summary in summaries.items()}
     (first, one), *others = read.items()
@@ -135,11 +134,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
 
 
 def fitted(source: Source | Part, schema: Schema) -> Source:
-    """Return a site's examples with the encoding, the standardisation and the class numbers of the common schema.
-
-    Raises:
-      InvalidArgument: the examples do not fit the schema.
-    """
+    """Return a site's examples with the encoding, the standardisation and the class numbers of the common schema."""
     if isinstance(source, Part):
         features, encoding = source.encoded(schema.encoding, schema.columns), schema.encoding
         return _labelled(source, features, encoding, schema)
@@ -173,15 +168,9 @@ def check_description(site: str, summary: object) -> None:
 
 
 def read_description(site: str, summary: object, bounded: bool = False) -> SiteDescription:
-    """Return the description of a site's data.
+    """Parse the description of a site's data.
 
-    Args:
-      site: its name.
-      summary: its message.
-      bounded: whether `num_examples` was reduced since, so that it can be below the number of rows of a table.
-
-    Raises:
-      InvalidArgument: the description does not have the form of a result of `describe`.
+    With `bounded` the number of examples was reduced since, so that it can be below the number of rows of a table.
     """
     try:
         description = SiteDescription.model_validate(summary)
@@ -211,3 +200,59 @@ def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Column]) -> 
     scale = np.array([a.scale / b.scale for a, b in zip(old, new)])
     shift = np.array([(a.mean - b.mean) / b.scale for a, b in zip(old, new)])
     return (values * scale + shift).astype(np.float32)
+
+
+def parse_options(given: object) -> TableOptions:
+    """Parse the options of a message."""
+    try:
+        if not isinstance(given, Mapping):
+            raise ValueError(given)
+        stated = {name: x for name, x in given.items() if x is not None}
+        drop, only, categorical, unit = TypeAdapter(TableOptions).validate_python(stated)
+    except ValueError:
+        raise InvalidArgument("The options of the tables do not have the required form.") from None
+    if unit is not None:
+        lookup(DATE_UNITS, unit, "unit of dates")
+    return TableOptions(as_names(drop), as_names(only), as_names(categorical), unit)
+
+
+def describe_table(raw: Raw, options: TableOptions, most_categories: int = MOST_CATEGORIES) -> list[dict[str, Any]]:
+    """Return the message of a site about each column of its table, as JSON; arguments as of `describe`."""
+    described = [describe_column(cells, cells.name in options.only) for cells in raw.columns]
+    for message in described:
+        if len(message.levels) > most_categories:
+            raise InvalidArgument(
+                f"The column {shown(message.name)} has {len(message.levels):,} categories, but at most "
+                f"{most_categories:,} are described: leave it out with --drop, or let the site's file allow more "
+                "(max_categories)."
+            )
+    return [message.model_dump() for message in described]
+
+
+def text_columns(raw: Raw) -> list[str]:
+    """Return the names of the columns with categories."""
+    return [cells.name for cells in raw.columns if cells.kind in TEXT_KINDS]
+
+
+def pool_rare(described: Sequence[Mapping[str, Any]], encoding: Collection[Feature]) -> list[dict[str, Any]]:
+    """Return the description of a table without the names of rare categories: "" has their number of rows together."""
+    used = {feature.name: {*feature.levels} for feature in encoding}
+    pooled = []
+    for x in described:
+        levels = {level: n for level, n in x["levels"].items() if level in used.get(x["name"], ())}
+        rare = sum(x["levels"].values()) - sum(levels.values())
+        pooled.append({**x, "levels": {**levels, **({"": rare} if rare else {})}})
+    return pooled
+
+
+def notes(tables: Mapping[str, Sequence[Mapping[str, Any]]], schema: Schema) -> list[str]:
+    """Return a sentence on each column of the sites' `tables` that counts the rows, and on doubtful categories."""
+    used = {x.name for x in schema.encoding or schema.columns}
+    doubtful = (doubts(np.array(x.levels, object), x.name) for x in schema.encoding if x.is_text)
+    counting = dict.fromkeys(x["name"] for own in tables.values() for x in own if x["kind"] in NUMBERING)
+    left_out = [
+        f"The column {shown(name)} numbers the rows and is left out: name it with --only to use it."
+        for name in counting
+        if name not in used
+    ]
+    return [*left_out, *(note for each in doubtful for note in each)]

@@ -94,9 +94,6 @@ class SealedParty(Party):
       keys: number of each other site -> pairwise key of `KEY_BYTES` bytes, which only the two sites know.
       min_parties: smallest number of sites in a sum.
       promises: store of the site's promises (`Promises`); None for a dictionary.
-
-    Raises:
-      InvalidArgument: the rule does not sum integers, a key has the wrong length, or the keys are too few.
     """
 
     def __init__(
@@ -124,12 +121,7 @@ class SealedParty(Party):
         self._last: tuple[bytes, Any] = (b"", None)
 
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
-        """Return masked sums; proofs, for a `SetOfParties`; or seeds, for an `AgreedSet`.
-
-        Raises:
-          InvalidArgument: the message does not belong to this run, would reveal a second sum of a round, or the result
-            is faulty.
-        """
+        """Return masked sums; proofs, for a `SetOfParties`; or seeds, for an `AgreedSet`."""
         if "proofs" in message:
             return self._reveal(from_arrays(message, self._agreed))
         if "members" in message:

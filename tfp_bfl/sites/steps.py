@@ -46,21 +46,14 @@ class SentWeights:
         self._told, self._first = message.told, _chosen(to_arrays(message), ("weights/", _VECTORS))
         self._has_own_vectors = bool(_chosen(self._first, _VECTORS)) and not self._are_weights(self._first)
         work = process.client_work
-        self._factor = _MOST_STEP * (num_sites if work.extra_pool == "sum" or work.sends != "weights" else 1)
+        self._factor = _MOST_STEP * (num_sites if work.sends != "weights" else 1)
         self._store = store
 
     def check(self, done: int, message: Arrays, measure: Callable[[Any], Any] | None = None) -> None:
-        """Check the message of a round, and record it.
+        """Check the message of the round after `done` rounds, and record it.
 
-        Args:
-          done: rounds before this one.
-          message: of the server.
-          measure: (vectors beside the weights) -> the site's result with them; called with those of the job where the
-            site answers for the first time in a later round.
-
-        Raises:
-          InvalidArgument: the content is not that of the job, or too far from the last one, or the message is the
-            fourth one of its round.
+        `measure`: (vectors beside the weights) -> the site's result with them; called with those of the job where the
+        site answers for the first time in a later round.
         """
         digest = np.frombuffer(bytes.fromhex(digest_of(message)), np.uint8)
         last = next((version for version in range(done, -1, -1) if version in self._store), None)

@@ -3,9 +3,8 @@
 from tfp_bfl.training.example_privacy import ExamplePrivacy
 from tfp_bfl.training.inference import INFERENCES, TEMPERATURES, default_rate
 from tfp_bfl.training.likelihoods import balanced_weights
-from tfp_bfl.training.mode import Mode, find_mode, mode_at
 from tfp_bfl.training.optimizers import OPTIMIZERS
-from tfp_bfl.training.potential import Potential, potentials_of
+from tfp_bfl.training.potential import Mode, Potential, find_mode, mode_at, potentials_of
 from tfp_bfl.training.schedules import cosine_decay, exponential_decay, inverse_decay, sigmoid_warm_up
 from tfp_bfl.training.target import KLS
 

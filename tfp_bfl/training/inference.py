@@ -181,9 +181,6 @@ def update_of(
       decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
       stddev_rate: for "backprop", the rate of log s over that of the means.
       step_damping: of natural gradients, a share of n (`ByCurvature`); None for 0.
-
-    Raises:
-      InvalidArgument: no such inference, optimizer or noise, or a number outside its range.
     """
     optimizer_of(optimizer_fn)
     check_schedules(learning_rate=learning_rate)

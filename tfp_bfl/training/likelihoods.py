@@ -80,11 +80,7 @@ def categorical() -> Likelihood:
 
 
 def gaussian(stddev: float) -> Likelihood:
-    """Return the likelihood p(y | f) = N(y; f, stddev^2), one output, labels floats.
-
-    Raises:
-      InvalidArgument: stddev is not above 0.
-    """
+    """Return the likelihood p(y | f) = N(y; f, stddev^2), one output, labels floats."""
     stddev = float(check_number(stddev, "stddev"))
 
     def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -151,9 +147,6 @@ def class_weighted(weights: str | Sequence[float]) -> Likelihood:
 
     Args:
       weights: above 0, one for each class; or these numbers separated by commas.
-
-    Raises:
-      InvalidArgument: they are not at least two numbers above 0.
     """
     numbers = _weights(weights) if isinstance(weights, str) else weights
     # Under this name the description of a run has them.
@@ -225,11 +218,7 @@ LIKELIHOODS: Table = {
 
 
 def parse_likelihood(text: str | Likelihood) -> Likelihood:
-    """Return "categorical", "gaussian:STDDEV", "heteroscedastic", "density" or "class_weighted:W,W" as a likelihood.
-
-    Raises:
-      InvalidArgument: no such likelihood.
-    """
+    """Return "categorical", "gaussian:STDDEV", "heteroscedastic", "density" or "class_weighted:W,W" as a likelihood."""
     if isinstance(text, Likelihood):
         return text
     return parse(LIKELIHOODS, text, "likelihood")()

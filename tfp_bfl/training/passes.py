@@ -41,11 +41,7 @@ def with_passes(**others: Unpack[Passes]) -> Callable[[_Function], _Function]:
 
 
 def checked(passes: Passes, **others: Unpack[Passes]) -> tuple[int, int]:
-    """Return local epochs and batch size; `others` are defaults as of `with_passes`.
-
-    Raises:
-      InvalidArgument: one of them is below 1, or there is another keyword.
-    """
+    """Return local epochs and batch size; `others` are defaults as of `with_passes`."""
     for name in passes:
         lookup(DEFAULTS, name, "option of client work")
     chosen: Passes = {**DEFAULTS, **others, **passes}

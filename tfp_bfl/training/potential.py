@@ -1,17 +1,23 @@
-"""-log p(y | x, w) of a Keras model and its gradient, as functions of one vector of all the model's point weights."""
+"""-log p(y | x, w) of a Keras model and its gradient, as functions of one vector of all the model's point weights.
+
+`find_mode` minimises it, for QLSD*'s control variate.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from tfp_bfl import keras
-from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.data import ClientData
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import MCDropout, as_floats, without_autograph
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
@@ -19,6 +25,8 @@ from tfp_bfl.weights import batch_normalized_call, functional_call, layout
 
 # Number of examples of one gradient in a sum over all of a client's.
 AT_ONCE = 512
+# Of a standard deviation: so far the mean of a chain may lie off.
+TOLERANCE = 0.1
 
 
 class Potential:
@@ -137,7 +145,7 @@ def potentials_of(
     Raises:
       InvalidArgument: draws of another model; a prior_stddev not above 0.
     """
-    precision = 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
+    precision = _precision(prior_stddev)
     shapes, expected = [np.shape(x) for x in draws], [tuple(v.shape) for v in potential.leaves]
     lead = shapes[0][: len(shapes[0]) - len(expected[0])] if shapes else ()
     if shapes != [(*lead, *shape) for shape in expected]:
@@ -151,12 +159,13 @@ def potentials_of(
     return (of_all(tf.constant(vectors)).numpy() + 0.5 * precision * squares).reshape(lead)
 
 
-def check_independent(model: keras.Model) -> None:
-    """Make sure that what the model says of an example is a function of that example and the weights.
+def _precision(prior_stddev: float | None) -> float:
+    """Return 1 / t^2; 0 for a flat prior."""
+    return 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
 
-    Raises:
-      InvalidArgument: a layer normalises by the batch, or drops units at random.
-    """
+
+def check_independent(model: keras.Model) -> None:
+    """Make sure that what the model says of an example is a function of that example and the weights."""
     if layout(model).moving_mean:
         raise InvalidArgument(
             f"The model {model.name!r} normalises by the batch, so that -log p of one example is no function of it "
@@ -168,3 +177,142 @@ def check_independent(model: keras.Model) -> None:
                 f"The layer {layer.name!r} draws masks, but the potential of a Langevin chain has none: build the "
                 "model with kind 'deterministic'."
             )
+
+
+class Mode(NamedTuple):
+    """A point near the least potential.
+
+    Fields:
+      point: w*, leaves like the model's point weights.
+      error: max_d abs(grad U(w*)_d) / sqrt(sum_j (grad u_j(w*)_d)^2 + 1 / t^2): about how many standard deviations
+        of the posterior a chain with its control variate there is off, in the weight where it is most.
+      prior_stddev, likelihood: of U, as `find_mode` was given them.
+      num_examples: of which U is.
+      scale: the square roots that `error` is over [D].
+    """
+
+    point: tuple[np.ndarray, ...]
+    error: float
+    prior_stddev: float | None
+    likelihood: str | Likelihood
+    num_examples: int
+    scale: np.ndarray
+
+
+def find_mode(
+    model_fn: Callable[[], keras.Model],
+    features: Array,
+    labels: Array,
+    *,
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
+    max_steps: int = 1000,
+    tolerance: float = TOLERANCE,
+) -> Mode:
+    """Minimise U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) by L-BFGS from the model's own weights.
+
+    Args:
+      model_fn: as of `stochastic_gradient`.
+      features, labels: of all clients [N, ...], [N].
+      prior_stddev: t; None for a flat prior.
+      likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
+      max_steps: at most.
+      tolerance: the largest error of a mode, in posterior standard deviations; infinity accepts any point.
+
+    Raises:
+      InvalidArgument: arguments as of `stochastic_gradient`, or no point was found that is near enough: the potential
+        of a network has no such mode for a method of the second order.
+    """
+    target = _Target(model_fn, features, labels, prior_stddev, likelihood)
+    options = {"tolerance": 0.0, "max_iterations": check_count(max_steps, "max_steps"), "num_correction_pairs": 20}
+    minimise = lambda start: tfp.optimizer.lbfgs_minimize(target.value_and_gradient, start, **options).position
+    mode = target.mode(tf.function(minimise, autograph=False)(target.potential.start()))
+    if not mode.error <= tolerance:
+        raise InvalidArgument(
+            f"No mode was found in {max_steps} steps: the last point is {mode.error:.2g} standard deviations off, and "
+            f"at most {tolerance:g} serve. Use more steps, or the estimator 'anchored', which needs none."
+        )
+    return mode
+
+
+def mode_at(
+    model_fn: Callable[[], keras.Model],
+    point: Sequence[Array],
+    features: Array,
+    labels: Array,
+    *,
+    prior_stddev: float | None = 1.0,
+    likelihood: str | Likelihood = "categorical",
+) -> Mode:
+    """Return a given point as a `Mode`, with its distance from the optimum; arguments as of `find_mode`."""
+    return _Target(model_fn, features, labels, prior_stddev, likelihood).mode(_vector(point))
+
+
+def _vector(point: Sequence[Array]) -> tf.Tensor:
+    return flatten([tf.convert_to_tensor(x, tf.float32) for x in point])
+
+
+def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
+    """Make sure that a point is the mode of the examples of clients, within `TOLERANCE`; each is gone through once."""
+    number = int(np.sum(clients.sizes))
+    if number != mode.num_examples:
+        raise InvalidArgument(
+            f"fixed_point is the mode of {mode.num_examples:,} examples, but the clients have {number:,}: take "
+            "training.find_mode(...) of theirs."
+        )
+    w = _vector(mode.point)
+    of = tf.function(lambda x, y: potential.total(w, x, y)[1], autograph=False, reduce_retracing=True)
+    total = 0.0 if mode.prior_stddev is None else w.numpy().astype(np.float64) / mode.prior_stddev**2
+    for k in range(clients.num_clients):
+        part = clients.examples(k)
+        total = total + of(tf.convert_to_tensor(part.features), tf.convert_to_tensor(part.labels)).numpy()
+    off = np.max(np.divide(np.abs(total), mode.scale, out=np.zeros(potential.size), where=mode.scale > 0))
+    if not off <= TOLERANCE:
+        raise InvalidArgument(
+            f"fixed_point is {off:.2g} standard deviations from the mode of these clients' examples, by which the "
+            f"chain would be off, and at most {TOLERANCE:g} serve: take training.find_mode(...) of theirs."
+        )
+
+
+class _Target:
+    """The potential of all examples with the prior."""
+
+    def __init__(
+        self,
+        model_fn: Callable[[], keras.Model],
+        features: Array,
+        labels: Array,
+        prior_stddev: float | None,
+        likelihood: str | Likelihood,
+    ):
+        model = as_model_fn(model_fn)()
+        check_independent(model)
+        self.potential = Potential(model, likelihood)
+        self._precision, self._named = _precision(prior_stddev), (prior_stddev, likelihood)
+        self._given = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
+
+    def value_and_gradient(self, w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        value, gradient = self.potential.total(w, *self._given)
+        return value + 0.5 * self._precision * tf.reduce_sum(tf.square(w)), gradient + self._precision * w
+
+    def mode(self, w: tf.Tensor) -> Mode:
+        scale = tf.sqrt(squared_gradients(self.potential, w, *self._given) + self._precision)
+        off = tf.math.divide_no_nan(tf.abs(self.value_and_gradient(w)[1]), scale)
+        point, number = tuple(x.numpy() for x in self.potential.shaped(w)), int(self._given[1].shape[0])
+        return Mode(point, float(tf.reduce_max(off)), *self._named, number, scale.numpy())
+
+
+def squared_gradients(potential: Potential, w: tf.Tensor, features: Array, labels: Array) -> tf.Tensor:
+    """Return sum_j (grad u_j(w))^2 over all examples [D]: near the potential's curvature where the model is right."""
+    features, labels = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
+
+    def add(j: tf.Tensor, total: tf.Tensor) -> Any:
+        _, gradient = potential.gradient(w, features[j : j + 1], labels[j : j + 1])
+        return j + 1, total + tf.square(gradient)
+
+    @tf.function(autograph=False)
+    def over_all() -> tf.Tensor:
+        number = tf.shape(features)[0]
+        return tf.while_loop(lambda j, _: j < number, add, (tf.constant(0), tf.zeros_like(w)))[1]
+
+    return over_all()

@@ -74,9 +74,6 @@ class ByOptimizer:
       learning_rate: a number, or a function of the rounds done so far.
       stddev_rate: times the learning rate: the rate of log s.
 
-    Raises:
-      InvalidArgument: an optimizer that can't take vectors of all weights.
-
     Source: Blundell et al. 2015 (arXiv:1505.05424), section 3.2.
     """
 
@@ -133,11 +130,7 @@ def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
 def resettable(
     optimizer_fn: Optimizer, variables: list[tf.Variable]
 ) -> tuple[keras.optimizers.Optimizer, Callable[[], None]]:
-    """Return an optimizer of the variables, and a function that starts its state anew.
-
-    Raises:
-      InvalidArgument: an optimizer that can't take vectors of all weights.
-    """
+    """Return an optimizer of the variables, and a function that starts its state anew."""
     make, made = optimizer_of(optimizer_fn), []  # type: Any, list[tuple[tf.Variable, Any]]
 
     def remember(create: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:

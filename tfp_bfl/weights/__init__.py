@@ -7,7 +7,6 @@ from tfp_bfl.weights.change import (
     from_coordinates,
     root_mean_square_change,
 )
-from tfp_bfl.weights.ensemble_model import MemberSampling, ensemble_model, num_members
 from tfp_bfl.weights.exchange import (
     Anchor,
     ClientCurvature,
@@ -24,7 +23,7 @@ from tfp_bfl.weights.exchange import (
 )
 from tfp_bfl.weights.flat import FlatWeights
 from tfp_bfl.weights.functional_call import batch_moments, batch_normalized_call, functional_call
-from tfp_bfl.weights.head import split_head
+from tfp_bfl.weights.head import mean_and_log_variance, split_head
 from tfp_bfl.weights.model_checks import check_form, check_layers, check_logits
 from tfp_bfl.weights.model_weights import (
     ModelWeights,
@@ -34,9 +33,11 @@ from tfp_bfl.weights.model_weights import (
     min_stddev,
     prior,
 )
-from tfp_bfl.weights.numbers import mean_and_log_variance
 from tfp_bfl.weights.posterior_model import (
+    MemberSampling,
     WeightSampling,
+    ensemble_model,
+    num_members,
     predictive_model,
     predictive_spec,
     predictive_weights,

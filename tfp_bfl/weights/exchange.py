@@ -199,8 +199,8 @@ class ClientResult(NamedTuple, Generic[Sent]):
       counts: other numbers to report, name -> scalar, such as the bits sent: listed by client, and summed.
       memory: what the client keeps for the next round that it is in.
       sent: a `Compact` from which the weights follow, where that is shorter; else ().
-      extra: statistics beside the weights, any structure of floats, of which the server step gets the mean or the sum
-        over the clients (`ClientWork.extra`); () for none.
+      extra: statistics beside the weights, any structure of floats, of which the server step gets the mean by
+        the clients' weights (`ClientWork.extra`); () for none.
     """
 
     weights: Sent

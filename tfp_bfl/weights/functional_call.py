@@ -67,9 +67,6 @@ def variational_call(
 
     Returns:
       Logits [B, C], differentiable in all values.
-
-    Raises:
-      InvalidArgument: as `functional_call`.
     """
     places = layout(model)
     variables = [*(w.mean for w in places.variational), *(w.scale for w in places.variational), *places.point]
@@ -90,14 +87,8 @@ def batch_moments(model: keras.Model, point: Sequence[tf.Tensor], features: tf.T
     this at the weights of the last steps; a draw from a posterior has others (Maddox et al. 2019, arXiv:1902.02476,
     section 3.2).
 
-    Args:
-      model, point, features: as `functional_call`.
-
     Returns:
       Tuples of means and variances in the order of `weights.get_weights(model).moments`.
-
-    Raises:
-      InvalidArgument: as `batch_normalized_call`.
     """
     return batch_normalized_call(model, point, features)[1]
 
@@ -108,9 +99,6 @@ def batch_normalized_call(
     """Return the model's output where BatchNorm normalises by the batch, as in training, and the batch's statistics.
 
     Differentiable in the weights, through the statistics too.
-
-    Args:
-      model, point, features: as `functional_call`.
 
     Returns:
       Logits [B, C], and what `batch_moments` returns.

@@ -1,8 +1,10 @@
-"""A model as a feature network and the last layer on it."""
+"""A model as a feature network and the last layer on it, and outputs that are a Gaussian."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
@@ -54,3 +56,14 @@ def split_head(model: keras.Model) -> SplitModel:
 def _calls(model: keras.Model, layer: keras.layers.Layer) -> int:
     nodes = getattr(model, "_nodes_by_depth", {})
     return sum(node.layer is layer for same_depth in nodes.values() for node in same_depth)
+
+
+# Far from what standardised labels have.
+MOST_LOG_VARIANCE = 14.0
+
+
+def mean_and_log_variance(outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the mean [...] and the log variance [...], within +-MOST_LOG_VARIANCE, of a model's two
+    outputs [..., 2].
+    """
+    return outputs[..., 0], tf.clip_by_value(outputs[..., 1], -MOST_LOG_VARIANCE, MOST_LOG_VARIANCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +10,28 @@ import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.layers.variational_weight import VariationalWeight
+from tfp_bfl.layers.gaussian import VariationalWeight
 from tfp_bfl.posterior import MeanField, marginals
-from tfp_bfl.weights.keras_3 import check_keras_2
+
+
+def is_keras_3(model: object) -> bool:
+    """Return whether this is a model of Keras 3; False where Keras 3 has not been imported."""
+    keras: Any = sys.modules.get("keras")
+    version = str(getattr(keras, "__version__", "0")).partition(".")[0]
+    return version.isdigit() and int(version) >= 3 and isinstance(model, keras.Model)
+
+
+def check_keras_2(model: Any) -> None:
+    """Check that this is no model of Keras 3.
+
+    Raises:
+      InvalidArgument: it is one.
+    """
+    if is_keras_3(model):
+        raise InvalidArgument(
+            f"The model {model.name!r} is a model of Keras 3: give bfl.models.from_keras_3(model), or what simulate "
+            "returned for it."
+        )
 
 
 class ModelWeights(NamedTuple):

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.kernel_posterior import bandwidths, client_stacks, config
+from tfp_bfl.algorithms.kernel import rule as kernel
 from tfp_bfl.bench.cells import SUMMARY
-from tfp_bfl.contrib.kernel import posterior as kernel
 
 
 def test_every_bandwidth_and_scale_is_pooled_once():
@@ -27,7 +27,7 @@ def test_the_mean_and_the_modes_of_a_group():
     np.testing.assert_array_equal(mean, stack.mean(0))
     assert counts == {}
     mode, counts = bandwidths.pool(stack, bandwidths.Pooling("clients", "gaussian", "scott", 2.0))
-    np.testing.assert_array_equal(mode, bfl.contrib.kernel.kernel_mode(stack, "clients", "gaussian", "scott", 2.0))
+    np.testing.assert_array_equal(mode, bfl.algorithms.kernel.kernel_mode(stack, "clients", "gaussian", "scott", 2.0))
     assert counts["num_zero_spread"] == 0
 
 

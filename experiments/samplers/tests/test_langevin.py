@@ -293,7 +293,6 @@ def test_step_size_may_change_with_the_steps():
     each(lambda a: np.testing.assert_allclose(a[4:], [a[3], a[3]], atol=1e-4), changed)
 
 
-DEEP = pytest.mark.deep(after="test_langevin.py")
 MODELS = {
     "lenet": functools.partial(models.lenet, "deterministic", (8, 8, 1), 3),
     "lenet, dropout": functools.partial(models.lenet, "mc_dropout", (8, 8, 1), 3),
@@ -302,7 +301,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "mlp, bfloat16" else DEEP) for name in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.deep(after="test_langevin.py")
 def test_draws_are_a_posterior_for_predictions(name):
     model_fn = MODELS[name]

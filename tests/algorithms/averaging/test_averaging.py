@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tests.algorithms.method import ALIKE, CLIENTS, SOURCE
 from tfp_bfl import algorithms, evaluation, export, federated, models, rules
-from tfp_bfl.errors import InvalidArgument
 
 MODEL = functools.partial(models.mlp, "deterministic", hidden=(3,))
 TRAINING = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01, "seed": 5}
@@ -25,7 +24,7 @@ RECIPES = {
 }
 
 
-@pytest.mark.deep(after="tests/servers/test_optimize.py")
+@pytest.mark.deep(after="tests/servers/test_optimizers.py")
 # The others end in the same ways; `test_build` exports all of them.
 @pytest.mark.parametrize("name", ["fed_ag", "fed_be", "fed_sgld", "fed_kppa"])
 def test_two_rounds_with_a_server_optimizer_predict_and_export(name, runtime, tmp_path):
@@ -48,14 +47,3 @@ def test_federated_averaging_is_the_variational_recipe_on_point_weights():
     states = [p.next(p.initialize(), [CLIENTS.dataset(k) for k in range(3)]).state for p in processes]
     for a, b in zip(*map(tf.nest.flatten, states), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_a_weighting_that_compares_posteriors_needs_some():
-    with pytest.raises(InvalidArgument, match="Weighting by 'distance' compares posteriors and this model has none"):
-        algorithms.fed_opt(MODEL, weighting="distance")
-
-
-@pytest.mark.parametrize("name", ["fed_ag", "fed_sgld", "fed_be"])
-def test_models_with_variational_layers_are_refused(name):
-    with pytest.raises(InvalidArgument, match="finds a posterior over point weights"):
-        getattr(algorithms, name)(functools.partial(models.mlp, "flipout", hidden=(3,)), **RECIPES[name])

@@ -10,10 +10,8 @@ import tensorflow as tf
 from tests.algorithms.method import CLIENTS, SOURCE
 from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, clients, federated, models, rules, servers
-from tfp_bfl.algorithms.averaging.distil import distil
-from tfp_bfl.algorithms.averaging.work import posterior_delta
 from tfp_bfl.algorithms.chains.step import langevin
-from tfp_bfl.contrib.kernel import KernelModes, kernel_modes
+from tfp_bfl.algorithms.kernel import KernelModes, kernel_modes
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights import get_weights
@@ -123,7 +121,7 @@ def test_cohorts_smaller_than_the_adaptive_bandwidth_needs_are_refused(data, coh
     refused(adaptive(), data, 1, message, cohort_size=cohort_size)
 
 
-@pytest.mark.deep(after="tests/contrib/test_bandwidths.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_bandwidths.py")
 def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counted(runtime):
     """Of eight clients five are faulty: Scott's bandwidth for every weight on which the other three differ."""
     features = SOURCE.features.copy()
@@ -135,7 +133,7 @@ def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counte
         assert row["num_zero_spread"] < NUM_WEIGHTS
 
 
-@pytest.mark.deep(after="tests/contrib/test_kernel.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
 def test_bandwidths_of_zero_reach_the_rounds_metrics(runtime):
     process = algorithms.fed_kp(MODEL, **TRAINING)
     result = federated.simulate(process, TIED, 1, runtime=runtime)
@@ -148,7 +146,7 @@ def test_bandwidths_of_zero_reach_the_rounds_metrics(runtime):
     np.testing.assert_allclose(point, values.mean(0), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.deep(after="tests/contrib/test_bandwidths.py")
+@pytest.mark.deep(after="tests/algorithms/kernel/test_bandwidths.py")
 @pytest.mark.parametrize(("bandwidth", "cohort_size"), [("plug_in", 3), ("cross_validated", 8), ("silverman", 8)])
 def test_fallbacks_reach_the_rounds_metrics(runtime, bandwidth, cohort_size):
     """As many as the same values give outside a round."""
@@ -170,15 +168,6 @@ def test_a_client_of_too_few_steps_for_a_sample_is_faulty_and_named(runtime, cap
     assert [row["faulty_clients"] for row in result.rounds] == [{}, {"0": "not finite", "2": "not finite"}]
     assert "Round 2 continues without faulty clients: client 0: not finite; client 2" in caplog.text
     assert all(np.all(np.isfinite(w)) for w in result.state.weights.point)
-
-
-@pytest.mark.parametrize("shrinkage", [-0.1, NAN, INF, -INF, True, "0.1", None])
-@pytest.mark.parametrize("name", ["fed_pa", "fed_kppa"])
-def test_bad_shrinkage(name, shrinkage):
-    with pytest.raises(InvalidArgument, match=r"shrinkage is .*, but must be a finite number of at least 0\.$"):
-        getattr(algorithms, name)(MODEL, shrinkage=shrinkage)
-    with pytest.raises(InvalidArgument, match="shrinkage is"):
-        posterior_delta(np.zeros(2), np.zeros([3, 2]), shrinkage)
 
 
 FEATURES = SOURCE.features[:9]
@@ -232,45 +221,6 @@ def test_bad_options_of_recipes(name, options, message):
     with pytest.raises(InvalidArgument, match=message) as caught:
         getattr(algorithms, name)(MODEL, **({"features": FEATURES, **options} if name == "fed_be" else options))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "learning_rate", "options", "message"),
-    [
-        ("none", 0.5, {}, "There is no server optimizer 'none'"),
-        (None, 0.5, {}, "There is no server optimizer None"),
-        ("sgd", 0.0, {}, "learning_rate is 0.0, but must be a finite number above 0"),
-        ("sgd", NAN, {}, "learning_rate is nan"),
-        ("sgd", "0.5", {}, "learning_rate is '0.5'"),
-        ("sgd", 0.5, {"momemtum": 0.9}, "no option of the server optimizer sgd 'momemtum': did you mean 'momentum'"),
-    ],
-)
-def test_bad_server_optimizers(name, learning_rate, options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        federated.server_optimizer(name, learning_rate, **options)
-
-
-def test_parts_that_do_not_fit_each_other_are_refused():
-    work, mean = clients.variational(MODEL), rules.whole_model(rules.naive_weighted_average())
-    for rule, step, message in (
-        (
-            mean,
-            servers.keep_gaussian(),
-            r"'keep_gaussian' takes gaussian, which rules\.client_gaussian\(\) gives, but the rule 'naive_weighted",
-        ),
-        (
-            mean,
-            distil(MODEL, FEATURES),
-            r"'distil' takes stack of weights, which rules\.stacked\(\) gives, but the rule",
-        ),
-        (None, servers.replace(), "rule must be a Rule"),
-        (mean, None, "server_step must be a ServerStep"),
-        (mean, servers.replace, "server_step must be a ServerStep"),
-    ):
-        with pytest.raises(InvalidArgument, match=message):
-            algorithms.compose(MODEL, work, rule, step)
-    with pytest.raises(InvalidArgument, match="client_work must be a function"):
-        algorithms.compose(MODEL, None, mean, servers.replace())
 
 
 @pytest.mark.parametrize("popularity", [0, 0.0, -1.0, NAN, INF, "1", True])

@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import models, servers
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import server_optimizer
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.weights import ModelWeights, get_weights
 
-module = importlib.import_module("tfp_bfl.algorithms.averaging.distil")  # The package has the function of this name.
+module = importlib.import_module("tfp_bfl.algorithms.averaging.step")  # The package has the function of this name.
 NONE = MeanField((), ())
 SEED = tf.constant([2, 3])
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ from tests import gaussians
 from tests.algorithms.chains.test_gradient import DENSITY, TABLES, examples_of, weights_of
 from tfp_bfl import algorithms, compression
 from tfp_bfl.algorithms.chains.client_settings import memory_rate
-from tfp_bfl.algorithms.chains.descend import descend
 from tfp_bfl.algorithms.chains.driver import simulate_chains
+from tfp_bfl.algorithms.chains.step import descend
 from tfp_bfl.algorithms.chains.work import Kept, stochastic_gradient
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulate

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.gaussians import mode_at, model_fn
 from tfp_bfl import compression, models
 from tfp_bfl.algorithms.chains import work as gradient
-from tfp_bfl.algorithms.chains.descend import descend
+from tfp_bfl.algorithms.chains.step import descend
 from tfp_bfl.algorithms.chains.work import ESTIMATORS, draw_batch, stochastic_gradient
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument

@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 
 from tests import gaussians
-from tfp_bfl import algorithms, models, rules, servers
-from tfp_bfl.algorithms.chains.descend import descend
+from tfp_bfl import algorithms, models, rules
 from tfp_bfl.algorithms.chains.driver import simulate_chains
+from tfp_bfl.algorithms.chains.step import descend
 from tfp_bfl.algorithms.chains.work import stochastic_gradient
-from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import Diverged, InvalidArgument
 from tfp_bfl.federated import Thinning, simulate
 from tfp_bfl.training import find_mode
@@ -266,12 +265,3 @@ def test_a_memory_of_another_model(tmp_path):
 def test_arguments_out_of_range(given, message):
     with pytest.raises(InvalidArgument, match=message):
         algorithms.qlsd(gaussians.model_fn(2), **{"step_size": 0.1, "likelihood": "density", **given})
-
-
-def test_parts_that_do_not_fit():
-    work = stochastic_gradient(gaussians.model_fn(2), likelihood="density")
-    assert isinstance(work, ClientWork)
-    with pytest.raises(InvalidArgument, match="The clients send a gradient, but the rule"):
-        algorithms.compose(gaussians.model_fn(2), work, "naive_weighted_average", descend(0.1))
-    with pytest.raises(InvalidArgument, match="total of gradient"):
-        algorithms.compose(gaussians.model_fn(2), work, rules.total(), servers.replace())

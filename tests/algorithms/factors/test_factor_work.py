@@ -288,3 +288,15 @@ def test_the_reported_elbo_is_that_of_all_data(federation, size):
     metrics = work(message, tf.nest.map_structure(tf.constant, exact_table()), tf.constant([3, 0])).metrics
     np.testing.assert_allclose(metrics.tempered_elbo, -(metrics.nll + 0.5 * metrics.kl / size), rtol=1e-6)
     assert metrics.kl > 0
+
+
+def test_a_first_site_is_made_in_another_graph():
+    """TensorFlow Federated builds one of its own, which captures no tensor from outside."""
+    model = models.mlp(kind="flipout", input_shape=(2,), num_classes=2, hidden=(3,))
+    memory = factors(model).memory
+    weights = tf.nest.map_structure(np.asarray, get_weights(model))
+    expected = memory(weights, 0.5)
+    with tf.Graph().as_default():
+        site = memory(weights, 0.5)
+        found = tf.compat.v1.Session().run(site)
+    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)

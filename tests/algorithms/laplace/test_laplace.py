@@ -231,9 +231,3 @@ def test_weights_that_are_no_mode_are_warned_of(caplog):
 def test_options_out_of_range_are_refused(options, words):
     with pytest.raises(InvalidArgument, match=words):
         bfl.algorithms.laplace(model_fn, **options)
-
-
-@pytest.mark.parametrize(("kind", "words"), [("flipout", "variational layers"), ("mc_dropout", "draws masks")])
-def test_models_with_noise_of_their_own_are_refused(kind, words):
-    with pytest.raises(InvalidArgument, match=words):
-        bfl.algorithms.laplace(lambda: bfl.models.mlp(kind))

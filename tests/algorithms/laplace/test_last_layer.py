@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.held import Held
-from tfp_bfl.algorithms.laplace.last_layer_step import held_sums
-from tfp_bfl.algorithms.laplace.linear_head import Head
+from tfp_bfl.algorithms.laplace.posterior import Head
+from tfp_bfl.algorithms.laplace.step import held_sums
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, covariance
@@ -257,8 +257,3 @@ def test_layers_below_never_change_and_the_export_predicts_the_same(tmp_path):
 def test_options_out_of_range_are_refused(options, words):
     with pytest.raises(InvalidArgument, match=words):
         bfl.algorithms.last_layer(network, **options)
-
-
-def test_models_that_do_not_fit_are_refused():
-    with pytest.raises(InvalidArgument, match="variational layers"):
-        bfl.algorithms.last_layer(lambda: bfl.models.mlp("flipout", (10,)))

@@ -5,7 +5,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl import models
-from tfp_bfl.algorithms.personal.dropout_rates import dropout_rates
+from tfp_bfl.algorithms.personal.step import dropout_rates
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES, Parameters
 
 RNG = np.random.default_rng(0)

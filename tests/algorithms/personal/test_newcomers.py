@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.algorithms.personal.newcomers import fit_newcomers
+from tfp_bfl.algorithms.personal.evaluation import fit_newcomers
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.round import fold
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
-from tfp_bfl.training import adam
-from tfp_bfl.weights.weight_vectors import WeightVectors
+from tfp_bfl.training.optimizers import AdamState, adam_step
+from tfp_bfl.weights.flat import WeightVectors
 
 SOURCE = bfl.data.load("breast_cancer")
 CLIENTS = SOURCE.partition(bfl.data.iid(30), seed=0).split(3)[0]
@@ -38,10 +38,10 @@ def test_adam_as_a_function_is_keras():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=5).astype(np.float32), rng.normal(size=(6, 5)).astype(np.float32)
     variable, optimizer = tf.Variable(start), tf.keras.optimizers.Adam(0.05)
-    values, moments = (tf.constant(start),), adam.AdamState.of((tf.constant(start),))
+    values, moments = (tf.constant(start),), AdamState.of((tf.constant(start),))
     for gradient in gradients:
         optimizer.apply_gradients([(tf.constant(gradient), variable)])
-        values, moments = adam.adam_step(values, (tf.constant(gradient),), moments, 0.05)
+        values, moments = adam_step(values, (tf.constant(gradient),), moments, 0.05)
         np.testing.assert_allclose(values[0], variable, atol=1e-6)
 
 

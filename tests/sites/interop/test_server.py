@@ -127,8 +127,8 @@ def test_a_robust_aggregator_withstands_one_client():
 
 
 BAD = {
-    "missing": (lambda a: {k: x for k, x in a.items() if k != "mean/last"}, "The arrays miss 'mean/last'."),
-    "unknown": (lambda a: {**a, "mean/x": np.zeros(1)}, "The arrays have no place for 'mean/x'."),
+    "missing": (lambda a: {k: x for k, x in a.items() if k != "mean/last"}, "The structure misses 'mean/last'"),
+    "unknown": (lambda a: {**a, "mean/x": np.zeros(1)}, "The structure has no place for 'mean/x'"),
     "shape": (lambda a: {**a, "mean/last": np.zeros(4)}, "mean/last has shape [4], but must have [3]."),
     "integers": (lambda a: {**a, "mean/last": np.zeros(3, int)}, "mean/last is of type int64, but must be of floats."),
     "infinite": (lambda a: {**a, "mean/last": np.full(3, 1e300)}, "mean/last is not finite."),

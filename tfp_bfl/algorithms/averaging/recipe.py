@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from tfp_bfl import clients, federated, rules, servers
-from tfp_bfl.algorithms.averaging.distil import distil
+from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.chains.step import langevin
 from tfp_bfl.algorithms.compose import Model, compose, known_options, passing_on, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
+from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.algorithms.options import SamplingOptions, WeighedOptions
-from tfp_bfl.contrib.kernel import kernel_posterior
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.tensors import Array
@@ -51,7 +51,7 @@ def fed_opt(
       >>> process = bfl.algorithms.fed_opt(model_fn, learning_rate=0.1)
     """
     work, process = _options(fed_opt, options)
-    return compose(model_fn, clients.variational(model_fn, **work), MEAN, _step(server_optimizer), **process)
+    return compose(model_fn, clients.variational(model_fn, **work), MEAN, servers.optimize(server_optimizer), **process)
 
 
 @passing_on(clients.variational, proximal=0.01)
@@ -72,7 +72,7 @@ def fed_prox(
     """
     work, process = _options(fed_prox, options)
     local = clients.variational(model_fn, **{"proximal": 0.01, **work})
-    return compose(model_fn, local, MEAN, _step(server_optimizer), **process)
+    return compose(model_fn, local, MEAN, servers.optimize(server_optimizer), **process)
 
 
 @passing_on(clients.variational)
@@ -90,7 +90,7 @@ def fed_ag(
     Source: Thorgeirsson & Gauterin 2020, algorithm 3.
     """
     work, process = _options(fed_ag, options)
-    step = servers.keep_gaussian(_step(server_optimizer))
+    step = servers.keep_gaussian(servers.optimize(server_optimizer))
     return compose(model_fn, clients.variational(model_fn, **work), rules.client_gaussian(), step, **process)
 
 
@@ -108,7 +108,7 @@ def fed_be(
     Args:
       model_fn: as `fed_opt`, without variational layers.
       features: the server's unlabelled examples [U, ...].
-      ensemble: options of `averaging.distil.distil`: distribution, num_models, concentration, temperature, num_epochs,
+      ensemble: options of `averaging.step.distil`: distribution, num_models, concentration, temperature, num_epochs,
         batch_size, learning_rate.
       server_optimizer: as `fed_opt`, of the student's change.
       **options: as `fed_opt`; weighting has no effect, as all clients count alike, and clip is the one robust
@@ -124,7 +124,7 @@ def fed_be(
             "another algorithm for numbers."
         )
     own = known_options(distil, ensemble, "the ensemble", ("model_fn", "features", "server_step"))
-    step = distil(model_fn, features, server_step=_step(server_optimizer), **own)
+    step = distil(model_fn, features, server_step=servers.optimize(server_optimizer), **own)
     return compose(model_fn, clients.variational(model_fn, **work), rules.stacked(), step, **process)
 
 
@@ -161,7 +161,7 @@ def fed_kp(
     Args:
       start: "clients" shifts each client's value and averages (clustered FedKP); "mean" shifts the clients' mean to its
         mode (FedKP), which lost to it in every setting of our study (experiments/kernel_posterior).
-      kernel_options: of `contrib.kernel.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
+      kernel_options: of `algorithms.kernel.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
       model_fn, server_optimizer, options: as `fed_opt`. The weighting is of BatchNorm's statistics alone, unless
         kernel_options give one.
 
@@ -171,7 +171,7 @@ def fed_kp(
     rule = _kernel(start, kernel_options)
     if not (kernel_options or {}).get("weighting"):
         work["weighting"] = "equal"  # All values count alike.
-    return compose(model_fn, clients.variational(model_fn, **work), rule, _step(server_optimizer), **process)
+    return compose(model_fn, clients.variational(model_fn, **work), rule, servers.optimize(server_optimizer), **process)
 
 
 @passing_on(posterior_averaging, learning_rate=None)
@@ -219,7 +219,7 @@ def fed_sgld(
     Source: Welling & Teh 2011; Johansson & Gullbrandson 2022.
     """
     work, process = _options(fed_sgld, _sampling(options))
-    step = langevin(_step(server_optimizer), step_size)
+    step = langevin(servers.optimize(server_optimizer), step_size)
     thinning = federated.check_thinning(federated.Thinning(burn_in_rounds, most=max_samples))
     local = clients.variational(model_fn, **work)
     return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, thinning=thinning, **process)
@@ -236,7 +236,7 @@ def _sampled(
     work, process = _options(recipe, _sampling(options))
     local = posterior_averaging(model_fn, **work)
     burn_in = work.get("burn_in_rounds", 0)
-    return compose(model_fn, local, rule, _step(server_optimizer), burn_in_rounds=burn_in, **process)
+    return compose(model_fn, local, rule, servers.optimize(server_optimizer), burn_in_rounds=burn_in, **process)
 
 
 def _options(recipe: Callable[..., object], options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -254,7 +254,3 @@ def _sampling(options: Mapping[str, object]) -> dict[str, Any]:
 
 def _kernel(start: str, options: object) -> rules.ModelGatherRule[ModelWeights, ModelWeights]:
     return kernel_posterior(start, **known_options(kernel_posterior, options, "the kernel", ("start",)))
-
-
-def _step(server_optimizer: ServerOptimizer | None) -> servers.ServerStep:
-    return servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)

@@ -45,9 +45,6 @@ def posterior_delta(x0: Array, samples: Array, shrinkage: float) -> tf.Tensor:
     Returns:
       x0 minus where the client would go: [D], in the type of `samples`.
 
-    Raises:
-      InvalidArgument: shrinkage below 0 or not finite, no samples, or shapes that do not fit.
-
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), eq. 4 and section 4.2.
     """
     draws, start = tf.convert_to_tensor(samples), tf.convert_to_tensor(x0)
@@ -109,9 +106,6 @@ def posterior_averaging(
     Returns:
       Client work as of `tfp_bfl.clients.variational`. Memory: l x P, with as many samples as `local_epochs` allow. A
       client of too few examples for a sample of k steps has weights that are not finite: the round leaves it out.
-
-    Raises:
-      InvalidArgument: an argument outside its range, no such optimizer, or all epochs burn-in.
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithms 3 and 4; Mandt et al. 2017 for IASG.
     """

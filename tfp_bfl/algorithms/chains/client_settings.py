@@ -70,9 +70,6 @@ def client_settings(
       potential: of the model.
       compressor, per_tensor, participation: as of `stochastic_gradient`.
       rate: `memory_rate` of `stochastic_gradient`.
-
-    Raises:
-      InvalidArgument: sequences of different lengths, or a value outside its range.
     """
     given: dict[str, Any] = {"compressor": compressor, "participation": participation, "memory_rate": rate}
     lengths = {name: len(value) for name, value in given.items() if is_by_client(value)}
@@ -117,9 +114,6 @@ def memory_rate(
 ) -> PerClient[float]:
     """Return 1 / (1 + omega), with which clients' memories come closest to what they follow: a number, or one for each
     client where compressors are given by client; arguments as of `stochastic_gradient`.
-
-    Raises:
-      InvalidArgument: no such compressor, or a sequence of none.
     """
     del others
     potential = Potential(as_model_fn(model_fn)())

@@ -63,9 +63,6 @@ class Chains(NamedTuple):
         `weights.predictive_model`.
 
         What is no point weight, such as moments, is the last chain's.
-
-        Raises:
-          InvalidArgument: no round was kept.
         """
         if not len(self.rounds):
             raise InvalidArgument("No round of the chain was kept: run more rounds, or fewer of burn-in.")

@@ -22,8 +22,7 @@ from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
-from tfp_bfl.training.mode import find_mode, squared_gradients
-from tfp_bfl.training.potential import Potential, check_independent
+from tfp_bfl.training.potential import Potential, check_independent, find_mode, squared_gradients
 from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics
 
 
@@ -62,9 +61,6 @@ def coupled_langevin(
 
     Returns:
       Client work that sends the `CHANGE` of its z_i [D].
-
-    Raises:
-      InvalidArgument: as `chains.work.stochastic_gradient`, or numbers outside their ranges.
 
     Source: Plassier et al. 2021 (arXiv:2106.06300), DG-LMC with stochastic gradients.
     """
@@ -107,9 +103,6 @@ def conducive_langevin(
 
     Returns:
       Client work that sends the `CHANGE` of w [D].
-
-    Raises:
-      InvalidArgument: as `chains.work.stochastic_gradient`, or surrogates of other weights.
 
     Source: El Mekkaoui et al. 2021 (arXiv:2004.11231), FSGLD.
     """
@@ -154,10 +147,6 @@ def fit_surrogate(
       prior_stddev: t, a prior that holds the mode where the client's data do not; None for none.
       model_fn, likelihood: as of `chains.work.stochastic_gradient`.
       max_steps: of L-BFGS, from the model's own weights.
-
-    Raises:
-      InvalidArgument: arguments as of `chains.work.stochastic_gradient`; or the search ended at weights that are not
-        finite.
     """
     of_mode: Any = {"prior_stddev": prior_stddev, "likelihood": likelihood, "max_steps": max_steps}
     mode = find_mode(model_fn, features, labels, tolerance=np.inf, **of_mode)

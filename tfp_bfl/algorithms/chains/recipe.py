@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from tfp_bfl import federated, rules
-from tfp_bfl.algorithms.chains.change import couple, follow
 from tfp_bfl.algorithms.chains.client_settings import memory_rate
-from tfp_bfl.algorithms.chains.descend import descend
 from tfp_bfl.algorithms.chains.local_langevin import conducive_langevin, coupled_langevin
-from tfp_bfl.algorithms.chains.step import langevin
+from tfp_bfl.algorithms.chains.step import couple, descend, follow, langevin
 from tfp_bfl.algorithms.chains.step_size import check_step_size
 from tfp_bfl.algorithms.chains.work import stochastic_gradient
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options

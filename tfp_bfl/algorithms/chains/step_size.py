@@ -66,9 +66,6 @@ def largest_step_size(
       The bound. It is that of all clients in each round with their whole gradients: cohorts, and batches of "plain",
       lower it further.
 
-    Raises:
-      InvalidArgument: a number outside its range.
-
     Example:
       >>> round(bfl.algorithms.chains.step_size.largest_step_size([2.0, 3.0, 5.0]), 3)
       0.2
@@ -228,9 +225,6 @@ def largest_curvature(
       prior_stddev: t; None for a flat prior.
       num_examples: of all clients, to which the curvature of N examples is scaled; N if None.
       steps: products of the Hessian and a vector.
-
-    Raises:
-      InvalidArgument: as of `chains.work.stochastic_gradient`; steps below 1.
     """
     check_count(steps, "steps")
     potential = Potential(as_model_fn(model_fn)(), likelihood)

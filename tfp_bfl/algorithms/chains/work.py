@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -27,8 +26,7 @@ from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Scalar, is_traced_for_xla
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
-from tfp_bfl.training.mode import TOLERANCE, Mode, check_mode
-from tfp_bfl.training.potential import Potential, check_independent
+from tfp_bfl.training.potential import TOLERANCE, Mode, Potential, check_independent, check_mode
 from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage, TrainingMetrics
 
 ESTIMATORS = {
@@ -100,10 +98,6 @@ def stochastic_gradient(
     Returns:
       Client work that sends a `GRADIENT` [D], or a `SCALED_GRADIENT`.
 
-    Raises:
-      InvalidArgument: no such estimator, compressor or likelihood; a model with a random potential; numbers outside
-        their ranges; a fixed point where none is needed, none where one is, another likelihood's, or one off the mode.
-
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """
     model_fn = as_model_fn(model_fn)
@@ -114,7 +108,12 @@ def stochastic_gradient(
     check_batch_size(batch_size)
     mode = _checked_mode(fixed_point, potential, estimator, likelihood)
     anchored, remembers = estimator == "anchored", memory_rate is not None
-    memory = functools.partial(_first_memory, potential.size, remembers, anchored)
+
+    def first(weights: ModelWeights, share: Scalar) -> Kept:
+        del weights, share
+        zeros, nothing = tf.zeros([potential.size]), cast(Any, ())
+        eta = zeros if remembers else nothing
+        return Kept(eta, zeros, tf.constant(-1)) if anchored else Kept(eta, nothing, nothing)
 
     def build() -> Work[Any]:
         with tf.variable_creator_scope(without_initial_values):
@@ -148,18 +147,10 @@ def stochastic_gradient(
         return tf.function(work, autograph=False)
 
     check = fixed_point and (lambda clients: check_mode(fixed_point, Potential(model_fn(), likelihood), clients))
-    keeps = memory if anchored or remembers else None
+    keeps = first if anchored or remembers else None
     sends, shapes = SCALED_GRADIENT if settings.is_scaled else GRADIENT, DYNAMIC if count_bits else PADDED
     work = ClientWork(build, sends, keeps, shapes, coding=_coding(settings, potential.size), check=check)
     return work._replace(num_clients=settings.num_clients)
-
-
-def _first_memory(size: int, remembers: bool, anchored: bool, weights: ModelWeights, share: Scalar) -> Kept:
-    """Return the memory of a client of D weights before its first round."""
-    del weights, share
-    zeros, nothing = tf.zeros([size]), cast(Any, ())
-    eta = zeros if remembers else nothing
-    return Kept(eta, zeros, tf.constant(-1)) if anchored else Kept(eta, nothing, nothing)
 
 
 def _met(message: ServerMessage, potential: Potential, examples: ClientExamples) -> tuple[Kept, tf.Tensor]:

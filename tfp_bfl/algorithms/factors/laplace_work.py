@@ -73,9 +73,6 @@ def laplace_factors(
     Returns:
       Client work that keeps its `Factor`, which is empty at first, and sends natural(w_k, P_k) - natural(w, S).
 
-    Raises:
-      InvalidArgument: numbers out of their ranges, or a model with variational layers, BatchNorm or dropout.
-
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325), FedLap and FedLap-Cov. The equations are derived here
     from partitioned variational inference with Laplace's approximation; the paper's own were not compared.
     """

@@ -6,9 +6,8 @@ from typing import Any, Unpack
 
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, passing_on, split_options
-from tfp_bfl.algorithms.factors.laplace_step import laplace_dual
 from tfp_bfl.algorithms.factors.laplace_work import laplace_factors
-from tfp_bfl.algorithms.factors.step import dual
+from tfp_bfl.algorithms.factors.step import dual, laplace_dual
 from tfp_bfl.algorithms.factors.work import factors
 from tfp_bfl.algorithms.options import TrainingOptions, WeighedOptions
 from tfp_bfl.weights import prior
@@ -34,10 +33,6 @@ def partitioned_vi(
       damping: above 0 and at most 1, None for 1 / K: with much of it clients who move the same weights overshoot
         together.
       **options: of `compose` and of `factors.work.factors`.
-
-    Raises:
-      InvalidArgument: as `factors.work.factors` and `compose`. (A robust aggregator would change sites without
-        their clients.)
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1, synchronous; Bui et al. 2018 (arXiv:1811.11206).
 
@@ -76,9 +71,6 @@ def bayesian_admm(
       server_step_size: a of the server; None for 1 / (1 + K rho).
       **options: as `partitioned_vi`, with keep_momentum (`factors.work.factors`) and without weighting: all clients
         count alike. The temperatures of the paper are .1 to .001.
-
-    Raises:
-      InvalidArgument: as `partitioned_vi`.
 
     Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM. Departure: q begins at the model's first posterior,
     and theirs at the prior, with clients that begin at personal networks in the first round alone.
@@ -122,9 +114,6 @@ def fed_lap(
         curvature of a client's data.
       damping: as `partitioned_vi`.
       **options: of `compose` and of `factors.laplace_work.laplace_factors`.
-
-    Raises:
-      InvalidArgument: as `factors.laplace_work.laplace_factors` and `compose`.
 
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325). Equations derived
       (`factors.laplace_work.laplace_factors`).

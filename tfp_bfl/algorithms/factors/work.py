@@ -106,10 +106,6 @@ def factors(
     Returns:
       Client work that keeps its `Factor`; with keep_momentum a `MovingFactor`.
 
-    Raises:
-      InvalidArgument: numbers outside their ranges, empty sites that are sent, a momentum that no natural gradients
-        have, or a model without variational weights, or with an initial posterior wider than its prior.
-
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
     IVON-ADMM; its v_k is -t_k.
     """
@@ -117,7 +113,14 @@ def factors(
     local_epochs, batch_size = checked(passes)
     temperature = settings_for(inference, temperature, likelihood=likelihood).temperature
     check_numbers(temperature=temperature, step_size=step_size)
-    _check_sites(damping, empty, send_site, keep_momentum, inference)
+    check_damping(damping)
+    if empty and send_site:
+        raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
+    if keep_momentum and inference not in NATURAL:
+        raise InvalidArgument(
+            f"keep_momentum is an option of natural gradients, and inference is {inference!r}: leave it out, or use "
+            "inference 'natural' or 'ivon'."
+        )
     step_damping = FACTORS_DAMPING if step_damping is None and inference == "natural" else step_damping
     of_steps: Any = {"noise": noise, "decay": decay, "step_damping": step_damping}
     update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, **of_steps)
@@ -125,8 +128,9 @@ def factors(
     first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 
     def memory(weights: ModelWeights, share: Scalar) -> Any:
-        site, zeros = _first_site(first, weights, 0.0 if empty else share), tf.zeros_like(first.shift)
-        return MovingFactor(*site, zeros, tf.constant(0)) if keep_momentum else site
+        q, share = natural(weights.posterior), 0.0 if empty else share
+        site = Factor(share * (q.precision - first.precision), share * (q.shift - first.shift))
+        return MovingFactor(*site, tf.zeros_like(first.shift), tf.constant(0)) if keep_momentum else site
 
     def build() -> Work:
         trainer = Trainer(model_fn, update_fn, likelihood=density)
@@ -139,8 +143,9 @@ def factors(
             size = tf.cast(number, tf.float32) / (temperature * step_size)
             resume = lambda update: cast(ByCurvature, update).resume(*message.memory[2:]) if keep_momentum else None
             target = Target(local.prior(weights, step_size), size, local.floor)
+            count = lambda before, steps: steps
             metrics, steps = trainer.train(
-                message, examples, seed, local_epochs, batch_size, _steps_done, tf.constant(0), target, resume
+                message, examples, seed, local_epochs, batch_size, count, tf.constant(0), target, resume
             )
             metrics = _of_all(metrics, weights, message, temperature, tf.cast(number, tf.float32))
             share = damping_of(damping, message.federation.num_clients) * step_size
@@ -216,35 +221,8 @@ def _of_all(
     return metrics._replace(kl=kl, tempered_elbo=-(metrics.nll + kl / of_all.size))
 
 
-def _steps_done(before: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
-    del before
-    return steps
-
-
-def _first_site(first: Factor, weights: ModelWeights, share: Scalar) -> Factor:
-    """Return (q / prior)^share of the server's first posterior; `first` is the prior."""
-    q = natural(weights.posterior)
-    return Factor(share * (q.precision - first.precision), share * (q.shift - first.shift))
-
-
-def _check_sites(damping: float | None, empty: bool, send_site: bool, keep_momentum: bool, inference: str) -> None:
-    check_damping(damping)
-    if empty and send_site:
-        raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
-
-    if keep_momentum and inference not in NATURAL:
-        raise InvalidArgument(
-            f"keep_momentum is an option of natural gradients, and inference is {inference!r}: leave it out, or use "
-            "inference 'natural' or 'ivon'."
-        )
-
-
 def _prior(model: keras.Model) -> Factor:
-    """Return the prior of a model's variational weights.
-
-    Raises:
-      InvalidArgument: there are none, or they begin wider than it, or it is hierarchical.
-    """
+    """Return the prior of a model's variational weights."""
     weights = layout(model).variational
     if not weights:
         raise InvalidArgument(

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.laplace.linear_head import Expansion, Head, linear_head, moved
-from tfp_bfl.algorithms.laplace.posterior import Laplace, laplace
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, Laplace, laplace, linear_head, moved
 from tfp_bfl.algorithms.rows import RowsHeld
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.tensors import Array
@@ -30,8 +29,7 @@ class Curvatures(NamedTuple):
       prior_stddev: None for the maximum of the marginal likelihood.
       temperature: T.
       groups: the number of each weight tensor's group, which has a prior of its own; () for one prior.
-      head: of an exact last layer; its mean moves (`posterior.linear_head`); None for Laplace's approximation at the
-        weights.
+      head: of an exact last layer; its mean moves (`linear_head`); None for Laplace's approximation at the weights.
     """
 
     prior_stddev: float | None = None
@@ -52,9 +50,6 @@ class Curvatures(NamedTuple):
     def approximate(self, rows: Rows, weights: ModelWeights) -> Laplace:
         """Compute Laplace's approximation (`laplace.posterior.laplace`), or the posterior of a last layer, from the
         sums of all clients, added in float64.
-
-        Raises:
-          InvalidArgument: there are no clients.
         """
         if not rows:
             raise InvalidArgument("A posterior is made of clients' sums: one client at least must be left.")
@@ -78,11 +73,7 @@ class Curvatures(NamedTuple):
         )
 
     def pool(self, rows: Rows, weights: ModelWeights) -> ModelWeights:
-        """Return the server's weights with the posterior of `approximate`.
-
-        Raises:
-          InvalidArgument: as `approximate`.
-        """
+        """Return the server's weights with the posterior of `approximate`."""
         below = len(weights.point) - len(_mode(rows, weights)) if rows else 0
         q = self.approximate(rows, weights).posterior
         return weights._replace(posterior=q, point=tuple(weights.point[:below]))
@@ -113,9 +104,6 @@ class Curvatures(NamedTuple):
 
         Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `own`,
         which is exact for Gaussian labels.
-
-        Raises:
-          InvalidArgument: the sums are of another structure or at other weights.
         """
         rows: Rows = others.rows
         weights = others.weights

@@ -1,14 +1,20 @@
-"""The server keeps every client's sums at its weights, and makes Laplace's approximation of them."""
+"""The server keeps every client's sums: Laplace's approximation at its weights, or Newton steps of the last layer."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.laplace.pool import Curvatures
+from tfp_bfl.algorithms.held import Held
+from tfp_bfl.algorithms.laplace.pool import NUM_HEAD_WEIGHTS, Curvatures, expanded_at
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, active, solve, whole
 from tfp_bfl.algorithms.rows import by_client, growing, keep_newest
 from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
 from tfp_bfl.errors import check_number
-from tfp_bfl.servers.checks import check_point_weights
+from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.servers.steps import check_point_weights
 from tfp_bfl.weights import ClientCurvature, ModelWeights
 
 # In posterior standard deviations, root mean square over the weights.
@@ -38,9 +44,6 @@ def laplace(
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `ClientCurvature`s. Its state is the stack, leaves [K, ...] in
       the order of the clients' numbers. Memory: K x (2 D), or K x D_last^2.
-
-    Raises:
-      InvalidArgument: a prior_stddev or a temperature not above 0.
     """
     check_number(temperature, "temperature")
     if prior_stddev is not None:
@@ -74,4 +77,126 @@ def mode_warning(distance: float) -> str:
         f"The weights are no mode of the likelihood: by its gradient they lie {distance:.2g} posterior standard "
         f"deviations off (root mean square over the weights; at most {LARGEST_DISTANCE:g} serve): train for more "
         "rounds or at a lower learning rate before the Laplace round."
+    )
+
+
+# In posterior standard deviations, root mean square over the weights.
+LARGEST_STEP = 0.1
+# A change of the objective that rounding explains.
+_ROUNDING = 1e-10
+
+
+class LastLayer(NamedTuple):
+    """The state.
+
+    Fields:
+      rows: the clients' sums, expanded at the weights of the last round, leaves [K, ...].
+      at: these weights of the last layer [D].
+      previous: the weights from which the last step began [D].
+      value: nll + ||w||^2 / (2 t^2) at `previous`; infinite before the first round.
+      prior_precision: 1 / t^2.
+    """
+
+    rows: ClientCurvature
+    at: Any
+    previous: Any
+    value: Any
+    prior_precision: Any
+
+
+def last_layer(
+    *,
+    gaussian: bool = False,
+    prior_stddev: float | None = None,
+    noise_stddev: float | None = None,
+    temperature: float = 1.0,
+) -> ServerStep[Stack[ClientCurvature]]:
+    """Set the last layer to the mean of its posterior, computed from the clients' sums (`posterior.linear_head`).
+
+    w <- P^-1 sum_k (H_k w - g_k),   P = 1 / t^2 + sum_k H_k
+
+    This is a Newton step. A step that raised the negative log posterior is halved in the next round. The sums of a
+    client that is not in the round are its quadratic expansion of an earlier round: exact for Gaussian labels.
+
+    Args:
+      gaussian: labels are numbers, of which clients send the sums with noise 1. False for labels of classes.
+      prior_stddev: t; None for the maximum of the marginal likelihood.
+      noise_stddev: of Gaussian labels; None for the maximum of the marginal likelihood.
+      temperature: T of the posterior around w, N(w, (1 / t^2 + sum_k H_k / T)^-1); w does not depend on it.
+
+    Returns:
+      A step over what `tfp_bfl.rules.stacked` gives of `laplace.work.last_layer_sums`. Memory: K x D_last^2 numbers.
+      After the last round a warning is issued if the remaining Newton step is long.
+    """
+    check_number(temperature, "temperature")
+    for name, value in {"prior_stddev": prior_stddev, "noise_stddev": noise_stddev}.items():
+        if value is not None:
+            check_number(value, name)
+    head = Head(gaussian, prior_stddev, noise_stddev, float(temperature))
+
+    def initialize(weights: ModelWeights) -> LastLayer:
+        check_point_weights(weights, "The posterior of a last layer")
+        layer = weights.point[-NUM_HEAD_WEIGHTS:]
+        at = tf.cast(flatten(layer), tf.float64)
+        size = at.shape.num_elements()
+        number = lambda shape: growing(shape, tf.float64)
+        gradient = tuple(number([*x.shape]) for x in layer)
+        rows = ClientCurvature(growing([], tf.int32), growing([], tf.int32), number([size, size]), gradient, number([]))
+        constants = tf.constant(np.inf, tf.float64), tf.ones([], tf.float64)
+        return LastLayer(rows, at, at, *constants)
+
+    def advance(
+        state: LastLayer, weights: ModelWeights, new: Stack[ClientCurvature], seed: tf.Tensor
+    ) -> tuple[LastLayer, ModelWeights]:
+        layer = tuple(weights.point[-NUM_HEAD_WEIGHTS:])
+        at = tf.cast(flatten(layer), tf.float64)
+        rows, _ = keep_newest(expanded_at(state.rows, state.at, at), weights, new, seed)
+        total = _total(rows, at)
+        square = tf.reduce_sum(tf.square(at))
+        value = total.nll + 0.5 * state.prior_precision * square
+        solution = solve(active(total, layer[1].shape[0], head), head)
+        mean = whole(solution.mean, solution.noise_precision, layer[1].shape[0], head)
+        grown = tf.shape(rows.client)[0] > tf.shape(state.rows.client)[0]  # The value is of more clients then.
+        accepted = gaussian | grown | (value <= state.value + _ROUNDING * tf.abs(value))
+        prior = solution.prior_precision
+        value = value + 0.5 * (prior - state.prior_precision) * square
+        pick = lambda x, y: tf.where(accepted, x, y)
+        kept = LastLayer(
+            rows, at, pick(at, state.previous), pick(value, state.value), pick(prior, state.prior_precision)
+        )
+        moved_to = unflatten(tf.cast(pick(mean, (at + state.previous) / 2), tf.float32), layer)
+        return kept, weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *moved_to))
+
+    def predictive(state: LastLayer, weights: ModelWeights) -> ModelWeights:
+        return held_sums(state, weights, head).pool() if len(state.rows.client) else weights
+
+    def notice(state: LastLayer, weights: ModelWeights) -> str | None:
+        if not len(state.rows.client):
+            return None
+        held = held_sums(state, weights, head)
+        step = held.settings.approximate(held.rows, held.weights).distance
+        return None if step <= LARGEST_STEP else step_warning(step)
+
+    takes = stack_of(CURVATURE)
+    return ServerStep(initialize, advance, predictive, takes=takes, name="last_layer", notice=notice)
+
+
+def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> Held[ClientCurvature]:
+    """Return the sums of each client by its name, with the weights at which they are expanded."""
+    layer = tuple(np.asarray(x) for x in weights.point[-NUM_HEAD_WEIGHTS:])
+    at = tuple(np.float32(x) for x in unflatten(tf.convert_to_tensor(state.at), layer))
+    weights = weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *at))
+    return Held.of_stack(state.rows, weights, Curvatures.of_head(head))
+
+
+def _total(rows: ClientCurvature, at: tf.Tensor) -> Expansion:
+    total = tf.nest.map_structure(lambda x: tf.reduce_sum(x, 0), rows)
+    return Expansion(total.curvature, flatten(total.gradient), total.nll, at, total.num_examples)
+
+
+def step_warning(step: float) -> str:
+    """Return the warning about a last layer that is not at its mode."""
+    return (
+        f"The last Newton step of the head has {step:.2g} posterior standard deviations (root mean square over the "
+        f"weights; at most {LARGEST_STEP:g} serve): run more rounds, each with all clients."
     )

@@ -76,10 +76,6 @@ def laplace(
     Returns:
       Client work that sends a `ClientCurvature`. Its nll is the mean at the server's weights; its kl is 0.
 
-    Raises:
-      InvalidArgument: no such structure or likelihood, one without Fisher's information, or a batch_size below 1; when
-        it is built: a model as `laplace_weights` refuses it.
-
     Source: Martens 2020 (arXiv:1412.1193), section 9.2; Daxberger et al. 2021 (arXiv:2106.14806).
     """
     lookup(STRUCTURES, structure, "structure")
@@ -96,9 +92,6 @@ def last_layer_sums(
 
     Args:
       model_fn, likelihood, batch_size: as of `laplace`.
-
-    Raises:
-      InvalidArgument: as `laplace`.
     """
     return _summing(model_fn, "last_layer", parse_likelihood(likelihood), batch_size, tf.float64)
 
@@ -147,12 +140,7 @@ def check_fisher(likelihood: Likelihood) -> None:
 
 
 def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
-    """Return the model's variables that Laplace's approximation is over: the last of its point weights.
-
-    Raises:
-      InvalidArgument: the model has variational layers or Monte Carlo dropout; or for "last_layer" it does not end with
-        a dense layer with bias and without activation, or that has more than 5,000 weights.
-    """
+    """Return the model's variables that Laplace's approximation is over: the last of its point weights."""
     if layout(model).variational:
         raise InvalidArgument(
             f"Laplace's approximation finds a posterior over point weights, and {model.name!r} has variational layers: "

@@ -1,6 +1,5 @@
 """Models of single clients: meta-learning, MetaVD and pFedBayes, their scores, and clients that come later."""
 
-from tfp_bfl.algorithms.personal.evaluation import ClientScores, evaluate_clients, summarise_clients
-from tfp_bfl.algorithms.personal.newcomers import fit_newcomers
+from tfp_bfl.algorithms.personal.evaluation import ClientScores, evaluate_clients, fit_newcomers, summarise_clients
 
 __all__ = ["ClientScores", "evaluate_clients", "fit_newcomers", "summarise_clients"]

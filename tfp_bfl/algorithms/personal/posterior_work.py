@@ -15,14 +15,14 @@ from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, gaussian_kl
 from tfp_bfl.tensors import Scalar
-from tfp_bfl.training.adam import AdamState, adam_step
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.inference import stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.optimizers import AdamState, adam_step
 from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout
-from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
+from tfp_bfl.weights.flat import Vectors, WeightVectors
 
 
 class PersonalPosterior(NamedTuple):
@@ -73,9 +73,6 @@ def personal_posterior(
 
     Returns:
       Client work that keeps a `PersonalPosterior`.
-
-    Raises:
-      InvalidArgument: numbers outside their ranges, or a model without variational weights or with BatchNorm.
 
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1 (pFedBayes).
     """

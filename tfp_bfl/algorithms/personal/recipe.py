@@ -1,4 +1,4 @@
-"""Meta-learning across clients: FedAvg, Reptile, MAML, PerFedAvg, and each with personal variational dropout."""
+"""Personal models: meta-learning, MetaVD and pFedBayes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Unpack
 import numpy as np
 
 from tfp_bfl import federated, models, posterior, rules, servers, weighting
-from tfp_bfl.algorithms.compose import Model, compose, known_options, passing_on, split_options
+from tfp_bfl.algorithms.compose import (
+    COMPRESSION,
+    SHARED_OPTIONS,
+    Model,
+    compose,
+    known_options,
+    passing_on,
+    split_options,
+)
 from tfp_bfl.algorithms.options import WeighedOptions
+from tfp_bfl.algorithms.personal.posterior_work import personal_posterior
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
 from tfp_bfl.algorithms.personal.variances_work import NO_PRECISION, personal
@@ -18,8 +27,6 @@ from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.federated.faults import LIMITS
 from tfp_bfl.servers.optimizers import Optimizer, ServerOptimizer
 from tfp_bfl.weights import get_weights
-
-SHARED = ("augmentation", "element_spec", "seed", "min_examples")
 
 
 @passing_on(meta_learning_work)
@@ -38,7 +45,7 @@ def meta_learning(
 
     Args:
       model_fn: builds a Keras model without BatchNorm.
-      learner: one of `personal.meta_gradient.LEARNERS`.
+      learner: one of `personal.work.LEARNERS`.
       rule: for the weights.
       server_optimizer: of `servers.server_optimizer`; None to take the pool.
       **options: of `compose` and of `personal.work.meta_learning`.
@@ -47,8 +54,8 @@ def meta_learning(
     (arXiv:2002.07948).
     """
     work, process = split_options(meta_learning, options)
-    step = servers.optimize(server_optimizer) if server_optimizer else servers.replace()
-    return compose(model_fn, meta_learning_work(model_fn, learner=learner, **work), rule, step, **process)
+    local, step = meta_learning_work(model_fn, learner=learner, **work), servers.optimize(server_optimizer)
+    return compose(model_fn, local, rule, step, **process)
 
 
 @passing_on(meta_learning_work)
@@ -75,9 +82,8 @@ def meta_vd(
       rule: "log_linear_pool" weighs clients by their precisions, "naive_weighted_average" does not.
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
       threshold: of pruned exchange (`personal.variances_work.personal`), for a rule by which a variance without bound
-        counts nothing,
-        and without options that count what all clients send of each weight: robust, max_change_norm, privacy,
-        secure_sums and a weighting that compares posteriors; None for none.
+        counts nothing, and without options that count what all clients send of each weight: robust,
+        max_change_norm, privacy, secure_sums and a weighting that compares posteriors; None for none.
       variance_options, server_options: of the source of variances, and of `personal.step.personal`.
       **options: of `compose` and of `personal.work.meta_learning`, such as logit_rate. A robust aggregator by which all
         clients count the same in each weight, "trimmed" or "median", leaves rows as they are, of which each is one
@@ -142,3 +148,28 @@ def _check_pooling(rule: str, process: Mapping[str, object]) -> None:
             f"By the rule {getattr(rule, 'name', rule)} a weight that a client prunes would count as the server's own: "
             "use log_linear_pool, which weighs by precision, or no pruning threshold."
         )
+
+
+# `clients.compressed` is of work that keeps nothing.
+_NOT_SENT = tuple(name for name in SHARED_OPTIONS if name not in (*COMPRESSION, "privacy"))
+
+
+@passing_on(personal_posterior, _NOT_SENT)
+def p_fed_bayes(
+    model_fn: Model, *, rule: str = "naive_weighted_average", **options: Unpack[WeighedOptions]
+) -> federated.BayesianProcess:
+    """pFedBayes: each client keeps a posterior v_k of its own, held by a KL to what all share, which follows it.
+
+    v_k, w_k = argmin  E_v_k[-log likelihood_k] + zeta KL[v_k || w_k],   w <- the pool of the w_k
+
+    The server's posterior w predicts for clients who were never in training, v_k for client k.
+
+    Args:
+      model_fn: builds a Keras model with variational weights and without BatchNorm.
+      rule: for the w_k; "naive_weighted_average" averages their means and variances, as published.
+      **options: of `compose` and of `personal.posterior_work.personal_posterior`.
+
+    Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1.
+    """
+    work, process = split_options(p_fed_bayes, options)
+    return compose(model_fn, personal_posterior(model_fn, **work), rule, servers.replace(), **process)

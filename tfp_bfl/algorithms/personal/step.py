@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.personal.dropout_rates import dropout_rates
 from tfp_bfl.algorithms.personal.variances import LogitGradient, Parameters, PersonalVariances, kept_weights
 from tfp_bfl.contracts import Metrics, ServerStep
 from tfp_bfl.errors import InvalidArgument, check_number
@@ -39,18 +38,6 @@ class PersonalState(NamedTuple):
     optimizer: Any
 
 
-def _check_effect(variances: PersonalVariances, capped: bool, absent_decay: bool) -> None:
-    """Raise InvalidArgument for an option that has nothing to act on."""
-    if absent_decay and isinstance(variances.initialize(1, 0).rows, tuple):
-        raise InvalidArgument(
-            f"absent_decay is of the parameters of each client, and {variances.name} has none: leave it out."
-        )
-    if not capped and not variances.learned:
-        raise InvalidArgument(
-            f"capped=False (--uncapped) is of learned variances, and {variances.name} learns none: leave it out."
-        )
-
-
 def personal(
     variances: PersonalVariances,
     optimizer: Optimizer | None = None,
@@ -72,7 +59,7 @@ def personal(
     amplifies common changes of the clients, and increasingly so during training.
 
     A round reports how far training moved the clients' logits, `logit_change`: sqrt(sum_m b_m ||l_m - l'_m||^2), and
-    the dropout rates of its clients (`personal.dropout_rates.DropoutRates`).
+    the dropout rates of its clients (`personal.step.DropoutRates`).
 
     All gradients together are first scaled to a norm of `clip_norm` at most. The server's own variances are those of a
     client that was never in training.
@@ -88,14 +75,17 @@ def personal(
       threshold: of `personal.variances_work.personal`: a client's own model does without the same weights.
       seed: of the first parameters.
 
-    Raises:
-      InvalidArgument: clip_norm that is not above zero; absent_decay for variances without parameters of each client,
-        or capped=False for constant ones.
-
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates by the authors' program.
     """
     check_number(clip_norm, "clip_norm")
-    _check_effect(variances, capped, absent_decay)
+    if absent_decay and isinstance(variances.initialize(1, 0).rows, tuple):
+        raise InvalidArgument(
+            f"absent_decay is of the parameters of each client, and {variances.name} has none: leave it out."
+        )
+    if not capped and not variances.learned:
+        raise InvalidArgument(
+            f"capped=False (--uncapped) is of learned variances, and {variances.name} learns none: leave it out."
+        )
     chosen = optimizer or server_optimizer("sgd", 1.0)
     of_all, of_each = shared or Learning(0.9, 0.6), rows or Learning(0.9, 0.3)
     each, trained = tf.nest.map_structure, lambda weights: (weights.posterior.mean, weights.point)
@@ -136,8 +126,9 @@ def personal(
         mask = kept_weights(theta, variance, threshold)
         return _with(weights, mask * theta, tf.where(mask > 0, variance, MIN_VARIANCE))
 
-    def measured(state: PersonalState, weights: ModelWeights, extra: LogitGradient) -> Metrics:
-        return dropout_rates(variances, state.parameters, flatten(weights.posterior.mean), extra.present)._asdict()
+    def metrics(state: PersonalState, weights: ModelWeights, extra: LogitGradient) -> Metrics:
+        rates = dropout_rates(variances, state.parameters, flatten(weights.posterior.mean), extra.present)
+        return {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0)), **rates._asdict()}
 
     return ServerStep(
         initialize,
@@ -146,10 +137,9 @@ def personal(
         tell=lambda state, weights: state.parameters,
         personal=of_client,
         extra=True,
-        metrics=lambda extra: {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0))},
+        metrics=metrics,
         name=f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})",
         most_clients=variances.num_clients,
-        measured=measured,
     )
 
 
@@ -175,3 +165,57 @@ def _learn(
     )
     at_rows = stay(of_each[0], state.parameters.rows), stay(of_each[1], state.momenta.rows)
     return state.parameters._replace(shared=of_all[0], rows=at_rows[0]), Parameters(of_all[1], at_rows[1])
+
+
+# Rates are computed for at most this many clients of a round.
+MOST_CLIENTS = 32
+# Logits within this fraction of the range from its top count as saturated.
+SATURATED = 0.01
+
+
+class DropoutRates(NamedTuple):
+    """The dropout rates p = sigma^2 / (theta^2 + sigma^2) of clients' weights.
+
+    Fields:
+      dropout_rate_q05, dropout_rate_median, dropout_rate_q95: quantiles over a client's weights, means over clients.
+      dropout_rate_stddev: of the clients' mean rates.
+      logit_stddev: standard deviation over clients of a weight's logit, root mean square over the weights.
+      saturated_share: fraction of logits within 1 % of the range from its top.
+    """
+
+    dropout_rate_q05: tf.Tensor
+    dropout_rate_median: tf.Tensor
+    dropout_rate_q95: tf.Tensor
+    dropout_rate_stddev: tf.Tensor
+    logit_stddev: tf.Tensor
+    saturated_share: tf.Tensor
+
+
+def dropout_rates(
+    variances: PersonalVariances, parameters: Parameters, mean: tf.Tensor, present: tf.Tensor
+) -> DropoutRates:
+    """Return the rates of the clients of a round, the first 32 of them.
+
+    Args:
+      variances, parameters: trained by the server.
+      mean: theta [D].
+      present: above 0 for the clients of the round [M]. Where it is above 0 for none, as a median of the clients is,
+        the rates are of all clients.
+    """
+    present = tf.sign(tf.maximum(present, 0.0))
+    present = tf.where(tf.reduce_any(present > 0), present, tf.ones_like(present))
+    weights, clients = tf.math.top_k(present, min(MOST_CLIENTS, variances.num_clients))
+    weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
+    of_client = lambda k: variances.logits(parameters.shared, variances.row(parameters, k), parameters.middle)
+    logits = tf.map_fn(of_client, clients, fn_output_signature=tf.float32)  # [K, D]
+    variance = variances.variance(logits, mean)
+    rates = variance / (tf.square(mean) + variance)
+    average = lambda x: tf.tensordot(weights, x, 1)
+    stddev = lambda x: tf.sqrt(average(tf.square(x - average(x))))
+    ordered, last = tf.sort(rates, 1), rates.shape[1] - 1
+    quantile = lambda q: average(ordered[:, round(q * last)])
+    low, high = variances.logit_range
+    top = tf.cast(logits > high - SATURATED * (high - low), tf.float32)
+    quantiles = quantile(0.05), quantile(0.5), quantile(0.95)
+    of_logits = tf.sqrt(tf.reduce_mean(tf.square(stddev(logits))))
+    return DropoutRates(*quantiles, stddev(tf.reduce_mean(rates, 1)), of_logits, average(tf.reduce_mean(top, 1)))

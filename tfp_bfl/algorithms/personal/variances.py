@@ -143,7 +143,8 @@ class PersonalVariances(NamedTuple):
                     f"have noise: let it begin at {MOST_SILENT:g} or below, or leave the pruning threshold out."
                 )
             return
-        first = self._first_logits()
+        start = self.initialize(_SOME, 0)
+        first = np.asarray(self.logits(start.shared, self.row(start, 0), start.middle))
         rate = lambda logit: 1 / (1 + math.exp(-logit))
         most = self.logit_range[1] if self.learned else float(first.max())
         highest = rate(most)
@@ -160,11 +161,6 @@ class PersonalVariances(NamedTuple):
                 f"The pruning threshold is {threshold:g}, but weights start at dropout rates from {least:.3g} on, so "
                 "that all would be pruned and none trained: give a higher threshold, or a lower initial_rate."
             )
-
-    def _first_logits(self) -> np.ndarray:
-        """Return logits of 10,000 weights of the first client at the start, without `initial_alpha`."""
-        first = self.initialize(_SOME, 0)
-        return np.asarray(self.logits(first.shared, self.row(first, 0), first.middle))
 
     def check_layers(self, model: keras.Model) -> None:
         """Raise InvalidArgument for a model without Gaussian weights, or with other logits or another range of them."""
@@ -246,12 +242,10 @@ def hypernetwork(
         sigma^2 = alpha mean theta^2 over the initial weights of each layer: p is the rate of a weight of
         root-mean-square size, and the median rate is higher.
 
-    Raises:
-      InvalidArgument: numbers outside their ranges.
-
     Source: Jeon et al. 2023 (arXiv:2510.20225), section 3; sizes and start by the authors' program.
     """
-    size = _embedding_size(num_clients, embedding_size)
+    check_count(num_clients, "num_clients")
+    size = 1 + num_clients // 4 if embedding_size is None else check_count(embedding_size, "embedding_size")
     within, settings = _settings(middle, ranged, parametrization, logit_range, initial_rate)
     widths = [check_count(width, "A width of hidden") for width in hidden]
 
@@ -332,11 +326,6 @@ PERSONAL_VARIANCES = {
     "common_variances": common_variances,
     "constant_variances": constant_variances,
 }
-
-
-def _embedding_size(num_clients: int, embedding_size: int | None) -> int:
-    check_count(num_clients, "num_clients")
-    return 1 + num_clients // 4 if embedding_size is None else check_count(embedding_size, "embedding_size")
 
 
 def _settings(

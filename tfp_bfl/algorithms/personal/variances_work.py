@@ -36,10 +36,6 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: float | 
       Client work for a rule such as "log_linear_pool" and for `personal.step.personal`. It reports `pruned_weights`,
       `upload_bits` and `download_bits`.
 
-    Raises:
-      InvalidArgument: work that sends something else or keeps a memory; a threshold that is no share, or that no
-        dropout rate can exceed.
-
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1.
     """
     if work.sends != WEIGHTS or work.memory is not None:

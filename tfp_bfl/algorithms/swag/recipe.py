@@ -42,7 +42,7 @@ def fl_swag(
       diagonal_only: of the clients' covariances Sigma_k, diagonal plus low rank, only the diagonals count; False for
         the exact product, as published.
       between_clients: tau^2 of each weight is what the clients' means differ by
-        (`swag.between.between_clients_variance`);
+        (`swag.product.between_clients_variance`);
         False for 0, as published: such a product is as narrow as if the clients agreed.
       curvature: a client's posterior is as much wider as its data leave open, 1 / (H_k + 1 / t_k^2)
         (`tfp_bfl.algorithms.swag.work`), so that in each weight those count most who know it; False as published:
@@ -52,10 +52,6 @@ def fl_swag(
       min_examples: a client with fewer is refused.
       max_columns: rows of a client's deviations, of which it sends all.
       **options: of `compose` and of `swag.work.swag`.
-
-    Raises:
-      InvalidArgument: options as of `tfp_bfl.algorithms.swag.work`, a prior over other weights, or a model that has
-        variational layers or, for `last_layer`, no dense layer at its end.
 
     Example:
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)

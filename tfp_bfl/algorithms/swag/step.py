@@ -39,9 +39,6 @@ class Product(NamedTuple):
         """Return the product with the rest of the server's weights; without clients it is the prior.
 
         BatchNorm's statistics are the moments of the mixture of the clients' data (as `rules.linear_pool`).
-
-        Raises:
-          InvalidArgument: there are neither clients nor a prior; or as `swag.product.gaussian_product`.
         """
         posteriors = [row.posterior for row in rows.values()]
         if posteriors:
@@ -65,11 +62,7 @@ class Product(NamedTuple):
         self.pool(rows, weights)
 
     def align(self, own: RowsHeld[ClientPosterior], others: RowsHeld[ClientPosterior]) -> Rows:
-        """Return the rows of other clients.
-
-        Raises:
-          InvalidArgument: the models' shapes, what they have below the posteriors or the priors differ.
-        """
+        """Return the rows of other clients."""
         over, their = self._over(own.rows), others.settings._over(others.rows)
         same = _shapes(over) == _shapes(their) and _same(_frozen(own, over), _frozen(others, their))
         if not same:

@@ -69,9 +69,6 @@ def collect(state: SwagMoments, weights: TensorTree) -> SwagMoments:
 
     shift' = shift + (x - shift) / (n + 1),   column = x - shift',   sum_squares' = sum_squares + (x - shift) column
     for x = theta_n - theta_0.
-
-    Raises:
-      InvalidArgument: weights of another structure or shape than those at the start.
     """
     try:
         tf.nest.assert_same_structure(state.reference, weights)

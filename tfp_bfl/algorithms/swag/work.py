@@ -11,7 +11,7 @@ from tfp_bfl import keras
 from tfp_bfl.algorithms.swag import swag_moments
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number, shown
+from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number, check_numbers, shown
 from tfp_bfl.layers import as_floats, sampling, without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import LowRank, MeanField
@@ -97,17 +97,24 @@ def swag(
       Client work as of `tfp_bfl.clients.variational`. Its result is a `ClientPosterior` with a `LowRank` over the last
       layer's weights or all of them.
 
-    Raises:
-      InvalidArgument: arguments outside their ranges, or with which fewer than two columns would be collected; when
-        it is built: a model with variational layers, or without a dense last layer for `last_layer`.
-
     Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG. Departure: a prior, a burn-in
     or curvature (MacKay 1992, Laplace's approximation) can be given.
     """
     model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
-    burn_in_epochs = _half(local_epochs) if burn_in_epochs is None else burn_in_epochs
-    _check_options(local_epochs, burn_in_epochs, collect_every, max_columns, min_variance, batch_size)
-    _check_rates(learning_rate, momentum, weight_decay)
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    burn_in_epochs = local_epochs // 2 if burn_in_epochs is None else check_count(burn_in_epochs, "burn_in_epochs", 0)
+    check_count(max_columns, "max_columns", 2)
+    check_numbers(min_variance=min_variance, learning_rate=learning_rate)
+    if collect_every is not None:
+        check_count(collect_every, "collect_every")
+    if local_epochs - burn_in_epochs < (2 if collect_every is None else 1):
+        raise InvalidArgument(
+            f"SWAG needs at least two columns, but of {local_epochs} local epochs {burn_in_epochs} are burn-in: ask "
+            "for more local epochs, or for fewer of burn-in."
+        )
+    check_number(weight_decay, "weight_decay", zero=True)
+    if check_number(momentum, "momentum", zero=True) >= 1:
+        raise InvalidArgument(f"momentum is {shown(momentum)}, but must be at least 0 and below 1.")
 
     def build() -> Work[ClientPosterior]:
         with tf.variable_creator_scope(without_initial_values):
@@ -186,11 +193,7 @@ def _statistics(network: keras.Model, q: LowRank, features: tf.Tensor, seed: tf.
 
 
 def swag_weights(model: keras.Model, last_layer: bool = False) -> list[tf.Variable]:
-    """Return the model's variables that the posterior is over: the last of its point weights.
-
-    Raises:
-      InvalidArgument: the model has variational layers or, for `last_layer`, no dense layer at its end.
-    """
+    """Return the model's variables that the posterior is over: the last of its point weights."""
     if layout(model).variational:
         raise InvalidArgument(
             f"SWAG finds a posterior over point weights, and the layers of {model.name!r} have one of their own: build "
@@ -209,15 +212,11 @@ def smallest_client(
 ) -> int:
     """Return the number of examples from which on a client collects two columns, arguments as of `swag`."""
     del others
-    burn_in_epochs = _half(local_epochs) if burn_in_epochs is None else burn_in_epochs
+    burn_in_epochs = check_count(local_epochs, "local_epochs") // 2 if burn_in_epochs is None else burn_in_epochs
     if collect_every is None:
         return 1
     steps_an_epoch = -(-2 * collect_every // (local_epochs - burn_in_epochs))
     return (steps_an_epoch - 1) * batch_size + 1
-
-
-def _half(local_epochs: int) -> int:
-    return check_count(local_epochs, "local_epochs") // 2
 
 
 @without_autograph
@@ -235,31 +234,3 @@ def _features(network: keras.Model, inputs: tf.Tensor) -> tf.Tensor:
     spec = tf.TensorSpec([size, network.output_shape[-1]], tf.float32)
     parts = tf.map_fn(some, tf.range(steps_per_epoch(number, size)), fn_output_signature=spec, parallel_iterations=1)
     return tf.reshape(parts, [-1, network.output_shape[-1]])[:number]
-
-
-def _check_options(
-    local_epochs: int,
-    burn_in_epochs: int,
-    collect_every: int | None,
-    max_columns: int,
-    min_variance: float,
-    batch_size: int,
-) -> None:
-    check_counts(local_epochs=local_epochs, batch_size=batch_size)
-    check_count(burn_in_epochs, "burn_in_epochs", 0)
-    check_count(max_columns, "max_columns", 2)
-    check_number(min_variance, "min_variance")
-    if collect_every is not None:
-        check_count(collect_every, "collect_every")
-    if local_epochs - burn_in_epochs < (2 if collect_every is None else 1):
-        raise InvalidArgument(
-            f"SWAG needs at least two columns, but of {local_epochs} local epochs {burn_in_epochs} are burn-in: ask "
-            "for more local epochs, or for fewer of burn-in."
-        )
-
-
-def _check_rates(learning_rate: float, momentum: float, weight_decay: float) -> None:
-    check_number(learning_rate, "learning_rate")
-    check_number(weight_decay, "weight_decay", zero=True)
-    if check_number(momentum, "momentum", zero=True) >= 1:
-        raise InvalidArgument(f"momentum is {shown(momentum)}, but must be at least 0 and below 1.")

@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, datasets, temperatures
+from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.client_model import final_weights
-from tfp_bfl.app.one_run.records import config_with_code, is_private
+from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.one_run.revise import CLIENTS, new_folder, write
-from tfp_bfl.app.options.afterwards import After, AfterLaplace, AfterLastLayer
+from tfp_bfl.app.options.afterwards import After
 from tfp_bfl.app.options.config import RunConfig
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
-from tfp_bfl.options import fits
+from tfp_bfl.options.fits import check_exact as check_exact
+from tfp_bfl.options.fits import check_one_network as check_one_network
+from tfp_bfl.options.fits import check_start
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,10 +29,14 @@ else:
     tf = Later("tensorflow")
 
 _ROUNDS = 10
+# Posterior temperatures among which held-out rows choose.
+GRID = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+# How errors name the posterior of an algorithm.
+_WHAT = {"laplace": "Laplace's approximation", "last_layer": "The posterior of the last layer"}
 
 
 def find_posterior(
-    run: str | pathlib.Path, output: str | pathlib.Path, options: After, code: Mapping[str, str] = {}
+    run: str | pathlib.Path, output: str | pathlib.Path, options: Any, code: Mapping[str, str] = {}
 ) -> dict[str, Any]:
     """Write a run with a posterior at its last weights to a new folder, and return its summary.
 
@@ -38,11 +44,8 @@ def find_posterior(
     folder holds config.yaml, clients.npz, saved_model/ and summary.json; `tfp-bfl clients` adds and removes clients.
 
     Args:
-      run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
-      output: a new folder.
-      options: of Laplace's approximation or of a last layer. A temperature that is None is chosen by held-out rows,
-        else it is the default of the algorithm (`temperatures.choose`).
-      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
+      options: an `After`. A temperature that is None is chosen by held-out rows,
+        else it is the default of the algorithm (`choose_temperature`).
 
     Returns:
       The scores on the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer),
@@ -53,19 +56,19 @@ def find_posterior(
       InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option does not fit.
         Then nothing is written.
     """
-    finished = finished_run(run, output, code, options.what)
+    finished = finished_run(run, output, code, _WHAT[options.algorithm])
     config, data = finished.config, finished.data
     result, state = fit(finished, options)
-    chosen = temperatures.choose(options.temperature, finished, state)
-    more: dict[str, Any] = {"temperature_by": chosen.by, "warnings": list(result.warnings)}
-    if isinstance(options, AfterLastLayer):
+    value, origin = choose_temperature(options.temperature, finished, state)
+    more: dict[str, Any] = {"temperature_by": origin, "warnings": list(result.warnings)}
+    if options.algorithm == "last_layer":
         more["rounds"] = len(result.rounds)
-    elif isinstance(options, AfterLaplace) and options.structure == "diagonal" and data.train.target is None:
+    elif options.structure == "diagonal" and data.train.target is None:
         given: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
-        model = temperatures.model_at(chosen.value, finished, state)
+        model = model_at(value, finished, state)
         scores = bfl.evaluation.evaluate(model, data.test.features, data.test.labels, **given).metrics
         more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
-    return write(finished.folder, config, data, temperatures.at(chosen.value, state), **more)
+    return write(finished.folder, config, data, at(value, state), **more)
 
 
 def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
@@ -97,12 +100,8 @@ class FinishedRun(NamedTuple):
 
 
 def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the rounds of clients' sums at a run's last weights, whose model predicts, and the sums of clients.
-
-    Raises:
-      InvalidArgument: an option does not fit the model or the data.
-    """
-    make = _last_layer if isinstance(options, AfterLastLayer) else _laplace
+    """Return the rounds of sums at a run's last weights, whose model predicts, and the `algorithms.held.Held` sums."""
+    make = _last_layer if options.algorithm == "last_layer" else _laplace
     process, rounds, held = make(finished, options)
     seed = finished.config.seed
     result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
@@ -140,8 +139,8 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
     )
 
     def held(state: Any, temperature: float) -> Any:
-        from tfp_bfl.algorithms.laplace.last_layer_step import held_sums
-        from tfp_bfl.algorithms.laplace.linear_head import Head
+        from tfp_bfl.algorithms.laplace.posterior import Head
+        from tfp_bfl.algorithms.laplace.step import held_sums
 
         head = Head(target is not None, options.prior_stddev, noise, temperature)
         return held_sums(state.step, state.weights, head)
@@ -152,15 +151,7 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
 def finished_run(
     run: str | pathlib.Path, output: str | pathlib.Path, code: Mapping[str, str], what: str
 ) -> FinishedRun:
-    """Read a run that ended with point weights.
-
-    Args:
-      run, output, code: as of `find_posterior`.
-      what: the posterior, as an error names it.
-
-    Raises:
-      InvalidArgument: as `find_posterior`.
-    """
+    """Read a run that ended with point weights; `what` names the posterior."""
     folder, source = new_folder(output), pathlib.Path(run)
     if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
         raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
@@ -169,56 +160,46 @@ def finished_run(
         raise InvalidArgument(
             f"{name(run)} has a posterior already: give a run of fed_opt, or the one that it was made of."
         )
-    check_exact(config, what, name(run))
-    if config.kind != "deterministic":
-        raise InvalidArgument(
-            f"{what} is a posterior over point weights, and {name(run)} is a run of kind {config.kind!r}: run it with "
-            "--algorithm fed_opt --kind deterministic."
-        )
-    check_one_network(config, what)
-    if config.class_weight is not None:
-        raise InvalidArgument(
-            f"{name(run)} was trained with class weights, and {what} is of the likelihood without them: run it again "
-            "without class_weight."
-        )
+    check_start(config, what, name(run))
     data = datasets.load(config)
     config = datasets.with_clients(config, data)
     shares = datasets.shares(config, data.train, data.clients)
     trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
-    check_one_network(config, what, trained)
-    check_exact(config, what, name(run), trained)
+    check_start(config, what, name(run), trained)
     weights = final_weights(trained, config, source)
     if tf.nest.flatten(weights.posterior):
         raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
     return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights, shares.calibration)
 
 
-def check_exact(config: RunConfig, what: str, run: str, process: bfl.federated.BayesianProcess | None = None) -> None:
-    """Raise InvalidArgument for a run with differential privacy, of which no exact sums may be computed."""
-    if is_private(config, process):
-        raise InvalidArgument(
-            f"{run} is a run with differential privacy, and {what} is computed from exact sums over its examples, "
-            "which epsilon does not cover: give a run without it."
-        )
+def choose_temperature(given: float | None, finished: FinishedRun, state: Any) -> tuple[float, str]:
+    """Choose the posterior temperature T, and state its origin: as given, by held-out rows, or the library's default.
 
-
-def check_one_network(config: RunConfig, what: str, process: bfl.federated.BayesianProcess | None = None) -> None:
-    """Check that a training ends with the weights of one network.
+    With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
+    no client trained on; test rows are not used. Otherwise, and for regression, T is the default of
+    `algorithms.laplace`.
 
     Args:
-      config: of the run.
-      what: the posterior at these weights, as an error names it.
-      process: of the run, which shows it for a user's algorithm too; None before it is built.
-
-    Raises:
-      InvalidArgument: it ends with an ensemble, a chain or personal models.
+      state: the clients' sums, a `algorithms.held.Held`, with the default temperature where none is given.
     """
-    many = not fits.ends_with_one_network(config)
-    if process is not None:
-        many = many or process.is_personal or process.thinning is not None
-    if many:
-        source = "An ensemble" if config.ensemble is not None else config.algorithm
-        raise InvalidArgument(
-            f"{source} ends with more than one network, and {what} is at the weights of one: use fed_opt without "
-            "ensemble."
-        )
+    if given is not None:
+        return check_number(given, "temperature"), "given"
+    if finished.data.train.target is not None:
+        return state.settings.temperature, "the default for regression"
+    if finished.held_out is None:
+        return state.settings.temperature, "the default: the run has no held-out rows (--hold-out)"
+    _, features, labels = finished.held_out.examples(0)
+    score = build.scorer(finished.config, finished.data.test)
+    nll = {T: score(model_at(T, finished, state), features, labels).metrics["test_nll"] for T in GRID}
+    best = min(nll, key=lambda T: nll[T])
+    return best, f"the smallest NLL of {len(labels):,} held-out rows, of {GRID[0]:g} to {GRID[-1]:g}"
+
+
+def at(temperature: float, state: Any) -> Any:
+    """Return clients' sums with another posterior temperature."""
+    return state._replace(settings=state.settings.at(temperature))
+
+
+def model_at(temperature: float, finished: FinishedRun, state: Any) -> Callable:
+    """Return the model that predicts by the posterior of a temperature."""
+    return bfl.weights.predictive_model(finished.model_fn(), at(temperature, state).pool())

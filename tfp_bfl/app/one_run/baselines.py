@@ -24,10 +24,6 @@ def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.eval
 
     For classes the class frequencies, for numbers mean and standard deviation of the training labels, and the
     baselines of edges, such as linear models.
-
-    Args:
-      clients: those in training.
-      test: the test data.
     """
     if test.target is None:
         constant = bfl.evaluation.class_frequencies(clients.label_counts().sum(0), test.labels)
@@ -40,13 +36,7 @@ def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.eval
 
 
 def worse_than(final: object, found: list[bfl.evaluation.Baseline], test: bfl.data.Source) -> list[str]:
-    """Return a warning in a list if a model is worse than a baseline on the test data.
-
-    Args:
-      final: the model's `Evaluation` or `RegressionEvaluation`.
-      found: the baselines on the same data.
-      test: the test data.
-    """
+    """Return a warning in a list if a model is worse than a baseline on the test data."""
     losses = _losses(final, test)
     better = bfl.evaluation.better_baseline(losses, found)
     if better is None:

@@ -84,10 +84,6 @@ def check_models(configs: Iterable[tuple[str, RunConfig]]) -> None:
 
     Args:
       configs: (what an error begins with, configuration).
-
-    Raises:
-      InvalidArgument: a model does not take the examples of its data; or code does not exist, fails, or returns
-        something that does not fit the rest.
     """
     built = set()
     for group, data in datasets.each(configs):
@@ -149,9 +145,6 @@ def export_info(
     """Return what travels with the exported model of a run; paths of this machine stay here.
 
     Args:
-      config: of the run, `resolved`.
-      train: the training data.
-      metrics: of the model, by name.
       weights: of the model (`resolve.weights_of`); None if they are not known.
       trained: settings of the process that trained (`resolve.stated`).
       more: settings that are stated besides, or in the place of others.
@@ -181,9 +174,7 @@ def settle(config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: C
     """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`).
 
     Args:
-      config: of the run.
       source: one example or more of the training data, or what they look like.
-      code: in the place of what the configuration names.
     """
     model = model_fn(config, source, code)()
     weights = weights_of(model)
@@ -213,15 +204,9 @@ def process(
     """Return the federated process of a configuration.
 
     Args:
-      config: of the run.
-      source: one example or more of the training data, or what they look like.
       unlabelled: gives those of `Shares`, if they are asked for.
-      code: in the place of what the configuration names.
       secure_sums: the bound of clients' weights where they send whole numbers (`algorithms.compose`).
       clients: gives the clients of the training, to recipes that fit something to their data beforehand.
-
-    Raises:
-      InvalidArgument: its options don't fit the data or each other.
     """
     shared = {} if secure_sums is None else {"secure_sums": secure_sums}
     return _recipe(config, config, source, unlabelled, code, clients, **shared)

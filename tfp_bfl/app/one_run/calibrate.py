@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def calibrate(
     accuracy: float | None = None,
     coverage: float | None = None,
     confidence: float | None = None,
-    by: str = "entropy",
+    by: Literal["entropy", "epistemic"] = "entropy",
     set_coverage: float = 0.9,
     set_score: str = "probability",
     each_client: bool = False,

@@ -30,13 +30,7 @@ def client_model(
     such; meta_vd the variances of the mean embedding.
 
     Args:
-      run: the folder of a complete run.
       client: its number, from 0.
-      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
-
-    Raises:
-      InvalidArgument: it is not the folder of a complete run with personal models of the clients, or has no whole
-        checkpoint any more.
     """
     folder = pathlib.Path(run)
     info = bfl.export.read_info(bfl.export.find(run))
@@ -65,22 +59,14 @@ def client_model(
 
 
 def last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path) -> Any:
-    """Read the state after a run's last round from its checkpoints.
-
-    Raises:
-      InvalidArgument: there are none any more, or all of them are damaged.
-    """
+    """Read the state after a run's last round from its checkpoints."""
     return _last_checkpoint(process, config, folder).state
 
 
 def final_weights(
     process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path
 ) -> bfl.weights.ModelWeights:
-    """Read the weights with which a run's model predicts, of its last round or averaged over several.
-
-    Raises:
-      InvalidArgument: as `last_state`.
-    """
+    """Read the weights with which a run's model predicts, of its last round or averaged over several."""
     state, record = _last_checkpoint(process, config, folder)
     weights = process.predictive_weights(state)
     number, done = config.average_rounds or 1, int(state.round)

@@ -77,12 +77,7 @@ def names_in(clients: bfl.data.Clients) -> list[str]:
 
 
 def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Return the arrays of a file of predictions that name the client of each row; {} for artificial clients.
-
-    Args:
-      config: of the run.
-      owners: the client of each row [N].
-    """
+    """Return the arrays of a file of predictions that name the client of each row; {} for artificial clients."""
     if config.partition != GIVEN or owners is None:
         return {}
     names, client = np.unique(owners.astype(str), return_inverse=True)
@@ -96,17 +91,6 @@ def shards(
 
     Clients that the test data name and the training data do not are the last. Artificial clients have no test rows;
     with `evaluate_clients` each gets a part of every class, as in training.
-
-    Args:
-      config: of the run.
-      test: the test data.
-      clients: those in training, and those that are not.
-      is_personal: whether each client has a model of its own.
-
-    Raises:
-      InvalidArgument: evaluate_clients where the labels are numbers and the models personal; where the test data name
-        no clients, are too few for the clients, or name a client without training rows for a method with models of the
-        clients.
     """
     if is_personal and config.evaluate_clients and test.target is not None:
         raise InvalidArgument(
@@ -129,17 +113,7 @@ def shards(
 
 
 def with_models(parts: RowsByClient, config: RunConfig, number: int, is_personal: bool) -> RowsByClient:
-    """Return test rows of clients that each have a model, as far as the algorithm makes a model for each.
-
-    Args:
-      parts: the test rows of each client.
-      config: of the run.
-      number: of clients with training rows, the first.
-      is_personal: whether each client has a model of its own.
-
-    Raises:
-      InvalidArgument: a further client has no model.
-    """
+    """Return test rows of clients that each have a model, as far as the algorithm makes a model for each."""
     if parts.num_clients > number and is_personal:
         raise InvalidArgument(
             f"{config.algorithm} scores each client by a model of its own, and {shown(parts.called[number])} of the "
@@ -155,15 +129,7 @@ def scored(
     held: dict[str, np.ndarray] | None,
     folder: pathlib.Path,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what a summary records of each client, and warnings; with evaluate_clients, write clients.jsonl.
-
-    Args:
-      job: of the run.
-      result: of its rounds.
-      final: the evaluation of the final model on the test data.
-      held: predictions of held-out examples, which calibrate the prediction sets; None without any.
-      folder: of the run.
-    """
+    """Return what a summary records of each client, and warnings; with evaluate_clients, write clients.jsonl."""
     parts = job.shards
     if parts is None:
         return {}, []
@@ -191,13 +157,7 @@ def scored(
 
 
 def of_model(parts: RowsByClient, final: Any, held: dict[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of the clients by one model, with the coverage of its sets or intervals.
-
-    Args:
-      parts: the test rows of each client.
-      final: the evaluation of the model on the whole source of `parts`.
-      held: as of `scored`.
-    """
+    """Return the rows of the clients by one model, with the coverage of its sets or intervals."""
     places, target = parts.places, parts.source.target
     names = ("mean", "low", "high", "nll") if target is not None else ("probabilities",)
     labels = np.asarray(parts.source.labels)[places]
@@ -208,14 +168,7 @@ def of_model(parts: RowsByClient, final: Any, held: dict[str, np.ndarray] | None
 def of_predictions(
     parts: RowsByClient, arrays: Mapping[str, np.ndarray], labels: np.ndarray, held: Mapping[str, np.ndarray] | None
 ) -> list[dict[str, Any]]:
-    """Return the rows of the clients, with the coverage of the sets or intervals.
-
-    Args:
-      parts: the test rows of each client.
-      arrays: predictions for `RowsByClient.places`, by name.
-      labels: the truth of these rows.
-      held: as of `scored`.
-    """
+    """Return the rows of the clients, with the coverage of the sets or intervals."""
     if "mean" in arrays:
         covered = (arrays["low"] <= labels) & (labels <= arrays["high"])
         return rows_of(parts, arrays["mean"], labels, covered, arrays["nll"])
@@ -249,11 +202,7 @@ def rows_of(
 def personal(
     job: Job, result: bfl.federated.SimulationResult, parts: RowsByClient
 ) -> tuple[list[Any], list[Any], list[bfl.algorithms.personal.ClientScores]]:
-    """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate.
-
-    Returns:
-      The evaluations before, those after (none for a user's algorithm, which has no inner rate), and their metrics.
-    """
+    """Evaluate the model of every client that has test rows, before and after one adaptation step at the inner rate."""
     adapts = job.config.adapts
     found: list[Any] = []
 

@@ -268,17 +268,7 @@ last_layer_model = _after_training(
 
 
 def find_posterior(algorithm: str, start: str, code: dict[str, str], given: dict[str, Any]) -> None:
-    """Find the posterior of an algorithm at the weights of a complete run, and show what was found.
-
-    Args:
-      algorithm: one of `options.afterwards.AFTER`.
-      start: the folder of the run.
-      code: FILE.py:FUNCTION of a run that names code, by option.
-      given: options of the algorithm, and output, a new folder or None.
-
-    Raises:
-      InvalidArgument: there is no such option, a value does not fit, or as of `one_run.after.find_posterior`.
-    """
+    """Find the posterior of an algorithm at the weights of a complete run, and show what was found."""
     options = check_after(algorithm, {name: x for name, x in given.items() if x is not None and name != "output"})
     from tfp_bfl.app.one_run import after  # Late, as it imports TensorFlow: a bad value is answered at once.
 

@@ -32,15 +32,7 @@ def is_own(config: RunConfig) -> bool:
 
 
 def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
-    """Return the training and the test data of a configuration, and the clients that they name themselves.
-
-    Args:
-      config: of a run.
-      given: data that a program gives; None for data that the configuration names.
-
-    Raises:
-      InvalidArgument: they can't be read, or are not what the options say of them.
-    """
+    """Return the training and the test data of a configuration, and the clients that they name themselves."""
     if given is not None and not recorded(config.dataset):
         raise InvalidArgument(f"The data of this run are {config.dataset}, which it reads: leave dataset out.")
     if names_code(config.dataset):
@@ -66,11 +58,7 @@ def load(config: RunConfig, given: GivenData | None = None) -> bfl.data.OwnData:
 
 
 def regresses(config: RunConfig) -> bool:
-    """Return whether the labels of a configuration's data are numbers.
-
-    Raises:
-      InvalidArgument: there is no such dataset.
-    """
+    """Return whether the labels of a configuration's data are numbers."""
     if is_own(config):
         return config.task == "regression"
     return _regresses(config.dataset, config.data_dir)
@@ -90,14 +78,7 @@ def key(config: RunConfig) -> tuple[Any, ...]:
 def each(
     configs: Iterable[tuple[str, RunConfig]],
 ) -> Iterator[tuple[list[tuple[str, RunConfig]], bfl.data.OwnData | None]]:
-    """Yield the configurations of each dataset, and the data where these may name clients, each read once.
-
-    Args:
-      configs: (what an error begins with, configuration).
-
-    Raises:
-      InvalidArgument: data cannot be read.
-    """
+    """Yield the configurations of each dataset, and the data where these may name clients, each read once."""
     groups: dict[tuple[Any, ...], list[tuple[str, RunConfig]]] = {}
     for where, config in configs:
         groups.setdefault(key(config), []).append((where, config))
@@ -118,15 +99,11 @@ def check(
     The clients of datasets that do not name any are not checked, since sets of images are large.
 
     Args:
-      configs: (what an error begins with, configuration).
       use: what is tried with the clients of a configuration and its seed, such as to hold out examples; None for
         nothing.
 
     Returns:
       `key` -> digest of data that may name clients.
-
-    Raises:
-      InvalidArgument: as `load`, `with_clients` and `use`.
     """
     digests = {}
     for group, data in each(configs):
@@ -150,12 +127,7 @@ def check(
 
 
 def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
-    """Return the configuration with the number of clients that the data name, if they are the run's.
-
-    Raises:
-      InvalidArgument: the options say another number, or draw larger cohorts; or the partition leaves a client with no
-        examples.
-    """
+    """Return the configuration with the number of clients that the data name, if they are the run's."""
     if config.partition != GIVEN or data.clients is None:
         _partition(config, data.train)  # Here, before TensorFlow is imported.
         return config
@@ -195,11 +167,7 @@ class Shares(NamedTuple):
 
 
 def shares(config: RunConfig, train: bfl.data.Source, given: bfl.data.Clients | None = None) -> Shares:
-    """Return the training data as a configuration shares them out; `given` are the clients that they name themselves.
-
-    Raises:
-      InvalidArgument: a client would be left without any.
-    """
+    """Return the training data as a configuration partitions them; `given` are the clients that the data name."""
     clients = given if config.partition == GIVEN and given is not None else _partition(config, train)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)

@@ -190,8 +190,6 @@ def compare_scores(
     """Return the comparison of each score of a model.
 
     Args:
-      reference: predictions of held-out examples, as of `records.read_predictions`.
-      new: outputs of `predict` for the new examples.
       unusual: rate and number of held-out examples of the output of this name; None for a model without it.
     """
     found = []
@@ -236,11 +234,7 @@ def _of_unusual(stated: Mapping[str, Any], scores: np.ndarray) -> Drifted:
 
 
 def rows_of(compared: Sequence[Drifted], number: int, level: float) -> tuple[list[bfl.evaluation.Drift], int | None]:
-    """Return the rows of a report, and the number of examples with which every row could have drift; None for none.
-
-    Raises:
-      InvalidArgument: no result of so few examples could reach the level.
-    """
+    """Return the rows of a report, and the number of examples with which every row could have drift; None for none."""
     resolution = level / len(compared)
 
     def enough(row: Drifted, size: int) -> bool:

@@ -133,13 +133,7 @@ def prepare(
     """Read the data of a run, and build its process.
 
     Args:
-      config: of the run, with the number of clients.
-      user_data: the user's data; None for a dataset by name.
-      code: in the place of what the configuration names.
       keep: gives the clients with the examples that the run may use, of all clients.
-
-    Raises:
-      InvalidArgument: as of `run.execute`.
     """
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":

@@ -74,12 +74,7 @@ def train(
     """Run the rounds of a job.
 
     Args:
-      job: of `job.prepare`.
-      monitor: what is evaluated between rounds.
       clients: as the engine takes them; None for those of the job.
-      folder: of checkpoints; None for none.
-      start: weights of a pre-training.
-      runtime: workers of the engine.
     """
     config, test = job.config, {"test data": f"{job.test.num_examples} examples ({job.test.sha256()[:8]})"}
     kept = config.checkpoint_every, config.keep_checkpoints, test
@@ -125,12 +120,7 @@ def versions() -> dict[str, str]:
 def permuted(
     result: bfl.federated.SimulationResult, evaluate: Callable[[keras.Model], Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return the scores with permuted standard deviations of the layers' weights; nothing for a model without them.
-
-    Args:
-      result: of the training.
-      evaluate: gives the metrics of a model.
-    """
+    """Return the scores with permuted standard deviations of the layers' weights; nothing for a model without them."""
     if result.ensemble or not tf.nest.flatten(result.state.weights.posterior):
         return {}
     with bfl.evaluation.permuted_stddevs(result.model):
@@ -153,11 +143,6 @@ def compared(job: Job, final: Any, simple: Sequence[bfl.evaluation.Baseline]) ->
     """Return the warnings of a model that is no better than predictions without features.
 
     Probabilities of a training with class weights are of another population, and are not compared.
-
-    Args:
-      job: of the training.
-      final: the evaluation of the model on the test data.
-      simple: the baselines on the same data.
     """
     config, test = job.config, job.test
     if config.class_weight is not None:
@@ -198,12 +183,6 @@ class Predicted(NamedTuple):
 
 def predict(job: Job, result: bfl.federated.SimulationResult, model: keras.Model, parts: RowsByClient) -> Predicted:
     """Return the predictions for rows of clients: by one model, or by those of the clients where these are personal.
-
-    Args:
-      job: of the training.
-      result: of the training.
-      model: predicts for all clients.
-      parts: the rows of each client.
 
     Raises:
       InvalidArgument: models are personal, and the labels are numbers.

@@ -177,11 +177,7 @@ def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
     """Check that the options of weight samples have an effect on a model.
 
     Args:
-      info: of the model.
       given: num_samples and seed; None for an option that is not given.
-
-    Raises:
-      InvalidArgument: one is given, and the model has nothing random.
     """
     for name, value in given.items():
         if value is not None and not (info.model or {"stochastic": True})["stochastic"]:
@@ -208,13 +204,7 @@ class Sets(NamedTuple):
         separator: str | None,
         notes: list[str],
     ) -> Sets | None:
-        """Return the limits for the rows of tables; None where the model has no sets of clients, or a table no clients.
-
-        Args:
-          calibration, info: of the model.
-          paths, separator: as `images` and `separator` of `predict`.
-          notes: gets a sentence on rows of clients without own sets.
-        """
+        """Return the limits for rows of tables; None where the model has no sets of clients, or a table no clients."""
         limits = {row["client"]: row["set_limit"] for row in calibration.clients or () if "set_limit" in row}
         column = str((info.configuration or {}).get("client_column") or "clients")
         columns = {name for name, *_ in bfl.export.columns_of(info)}
@@ -238,14 +228,7 @@ class Sets(NamedTuple):
 
 
 def stated_by(model: str | os.PathLike) -> str:
-    """Return the method and the posterior temperature of a model in a sentence; "" if its export states none.
-
-    Args:
-      model: as `predict`.
-
-    Raises:
-      InvalidArgument: as `predict`.
-    """
+    """Return the method and the posterior temperature of a model in a sentence; "" if its export states none."""
     sentence = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
     return f"{sentence}." if sentence else ""
 
@@ -302,16 +285,7 @@ def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: float
 def read_examples(
     info: bfl.export.Info, paths: Any, separator: str | None = None, notes: list[str] | None = None
 ) -> bfl.data.Images:
-    """Read images, or rows of tables, as a model accepts them.
-
-    Args:
-      info: of the model.
-      paths, separator: as `images` and `separator` of `predict`.
-      notes: gets sentences on unknown categories.
-
-    Raises:
-      InvalidArgument: none can be read, or the model does not accept such files.
-    """
+    """Read images, or rows of tables, as a model accepts them."""
     shape: Any = (info.model or {})["input_shape"]
     if len(shape) == _IMAGE:
         if separator is not None:

@@ -35,13 +35,7 @@ _SCORES = {"accuracy": "3f", "rmse": "4g", "test_nll": "3f"}
 
 
 class Reporter:
-    """Reporter of the progress of one run. Made by `reporter`.
-
-    Args:
-      console: console of the output.
-      form: of `FORMS`.
-      rounds: how many the run has.
-    """
+    """Reporter of the progress of one run. Made by `reporter`."""
 
     def __init__(self, console: Console, form: str, rounds: int) -> None:
         self._console, self._form, self._rounds = console, form, rounds
@@ -127,16 +121,7 @@ class Reporter:
 
 @contextlib.contextmanager
 def reporter(console: Console, form: str | None, rounds: int) -> Iterator[Reporter]:
-    """Return a `Reporter` for the time of a run.
-
-    Args:
-      console: console of the output; a quiet one shows nothing.
-      form: of `FORMS`; None for a bar in a terminal and lines elsewhere.
-      rounds: how many the run has.
-
-    Raises:
-      InvalidArgument: there is no such form.
-    """
+    """Return a `Reporter` for the time of a run."""
     form = form or ("bar" if console.is_terminal else "lines")
     lookup(FORMS, form, "form of progress")
     display, ended = Reporter(console, "none" if console.quiet else form, rounds), threading.Event()

@@ -21,6 +21,7 @@ from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
+from tfp_bfl.options.fits import is_private as is_private
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
@@ -66,11 +67,7 @@ def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConf
     """Return the configuration of a run with code that may be run.
 
     Args:
-      run: the folder.
       code: option -> FILE.py:FUNCTION of the run's code, which the command names again.
-
-    Raises:
-      InvalidArgument: the configuration names code that `code` does not, or the other way round.
     """
     path = pathlib.Path(run) / "config.yaml"
     there = make_config(path, {}, runs_code=False)
@@ -119,9 +116,6 @@ def privacy(
     """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
     Args:
-      config: of the run.
-      last: row of its rounds.
-      sizes: numbers of examples of the clients.
       process: of the run, whose own privacy has the delta of an algorithm of the user.
 
     Raises:
@@ -135,18 +129,6 @@ def privacy(
         epsilons |= {} if of_examples is None else {"example_epsilon": of_examples}
     own = process.privacy if process else None
     return {**epsilons, "delta": own.delta if own else config.privacy_delta} if epsilons else {}
-
-
-def is_private(config: RunConfig, process: bfl.federated.BayesianProcess | None = None) -> bool:
-    """Return whether a run hides clients or examples by noise.
-
-    Args:
-      config: of the run.
-      process: of the run, which an algorithm of the user may have made private; None before it is built.
-    """
-    if config.privacy_clip_norm or config.example_clip_norm:
-        return True
-    return process is not None and (process.privacy is not None or process.client_work.is_private)
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:
@@ -189,11 +171,7 @@ def results(
 
 
 def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration and the summary of a complete run.
-
-    Raises:
-      InvalidArgument: the folder is not that of one.
-    """
+    """Return the configuration and the summary of a complete run."""
     if not (folder / "config.yaml").is_file():
         raise InvalidArgument(f"{files.name(folder)} is not the folder of a run: it has no config.yaml.")
     if not (folder / "summary.json").exists():
@@ -246,9 +224,6 @@ def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]
 def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
     """Return the arrays of a file of predictions, which has no more than those of so many examples take; of numbers,
     without classes, those of `NUMBERS`. Where the data name clients, also "client", places in "client_names".
-
-    Raises:
-      InvalidArgument: it is none.
     """
     names: tuple[str, ...] = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
     most = 8 * most_examples * (num_classes + len(names) + 1) + _MOST_NAMES_BYTES

@@ -23,11 +23,7 @@ _KEPT = ("trained", "temperature_by", "rounds")
 
 
 def read_state(run: str | pathlib.Path) -> Any:
-    """Return the clients that a run's folder holds, a `algorithms.held.Held`.
-
-    Raises:
-      InvalidArgument: it is not the folder of a complete run with separate clients, or its file is damaged.
-    """
+    """Return the clients that a run's folder holds, a `algorithms.held.Held`."""
     path = pathlib.Path(run) / CLIENTS
     if not path.is_file():
         raise InvalidArgument(
@@ -38,11 +34,7 @@ def read_state(run: str | pathlib.Path) -> Any:
 
 
 def add(other: str | pathlib.Path, names: object, replace: bool) -> Change:
-    """Return the change that takes clients of another run, all of them or those named.
-
-    Raises:
-      InvalidArgument: as `read_state`.
-    """
+    """Return the change that takes clients of another run, all of them or those named."""
     taken = read_state(other)
     return lambda state: state.join(taken, names or None, replace)
 
@@ -72,14 +64,7 @@ def revise(
     The folder holds config.yaml, clients.npz, saved_model/ and summary.json, and can be revised again.
 
     Args:
-      run: the folder of a run of fl_swag or partitioned_vi, or of `tfp-bfl laplace`, or of one that was revised.
       change: the state -> that with other clients, as `add` and `remove` give it.
-      output: a new folder.
-      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
-
-    Raises:
-      InvalidArgument: `run` is no such folder, `output` exists or can't be made, or the change is refused. Then nothing
-        is written.
     """
     folder = new_folder(output)
     state = change(read_state(run))
@@ -90,11 +75,7 @@ def revise(
 
 
 def new_folder(output: str | pathlib.Path) -> pathlib.Path:
-    """Return the path of a folder that is still to be made.
-
-    Raises:
-      InvalidArgument: it exists.
-    """
+    """Return the path of a folder that is still to be made."""
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
         raise InvalidArgument(f"{folder} exists already: give --output a new folder, nothing is overwritten.")
@@ -105,17 +86,7 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     """Write the folder of a server's clients: config.yaml, clients.npz, saved_model/ and summary.json.
 
     Args:
-      folder: as `new_folder` gives it.
-      config, data: of the run.
-      state: of the clients.
       **more: entries of the summary besides the scores on the test set, the clients' names and what the state states.
-
-    Returns:
-      The summary.
-
-    Raises:
-      InvalidArgument: the folder can't be made.
-      OSError: the disk is full; nothing is left of the folder then.
     """
     train, test = data.train, data.test
     model = bfl.weights.predictive_model(

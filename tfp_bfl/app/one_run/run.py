@@ -90,13 +90,9 @@ def resume(
     Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
 
     Args:
-      folder: of the run.
-      console: as in `execute`.
-      progress: as in `execute`.
       model, rule, algorithm, dataset: FILE.py:FUNCTION of the run, named again, as its code is run; None for names
         of the library.
       code: for a run with a model, rule or data from Python.
-      on_round: as in `execute`.
 
     Raises:
       InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
@@ -215,7 +211,7 @@ def _pretrained(job: Job, folder: pathlib.Path, status: Reporter, runtime: objec
 
 def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return all scores of the result's model; `metrics` are those on the test set."""
-    from tfp_bfl.algorithms.personal.dropout_rates import DropoutRates
+    from tfp_bfl.algorithms.personal.step import DropoutRates
 
     uncertainty = metrics["aleatoric"] + metrics["epistemic"]
     return {

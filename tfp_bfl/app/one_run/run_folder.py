@@ -49,13 +49,7 @@ def owned(
     """Make the folder if it is new, and keep other processes out of it.
 
     Args:
-      folder: of the run.
-      config: that is recorded there.
       settle: fills in the defaults of a configuration, for a record that holds what the user gave.
-
-    Raises:
-      InvalidArgument: the folder can't be made, is in use, or holds another run.
-      OSError: the disk is full. A folder that holds no configuration yet is removed then.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The options of posteriors after a training, each in one place: `run --algorithm laplace --start RUN`, and bench."""
+"""The options of posteriors after a training: `run --algorithm laplace --start RUN`, and bench."""
 
 from __future__ import annotations
 
@@ -11,68 +11,30 @@ from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.options import choices
-from tfp_bfl.options.group import Count, Positive, extra, option
-from tfp_bfl.options.methods import canonical
+from tfp_bfl.options.group import extra
+from tfp_bfl.options.method import Method
+from tfp_bfl.options.methods import POSTERIORS, canonical, fields
 
 
 class After(NoTruthAsNumber):
-    """Options of a posterior at the weights of a complete run.
-
-    Attributes:
-      what: the posterior, as errors name it.
-      summary: of the algorithm, in one line.
-    """
+    """Options of a posterior at the weights of a complete run."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-    what: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
-
-    prior_stddev: Positive | None = option(
-        None, "Standard deviation of the prior; by default fitted by the marginal likelihood."
-    )
-    temperature: Positive | None = option(
-        None, "Posterior temperature; by default by the run's held-out rows, without them 0.01, for regression 1."
-    )
+    algorithm: ClassVar[str]
 
 
-class AfterLaplace(After):
-    what: ClassVar[str] = "Laplace's approximation"
-    summary: ClassVar[str] = "a posterior at the weights of a run (--start), by one more round"
-
-    structure: str = option(
-        "last_layer",
-        "Precision of laplace: last_layer for the full matrix of the last layer, or diagonal for all weights.",
-        names=choices.STRUCTURES,
-    )
-    prior_by_layer: bool = option(False, "Fit a prior standard deviation for each layer, of laplace with diagonal.")
+def _class_of(method: Method) -> type[After]:
+    options: Any = {name: (field.annotation, field) for name, field in method.options.items()}
+    made = pydantic.create_model(f"{method.recipe}_options", __base__=After, **options)
+    made.algorithm = method.recipe
+    return made
 
 
-class AfterLastLayer(After):
-    what: ClassVar[str] = "The posterior of the last layer"
-    summary: ClassVar[str] = "the exact posterior of the last layer of a run (--start), from sums of its clients"
-
-    noise_stddev: Positive | None = option(
-        None,
-        "Standard deviation of the labels' noise in regression, of last_layer; by default fitted by the marginal "
-        "likelihood.",
-    )
-    rounds: Count | None = option(
-        None, "Number of messages from each client; by default 1 for regression, 10 for classes."
-    )
-
-
-AFTER: dict[str, type[After]] = {"laplace": AfterLaplace, "last_layer": AfterLastLayer}
-# Options that no training has.
-_OWN = ("structure", "prior_by_layer", "noise_stddev")
+AFTER = {name: _class_of(method) for name, method in POSTERIORS.items()}
 
 
 def after_options(algorithm: str, given: Mapping[str, Any]) -> After:
-    """Return the options of an algorithm that follows a training.
-
-    Raises:
-      InvalidArgument: there is no such algorithm or option, or a value does not fit.
-    """
+    """Return the options of an algorithm that follows a training."""
     lookup(AFTER, algorithm, "algorithm after a training")
     kind = AFTER[algorithm]
     for name in given:
@@ -82,8 +44,7 @@ def after_options(algorithm: str, given: Mapping[str, Any]) -> After:
     except pydantic.ValidationError as error:
         raise refusal(error, f" of {algorithm}") from None
     for name, field in kind.model_fields.items():
-        names = extra(field, "names")
-        if names:
+        if names := extra(field, "names"):
             names.check(getattr(options, name))
     return options
 
@@ -91,11 +52,7 @@ def after_options(algorithm: str, given: Mapping[str, Any]) -> After:
 def split_after(given: Mapping[str, Any]) -> tuple[str | None, str, dict[str, str], dict[str, Any]]:
     """Return start, algorithm, the code of the run and the other options of a posterior after a training.
 
-    Args:
-      given: options of `tfp-bfl run`. Without a start they are those of a training, and None is returned for it.
-
-    Raises:
-      InvalidArgument: there is a start, or an algorithm that requires one, without the other.
+    Without a start the options are those of a training, and None is returned for it.
     """
     start, algorithm = given.get("start"), canonical(str(given.get("algorithm", "")))
     if (start is None) == (algorithm in AFTER):
@@ -104,7 +61,8 @@ def split_after(given: Mapping[str, Any]) -> tuple[str | None, str, dict[str, st
             if start is None
             else f"start is the run of a posterior after its training: give the algorithm {' or '.join(AFTER)} with it."
         )
-    if start is None and (names := [name for name in given if name in _OWN]):
+    own = {name for kind in AFTER.values() for name in kind.model_fields} - {*fields(), "rounds"}
+    if start is None and (names := [name for name in given if name in own]):
         raise InvalidArgument(
             f"{names[0]} is an option of {' and '.join(AFTER)}, which start from a run: leave it out."
         )

@@ -24,16 +24,12 @@ _ALGORITHM, _PARAMETERS = "--algorithm", "parameters of functions"
 _OF_CODE = "user-supplied functions"
 # What --vary and --space name.
 _ROLE = re.compile(rf"(?:^|\s)({'|'.join(CODE)})=(\S+)")
-# The largest number of processes at once.
 
 
 class Grouped(click.Command):
     """A command with help that shows the options of few algorithms separately, below the common ones.
 
     With `--algorithm NAME` before `--help` it shows the options of that algorithm alone.
-
-    Attributes:
-      first: what matters, in this order.
     """
 
     first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
@@ -131,20 +127,19 @@ def config_options(command: Any, without: Sequence[str] = ()) -> Any:
 
 def after_options(algorithm: str) -> Any:
     """Add the options of an algorithm that follows a training; for "" those of all that no run has."""
-    from tfp_bfl.app.options.afterwards import AFTER
     from tfp_bfl.app.options.config import fields
+    from tfp_bfl.options.methods import POSTERIORS
 
-    every = {name: field for kind in AFTER.values() for name, field in kind.model_fields.items()}
-    own = AFTER[algorithm].model_fields if algorithm else {name: x for name, x in every.items() if name not in fields()}
+    every = {name: field for method in POSTERIORS.values() for name, field in method.options.items()}
+    own = POSTERIORS[algorithm].options if algorithm else {name: x for name, x in every.items() if name not in fields()}
     words = {name: str(field.default or "") for name, field in own.items()}
     return lambda command: _with_options(command, own, words)
 
 
 def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, str]) -> Any:
     """Add an option for each field, with its default in words."""
-    from tfp_bfl.app.options.afterwards import AFTER
     from tfp_bfl.options.group import extra
-    from tfp_bfl.options.methods import ALGORITHMS
+    from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
 
     for name, field in reversed(fields.items()):
         flag = f"--{name.replace('_', '-')}"
@@ -153,7 +148,7 @@ def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, s
             option = click.option(both, name, is_flag=True, default=None, help=field.description)
         else:
             default, names = defaults[name], extra(field, "names")
-            choices = [*ALGORITHMS, *AFTER] if flag == _ALGORITHM else names.forms() if names else []
+            choices = [*ALGORITHMS, *POSTERIORS] if flag == _ALGORITHM else names.forms() if names else []
             short = "|".join(choices) if len("|".join(choices)) <= _LONGEST_CHOICES else ""
             words = [str(field.description)]
             unsaid = [choice for choice in choices if choice.partition(":")[0] not in words[0]]

@@ -318,22 +318,14 @@ def fields() -> dict[str, FieldInfo]:
 
 @functools.cache
 def class_of(algorithm: str) -> type[RunConfig]:
-    """Return the class of configurations with the options of an algorithm.
-
-    Raises:
-      InvalidArgument: there is none of that name.
-    """
+    """Return the class of configurations with the options of an algorithm."""
     method = method_of(algorithm)
     options: Any = {name: (field.annotation, field) for name, field in method.options.items()}
     return pydantic.create_model(f"{method.recipe}_config", __base__=RunConfig, **options)
 
 
 def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, Any]]:
-    """Return the class of a configuration, and its values with the defaults of the algorithm.
-
-    Raises:
-      InvalidArgument: no such algorithm, or a value other than its default of an option of other algorithms.
-    """
+    """Return the class of a configuration, and its values with the defaults of the algorithm."""
     algorithm = values.get("algorithm", "variational")
     if not isinstance(algorithm, str):  # Such as a list in a file, which the class refuses.
         return class_of("variational"), values
@@ -357,13 +349,8 @@ def make_config(
     """Return a configuration from a YAML file, if one is given, and options, which win.
 
     Args:
-      file: of the configuration.
-      options: by name.
       runs_code: whether the run's code may be run for it; False for whoever only reads what a run was.
       code: functions that a program gives, whose parameters are options too.
-
-    Raises:
-      InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
     """
     file_values = read_yaml(file) if file is not None else {}
     if runs_code:

@@ -51,15 +51,7 @@ def recorded(dataset: object) -> Recorded | None:
 
 
 class GivenData:
-    """Data that a program gives, read once for each reading of its columns.
-
-    Args:
-      train: a `data.Source`, `data.Clients`, arrays or a table.
-      test: the test set in the same form; None to hold one out.
-
-    Raises:
-      InvalidArgument: `train` is none of these.
-    """
+    """Data that a program gives, read once for each reading of its columns."""
 
     def __init__(self, train: object, test: object = None):
         self._parts, self._read = (train, test), dict[Any, data.OwnData]()
@@ -96,13 +88,6 @@ def named(value: str, parameters: Mapping[str, Any]) -> GivenData:
     """Return the data of FILE.py:FUNCTION, whose code is run once for each state of the file.
 
     The function returns data in memory (`data.read_own`), or a dictionary with these as "train" and "test".
-
-    Args:
-      value: FILE.py:FUNCTION.
-      parameters: of the run, of which the function gets those that it has.
-
-    Raises:
-      InvalidArgument: the command does not name the code, or it fails.
     """
     if not is_trusted(value):
         raise InvalidArgument(
@@ -137,16 +122,7 @@ def with_defaults(values: Mapping[str, Any], parameters: Mapping[str, Any]) -> d
 
 
 def read_given(given: GivenData | None, dataset: str, label: str, client: str | None, task: str) -> data.OwnData:
-    """Return the data of a run that, by its record, a program gave.
-
-    Args:
-      given: the data, given again.
-      dataset: of the record.
-      label, client, task: as `data.read_own` has them.
-
-    Raises:
-      InvalidArgument: no data are given, or others than the record's.
-    """
+    """Return the data of a run that, by its record, a program gave."""
     if given is None:
         raise InvalidArgument(
             f"The data of this run, {_in_words(dataset)}, were given in Python: give them again, by "

@@ -50,15 +50,7 @@ NO_CODE = Code()
 
 
 def load(value: str, option: str = "model") -> Callable[..., Any]:
-    """Return the function that FILE.py:FUNCTION names; the file's code is run.
-
-    Args:
-      value: FILE.py:FUNCTION.
-      option: one of `OPTIONS`.
-
-    Raises:
-      InvalidArgument: there is no such file or function, or its code fails.
-    """
+    """Return the function that FILE.py:FUNCTION names; the file's code is run."""
     if value == GIVEN:
         raise InvalidArgument(
             f"The {option} of this run was given in Python: use bfl.run(resume=..., {option}=...), or, where "
@@ -77,17 +69,11 @@ def model_fn(
     """Build a model by a user's function, which gets those of the options that it takes.
 
     Args:
-      function: returns a Keras model that gives logits; or such a model.
-      source: of the training data; its shape and number of classes are options besides.
       options: with their values or defaults, such as kind; among them seed, from which the weights of initializers
         without a seed follow.
       given: options that the user gave and that the function must take, and its parameters.
       kind: that the user gave: a model of another kind is converted to point weights or Monte Carlo dropout. None for
         that of the function.
-
-    Raises:
-      InvalidArgument: it fails or does not take an option that was given, or its model does not fit these examples or
-        classes or is of another kind and cannot be converted.
     """
     from tfp_bfl import keras, models
     from tfp_bfl.weights import check_form, seeded
@@ -145,16 +131,7 @@ def _conversion(
 
 
 def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = NOTHING) -> Any:
-    """Return the rule that a program gives, or that FILE.py:FUNCTION names.
-
-    Args:
-      given: a rule, or a function that returns one; None for that of `value`.
-      value: FILE.py:FUNCTION; the code is run.
-      parameters: of the run, of which the function gets those that it has.
-
-    Raises:
-      InvalidArgument: the function fails, needs arguments, or returns no rule.
-    """
+    """Return the rule that a program gives, or that FILE.py:FUNCTION names."""
     from tfp_bfl import rules
 
     known = (rules.Rule, rules.GatherRule)
@@ -170,13 +147,8 @@ def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str,
     """Return the process that a user's algorithm builds.
 
     Args:
-      function: takes a function that builds the model, and options.
-      model_fn: builds the model.
       chosen: options that the user gave, all of which it must take.
       others: options with their defaults, of which it gets those that it takes and that are not None.
-
-    Raises:
-      InvalidArgument: it does not take an option, fails, or returns no process.
     """
     from tfp_bfl.federated.process import BayesianProcess
 
@@ -194,12 +166,7 @@ def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str,
 
 
 def functions_of(values: Mapping[str, Any], code: Code = NO_CODE) -> Functions:
-    """Return the functions of a run by their roles; the code of files is run.
-
-    Args:
-      values: options, some of which may be FILE.py:FUNCTION.
-      code: that a program gives.
-    """
+    """Return the functions of a run by their roles; the code of files is run."""
     given = {name: getattr(code, name) for name in ("model", "rule", "algorithm") if callable(getattr(code, name))}
     named = {name: str(x) for name in OPTIONS if names_code(x := values.get(name)) and x != GIVEN}
     return {**{name: load(x, name) for name, x in named.items()}, **given}
@@ -208,17 +175,7 @@ def functions_of(values: Mapping[str, Any], code: Code = NO_CODE) -> Functions:
 def split(
     values: Mapping[str, Any], known: Mapping[str, Any], is_option: Callable[[str], bool], runs_code: bool, code: Code
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of a run, and those that are parameters of its functions.
-
-    Args:
-      values: options of both.
-      known: options of all runs, by name.
-      is_option: whether a name is an option of this run.
-      runs_code, code: as of `config.make_config`.
-
-    Raises:
-      InvalidArgument: there is no such option or parameter, or a value does not fit the parameter's type.
-    """
+    """Return the options of a run, and those that are parameters of its functions."""
     others, found = {name: x for name, x in values.items() if not is_option(name)}, dict[str, Any]()
     if not any(names_code(values.get(role)) for role in OPTIONS):
         for name in others:
@@ -240,15 +197,7 @@ def trust(named: Mapping[str, Any]) -> None:
 
 
 def trust_dataset(named: str | None, datasets: Sequence[str]) -> None:
-    """Let the code of a dataset be run that a command names again.
-
-    Args:
-      named: FILE.py:FUNCTION; None for none.
-      datasets: of the runs of the command.
-
-    Raises:
-      InvalidArgument: none of the runs has that dataset.
-    """
+    """Let the code of a dataset be run that a command names again."""
     if named is not None and named not in datasets:
         raise InvalidArgument(f"dataset is {shown(named)}, which is that of none of these runs: leave it out.")
     trust({"dataset": named})
@@ -260,13 +209,7 @@ def is_trusted(value: str) -> bool:
 
 
 def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: object) -> None:
-    """Raise InvalidArgument where a configuration from a file would run code that the command does not name.
-
-    Args:
-      values: of the file.
-      named: options of the command.
-      file: of the configuration.
-    """
+    """Raise InvalidArgument where a configuration from a file would run code that the command does not name."""
     for option in OPTIONS:
         value = values.get(option)
         if option not in named and names_code(value) and value != GIVEN:

@@ -48,11 +48,7 @@ def name_of(role: str, function: object) -> str:
 
 
 def type_of(role: str, function: object, name: str) -> Any:
-    """Return the type of a parameter, by its annotation or its default.
-
-    Raises:
-      InvalidArgument: it has neither, or a type that no option has.
-    """
+    """Return the type of a parameter, by its annotation or its default."""
     parameter = parameters_of(function)[name]
     try:
         annotation = typing.get_type_hints(function).get(name, parameter.annotation)
@@ -80,11 +76,7 @@ def _in_words(annotation: object) -> str:
 
 
 def value_of(role: str, function: object, name: str, value: object) -> Value:
-    """Return the value of a parameter as its type has it, of the text or number that was given.
-
-    Raises:
-      InvalidArgument: it is no value of that type, or as `type_of`.
-    """
+    """Return the value of a parameter as its type has it, of the text or number that was given."""
     annotation = type_of(role, function, name)
     # pydantic takes True for 1.
     wrong = isinstance(value, bool) and not {bool, Literal} & {
@@ -105,15 +97,7 @@ def value_of(role: str, function: object, name: str, value: object) -> Value:
 
 
 def values_of(given: Mapping[str, Any], functions: Functions) -> dict[str, Value]:
-    """Return the values of options that are parameters of the user's functions; others are left out.
-
-    Args:
-      given: option -> value as it was given.
-      functions: of the run.
-
-    Raises:
-      InvalidArgument: two functions have a parameter of one name, or as `value_of`.
-    """
+    """Return the values of options that are parameters of the user's functions; others are left out."""
     found: dict[str, Value] = {}
     for name, value in given.items():
         roles = [role for role, function in functions.items() if name in parameters_of(function)]
@@ -136,8 +120,6 @@ def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[s
     """Raise InvalidArgument where an option of the run is given that is a parameter of a function, too.
 
     Args:
-      functions: of the run.
-      given: options of the run that were given.
       reaches: (role, option) -> whether the function gets the option's value.
     """
     for role, function in functions.items():

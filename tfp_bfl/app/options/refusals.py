@@ -100,12 +100,7 @@ def check_folder(config: Any) -> None:
 
 
 def check_no_file(config: Any, in_memory: bool) -> None:
-    """Raise InvalidArgument where a dataset that has no options of files is given some, or is a file of another type.
-
-    Args:
-      config: of a run with a dataset that is not read from a file or folder.
-      in_memory: the dataset was given in Python.
-    """
+    """Raise InvalidArgument where options of files are given to other data, or the file is of another type."""
     if in_memory:
         for name, advice in _OF_FILES.items():
             if getattr(config, name) is not None:

@@ -44,7 +44,6 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
     The result gives the same run as `config`, and is its own result.
 
     Args:
-      config: of the run.
       regression: the labels are numbers, so that the default temperature is 1.
       weights: of the model, as `weights_of` returns them. Without Gaussian weights the options of a posterior stay as
         they are, since the run does not use them. None for Gaussian weights.
@@ -98,7 +97,6 @@ def stated(config: RunConfig, weights: str | None, trained: Mapping[str, Any]) -
     """Return the settings that decide a run's result and that the run uses, as reports and exports state them.
 
     Args:
-      config: of the run, `resolved`.
       weights: of the model; None for a run that recorded none: its options are stated as they were given.
       trained: `BayesianProcess.settings` of the process that trained. They are stated where the algorithm has no such
         option, and in the place of what was asked of a user-supplied algorithm; never in that of a parameter of a
@@ -126,15 +124,7 @@ def _unused(config: RunConfig, weights: str) -> list[str]:
 
 
 def check_effect(config: RunConfig, weights: str) -> None:
-    """Check that options that were given have an effect on such weights.
-
-    Args:
-      config: of the run, as it was given.
-      weights: of the model, as `weights_of` returns them.
-
-    Raises:
-      InvalidArgument: an option has none.
-    """
+    """Check that options that were given have an effect on such weights."""
     names = _unused(config, weights)
     if names_code(config.model):  # Its function takes those of the model.
         names = [name for name in names if name in _OF_POSTERIOR]
@@ -149,12 +139,7 @@ def check_effect(config: RunConfig, weights: str) -> None:
 
 
 def of_gaussians(config: RunConfig, weights: str) -> tuple[str, ...]:
-    """Return a warning where an algorithm of point weights trains Gaussian ones; () elsewhere.
-
-    Args:
-      config: of the run.
-      weights: of the model, as `weights_of` returns them.
-    """
+    """Return a warning where an algorithm of point weights trains Gaussian ones; () elsewhere."""
     if weights != GAUSSIAN or method_of(config.algorithm).defaults.get("kind") != "deterministic":
         return ()
     return (
@@ -169,12 +154,7 @@ def method(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def title(config: RunConfig, weights: str | None = None) -> str:
-    """Return the heading of a run: model, data, clients and method.
-
-    Args:
-      config: of the run.
-      weights: of the model, as `weights_of` returns them; None if they are not known.
-    """
+    """Return the heading of a run: model, data, clients and method."""
     model = f"{config.model_name} with {weights}"
     if config.kind and (weights is None or (weights == GAUSSIAN and not names_code(config.model))):
         model = f"{config.kind} {config.model_name}"

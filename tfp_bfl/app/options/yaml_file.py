@@ -82,12 +82,7 @@ def _keep_names(option: str, value: Any) -> None:
 
 
 def read_yaml(file: str | pathlib.Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file.
-
-    Raises:
-      InvalidArgument: the file can't be read, is not a regular one, is larger than 64 KiB, is not YAML (or uses its
-        aliases), names an option twice, or is not a mapping of names to values.
-    """
+    """Return the mapping in a YAML file."""
     text = read_regular(file, "config", MOST_BYTES)
     try:
         values = yaml.load(text.decode("utf-8"), _Loader)

@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.sites.comparison import outstanding
 from tfp_bfl.sites.deployment import keys
-from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, Channel, collect, read_json
-from tfp_bfl.sites.schema import TABLE
-from tfp_bfl.sites.tables import pool_rare
+from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, Channel, Counted, collect, read_json
+from tfp_bfl.sites.schema import TABLE, pool_rare
 
+T = TypeVar("T")
 PARTIES = "parties.json"
 _REFUSED, _SIZE = "refused", "num_examples"
+# Sets of sites that are tried as those that do not fit the others.
+_MOST_SETS = 2000
+
+
+class Submission(NamedTuple):
+    """A run as the server receives it, of a network or of a linear model.
+
+    Fields:
+      name: name of the run; a run with the same name is resumed.
+      folder: a new folder, or the folder of the same run.
+      channel: channel to the sites, which counts their messages.
+      quorum: smallest number of sites, and of valid answers in each round.
+      progress: reporter of progress.
+      secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
+      max_examples: bound on the number of examples that weights a site; None for no bound.
+      without: names of sites that are not asked.
+      again: whether the job is a repetition after an interruption: a complete run is then returned unchanged.
+    """
+
+    name: str
+    folder: pathlib.Path
+    channel: Counted
+    quorum: int
+    progress: Reporter
+    secure_sums: bool = False
+    max_examples: int | None = None
+    without: Sequence[str] = ()
+    again: bool = False
+
+    @property
+    def expelled(self) -> dict[str, str]:
+        """The sites that are not asked, with the reason."""
+        return dict.fromkeys(self.without, "the run was submitted without it")
+
+    def leave(self, reasons: Mapping[str, str]) -> None:
+        """Report sites that take no part."""
+        for site, reason in reasons.items():
+            self.progress.phase(f"Without {site}: {reason}")
 
 
 class SitesLeft(Exception):
@@ -46,6 +88,11 @@ class Attendance:
     def names(self) -> tuple[str, ...]:
         """The names of numbered sites, in the order of their numbers."""
         return tuple(self.reported)
+
+    @property
+    def offers(self) -> dict[str, Any]:
+        """The key offers of the sites, for masks."""
+        return {site: summary.get(keys.OFFER) for site, summary in self.reported.items()}
 
     def pool_rare(self, schema: bfl.data.Schema) -> None:
         """Remove the names of categories that the model does not distinguish from the descriptions."""
@@ -80,11 +127,6 @@ class Attendance:
         if number < quorum:
             reasons = f" ({reasons_of(self.refused)})" if self.refused else ""
             raise Error(f"{number} sites take part, but the quorum is {quorum}{reasons}.")
-
-    @property
-    def offers(self) -> dict[str, Any]:
-        """The key offers of the sites, for masks."""
-        return {site: summary.get(keys.OFFER) for site, summary in self.reported.items()}
 
     def write(self, folder: pathlib.Path) -> None:
         """Write `parties.json`: the description of each site, its reason of absence under `refused`, or both."""
@@ -124,15 +166,7 @@ def reasons_of(reasons: Mapping[str, str]) -> str:
 
 
 def resumed(folder: pathlib.Path, without: Mapping[str, str]) -> Attendance | None:
-    """Return the sites of the beginning of an interrupted run; None for a new run.
-
-    Args:
-      folder: folder of the run.
-      without: name of each site that is not asked -> the reason.
-
-    Raises:
-      InvalidArgument: the run includes one of `without`.
-    """
+    """Return the sites of the beginning of an interrupted run, none of which is in `without`; None for a new run."""
     if not (folder / PARTIES).exists():
         return None
     record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
@@ -177,3 +211,36 @@ def gather(
     if request["secure_sums"]:
         attendance.leave_out(keys.unusable(attendance.offers))
     return attendance
+
+
+def without_misfits(
+    described: Mapping[str, Any], agree: Callable[[Mapping[str, Any]], T], least: int
+) -> tuple[T, dict[str, str]]:
+    """Return what the sites agree on, and the reasons of the sites that are left out since they do not fit.
+
+    The smallest set of sites without which the others fit is left out, if there is one such set, and it has fewer than
+    half of the sites.
+
+    Args:
+      described: site -> the valid description of its data.
+      agree: descriptions -> the common result; raises `InvalidArgument` where they do not fit, also if no or several
+        such sets exist.
+      least: the smallest number of sites.
+    """
+    try:
+        return agree(described), {}
+    except InvalidArgument as error:
+        first = error
+    for number in range(1, min((len(described) - 1) // 2, len(described) - least) + 1):
+        if math.comb(len(described), number) > _MOST_SETS:
+            break
+        found: list[tuple[tuple[str, ...], T]] = []
+        for left in itertools.combinations(described, number):
+            with contextlib.suppress(InvalidArgument):
+                found.append((left, agree({site: x for site, x in described.items() if site not in left})))
+        if len(found) > 1:
+            break
+        if found:
+            left, result = found[0]
+            return result, dict.fromkeys(left, f"Its data do not fit those of the other sites. {first}")
+    raise first

@@ -1,4 +1,4 @@
-"""Requests of a server to its sites, and the channel that carries them."""
+"""Requests of a server to its sites, the channel that carries them, and the count of messages and bytes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ NO_RUN = "It takes part in no run."
 MOST_BYTES = 2**32
 # Seconds between two questions of an idle site for work: a share of the time since the last message, within bounds.
 SHORTEST_WAIT, LONGEST_WAIT, SHARE_WAITED = 0.1, 2.0, 0.02
+# Folder of the runs in the server's folder; file in the folder of a result with the error of a failed run; key of the
+# server's lines about a run in FLARE's statistics.
+RUNS, FAILURE, PROGRESS = "runs", "failure.txt", "progress"
+# Key of the messages of each site in summary.json.
+TRAFFIC = "traffic"
 
 
 class Withheld(InvalidArgument):
@@ -38,11 +43,7 @@ class Withheld(InvalidArgument):
 
 @contextlib.contextmanager
 def withholding(what: str) -> Iterator[None]:
-    """Raise `Withheld` for what is wrong with the data of a site within the context.
-
-    Args:
-      what: the data, for the server.
-    """
+    """Raise `Withheld` for an error in the data of a site; `what` names the data for the server."""
     try:
         yield
     except Withheld:
@@ -53,11 +54,7 @@ def withholding(what: str) -> Iterator[None]:
 
 
 class Answer(bytes):
-    """The answer of a site.
-
-    Attributes:
-      seconds: that the site computed, as it reports.
-    """
+    """The answer of a site, with the seconds that the site computed, as it reports."""
 
     seconds: float = 0.0
 
@@ -80,14 +77,51 @@ class Channel(Protocol):
         """Yield (authenticated name, reply) of each site in order of arrival, until the last reply or the deadline."""
 
 
+class Counted:
+    """A channel that counts the messages of each site since the server began or resumed the run.
+
+    Attributes:
+      traffic: site -> number of answers, bytes to and from the site, and its own seconds of computation, as it reports.
+    """
+
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self.traffic: dict[str, dict[str, Any]] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the reachable sites."""
+        return self._channel.names
+
+    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
+        """Implement `Channel.ask`."""
+        for site, content in what.items():
+            nothing = {"answers": 0, "sent_bytes": 0, "received_bytes": 0, "seconds": 0.0}
+            self.traffic.setdefault(site, nothing)["sent_bytes"] += len(content)
+        for site, reply in self._channel.ask(task, what):
+            own = self.traffic[site]
+            if isinstance(reply, bytes):
+                own["answers"] += 1
+                own["received_bytes"] += len(reply)
+                own["seconds"] = round(own["seconds"] + getattr(reply, "seconds", 0.0), 3)
+            yield site, reply
+
+    def lines(self) -> list[str]:
+        """Describe the messages of each site in a sentence."""
+        return [
+            f"{site}: {own['answers']} answers, {own['sent_bytes'] / 1e3:,.0f} kB to it and "
+            f"{own['received_bytes'] / 1e3:,.0f} kB from it, {own['seconds']:.1f} s of computation there"
+            for site, own in sorted(self.traffic.items())
+        ]
+
+
 def collect(
     channel: Channel, task: str, what: Mapping[str, bytes], read: Callable[[str, bytes], T]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Ask sites, and return what their answers hold, by their names in order, and the reasons of sites without one.
+    """Ask sites, and return the content of their answers, by their names in order, and the reasons of sites without.
 
     Args:
-      channel: to the sites.
-      task: one of `TASKS`.
+      channel, task: as of `Channel.ask`.
       what: site -> its message.
       read: (site, answer) -> its content; raises `InvalidArgument` for an answer that can't be used.
     """
@@ -104,11 +138,7 @@ def collect(
 
 
 def read_json(reply: bytes, reason: str = "its answer is not JSON") -> Any:
-    """Return an answer in JSON.
-
-    Raises:
-      InvalidArgument: it is not JSON.
-    """
+    """Parse an answer in JSON; `reason` is the refusal of other content."""
     try:
         return json.loads(reply)
     except (ValueError, RecursionError):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+import pathlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -12,9 +17,14 @@ import click
 from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.app.options.refusals import OF_ONE_PLACE
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.glm.options import model_options, names_of
-from tfp_bfl.sites.deployment.signals import ends_with_cleanup
+from tfp_bfl.faces import Later
+from tfp_bfl.files import name as path_name
+from tfp_bfl.glm.command import model_options, names_of
 
+_kits, _runs = Later("tfp_bfl.sites.deployment.kits"), Later("tfp_bfl.sites.deployment.submit")
+_kit = click.argument("kit", metavar="ADMIN_KIT")
+_of_sites = functools.partial(click.option, multiple=True, metavar="SITE")
+_report = functools.partial(click.echo, err=True)
 DEPLOY_EXAMPLES = """
 \b
 Examples:
@@ -32,6 +42,31 @@ builds an environment with it, .venvs/deployment.
 """
 
 
+@contextlib.contextmanager
+def ends_with_cleanup() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM and SIGHUP within the context, so that cleanup runs; the exit status is 128 + number.
+
+    A further signal during the cleanup is ignored. Outside the main thread the context does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [x for x in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(x) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 @click.group("deploy", epilog=DEPLOY_EXAMPLES, invoke_without_command=True)
 @click.pass_context
 def deploy(context: click.Context) -> None:
@@ -44,18 +79,10 @@ def deploy(context: click.Context) -> None:
 @click.argument("folder", metavar="FOLDER")
 @click.option("--host", required=True, metavar="NAME", help="Host name at which the sites reach the server.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8002, show_default=True, help="Port of the server.")
-@click.option(
-    "--site",
-    "sites",
-    multiple=True,
-    metavar="NAME",
-    help="Name of a site; repeat the option for each site (at least one).",
-)
+@_of_sites("--site", "sites", help="Name of a site; repeat the option for each site (at least one).", metavar="NAME")
 def init(folder: str, host: str, port: int, sites: Sequence[str]) -> None:
     """Write a folder for the server, for the administrator, and for each site, with certificates."""
-    from tfp_bfl.sites.deployment.kits import make_kits
-
-    for kit in make_kits(folder, host, port, sites):
+    for kit in _kits.make_kits(folder, host, port, sites):
         click.echo(str(kit))
     click.echo("Send each folder to its owner over a confidential channel. Keep the folder authority to yourself.")
 
@@ -68,13 +95,10 @@ def init(folder: str, host: str, port: int, sites: Sequence[str]) -> None:
 @click.option("--date-unit", metavar="UNIT", help="Unit of dates in the run.")
 def check(kit: str, **of_run: str | None) -> None:
     """Check the file and data of a site, and print exactly what the site would send to a server."""
-    import pathlib
-
     from tfp_bfl.sites.deployment.job import table_options
-    from tfp_bfl.sites.deployment.kits import role_of
     from tfp_bfl.sites.deployment.site import check as check_site
 
-    if role_of(kit)["role"] != "party":
+    if _kits.role_of(kit)["role"] != "party":
         raise InvalidArgument(f"{kit} is not the folder of a site: only sites have data.")
     click.echo(check_site(pathlib.Path(kit) / "local", table_options(of_run)))
 
@@ -83,73 +107,48 @@ def check(kit: str, **of_run: str | None) -> None:
 @click.argument("kit", metavar="KIT")
 def start(kit: str) -> None:
     """Run the server or the site of a folder until Ctrl-C."""
-    from tfp_bfl.sites.deployment import kits
-
-    kits.start(kit)
+    _kits.start(kit)
 
 
 def _submission(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of every submission; those of `submit.submit` come as one argument, `how`."""
 
+    @_kit
+    @click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it.")
+    @click.option("--output", required=True, metavar="FOLDER", help="New folder for the result.")
+    @click.option(
+        "--quorum", type=click.IntRange(1), default=2, show_default=True, help="Smallest number of sites in a round."
+    )
+    @click.option(
+        "--deadline",
+        type=click.FloatRange(1),
+        default=600.0,
+        show_default=True,
+        callback=lambda context, option, value: check_number(value, "--deadline"),  # It accepts nan and inf.
+        help="Time limit for the answer of a site, in seconds.",
+    )
+    @click.option(
+        "--secure-sums",
+        is_flag=True,
+        help="Mask the sites' messages: the server reads only the sum over the sites that answer.",
+    )
+    @_of_sites("--without", help="Name of a site to leave out; repeat the option for each site.")
     @functools.wraps(function)
     def command(quorum: int, deadline: float, secure_sums: bool, without: Sequence[str], **rest: Any) -> None:
         how = {"quorum": quorum, "deadline": deadline, "secure_sums": secure_sums, "without": without}
-        function(how={**how, "progress": functools.partial(click.echo, err=True)}, **rest)
+        function(how={**how, "progress": _report}, **rest)
 
-    decorated: Callable[..., None] = command
-    options = (
-        click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it."),
-        click.option("--output", required=True, metavar="FOLDER", help="New folder for the result."),
-        click.option(
-            "--quorum",
-            type=click.IntRange(1),
-            default=2,
-            show_default=True,
-            help="Smallest number of sites in a round.",
-        ),
-        click.option(
-            "--deadline",
-            type=click.FloatRange(1),
-            default=600.0,
-            show_default=True,
-            callback=lambda context, option, value: check_number(value, "--deadline"),  # It accepts nan and inf.
-            help="Time limit for the answer of a site, in seconds.",
-        ),
-        click.option(
-            "--secure-sums",
-            is_flag=True,
-            help="Mask the sites' messages: the server reads only the sum over the sites that answer.",
-        ),
-        click.option(
-            "--without",
-            multiple=True,
-            metavar="SITE",
-            help="Name of a site to leave out; repeat the option for each site.",
-        ),
-    )
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
+    return command
 
 
 class _DeployRun(Grouped):
     first = (
-        "name",
-        "output",
-        "quorum",
-        "deadline",
-        "secure_sums",
-        "max_examples",
-        "without",
-        "model",
-        "algorithm",
-        "rule",
-        "rounds",
+        *("name", "output", "quorum", "deadline", "secure_sums", "max_examples", "without"),
+        *("model", "algorithm", "rule", "rounds"),
     )
 
 
 @deploy.command("run", cls=_DeployRun)
-@click.argument("kit", metavar="ADMIN_KIT")
 @_submission
 @click.option(
     "--max-examples",
@@ -170,48 +169,30 @@ def run(
 ) -> None:
     """Submit a run to the server, print its progress, and download its folder."""
     from tfp_bfl.app.options.config import read_yaml
-    from tfp_bfl.sites.deployment.submit import submit
 
     options = {**(read_yaml(config_file) if config_file else {}), **{k: x for k, x in given.items() if x is not None}}
     with ends_with_cleanup():
-        click.echo(str(submit(kit, name, options, output, max_examples=max_examples, **how)))
+        click.echo(str(_runs.submit(kit, name, options, output, max_examples=max_examples, **how)))
 
 
 @deploy.command("glm")
-@click.argument("kit", metavar="ADMIN_KIT")
 @_submission
 @model_options
 def linear_model(kit: str, name: str, output: str, how: dict[str, Any], **given: Any) -> None:
     """Fit a generalised linear model over the tables of the sites, print its progress, and download its folder."""
     lists = ("event_value", "only", "drop", "categorical", "random")
-    options = {**given, **{option: names_of(given[option]) for option in lists}}
-    _submit_model(kit, name, options, output, how)
+    _submit_model(kit, name, {**given, **{option: names_of(given[option]) for option in lists}}, output, how)
 
 
 @deploy.command("glm-revise")
-@click.argument("kit", metavar="ADMIN_KIT")
-@click.argument("fit", metavar="FOLDER")
 @_submission
-@click.option(
-    "--add", multiple=True, metavar="SITE", help="Name of a site that joins; repeat the option for each site."
-)
-@click.option(
-    "--remove", multiple=True, metavar="SITE", help="Name of a site that leaves; repeat the option for each site."
-)
+@click.argument("fit", metavar="FOLDER")
+@_of_sites("--add", help="Name of a site that joins; repeat the option for each site.")
+@_of_sites("--remove", help="Name of a site that leaves; repeat the option for each site.")
 def revised_model(
-    kit: str,
-    fit: str,
-    name: str,
-    output: str,
-    how: dict[str, Any],
-    add: Sequence[str],
-    remove: Sequence[str],
+    kit: str, fit: str, name: str, output: str, how: dict[str, Any], add: Sequence[str], remove: Sequence[str]
 ) -> None:
     """Add sites to the fit of `deploy glm` in FOLDER, and remove others, by their sums; no other site computes."""
-    import pathlib
-
-    from tfp_bfl.files import name as path_name
-
     path = pathlib.Path(fit) / "posterior.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -225,43 +206,35 @@ def revised_model(
 
 def _submit_model(kit: str, name: str, options: dict[str, Any], output: str, how: dict[str, Any]) -> None:
     """Submit a linear model, and print its table."""
-    from tfp_bfl.sites.deployment.submit import submit
-
     with ends_with_cleanup():
-        done = submit(kit, name, {"glm": options}, output, **how)
+        done = _runs.submit(kit, name, {"glm": options}, output, **how)
     for line in json.loads((done / "summary.json").read_text(encoding="utf-8"))["lines"]:
         click.echo(line)
     click.echo(str(done))
 
 
 @deploy.command("runs")
-@click.argument("kit", metavar="ADMIN_KIT")
+@_kit
 def runs(kit: str) -> None:
     """List the runs of the server, the newest first, with their status."""
-    from tfp_bfl.sites.deployment.control import list_runs
-
-    for line in list_runs(kit, functools.partial(click.echo, err=True)):
+    for line in _runs.list_runs(kit, _report):
         click.echo(line)
 
 
 @deploy.command("follow")
-@click.argument("kit", metavar="ADMIN_KIT")
+@_kit
 @click.argument("name", metavar="RUN")
 def follow(kit: str, name: str) -> None:
     """Print the progress of a run until it ends; Ctrl-C ends the command and not the run."""
-    from tfp_bfl.sites.deployment.control import follow_run
-
-    follow_run(kit, name, click.echo)
+    _runs.follow_run(kit, name, click.echo)
 
 
 @deploy.command("stop")
-@click.argument("kit", metavar="ADMIN_KIT")
+@_kit
 @click.argument("name", metavar="RUN")
 def stop(kit: str, name: str) -> None:
     """Stop a run; its checkpoints stay, and submitting it again resumes it."""
-    from tfp_bfl.sites.deployment.control import stop_run
-
-    stop_run(kit, name, functools.partial(click.echo, err=True))
+    _runs.stop_run(kit, name, _report)
     click.echo(f"{name} is stopped.")
 
 
@@ -274,4 +247,4 @@ def demo(output: str, rounds: int, port: int) -> None:
     from tfp_bfl.sites.deployment.demo import run_demo
 
     with ends_with_cleanup():
-        run_demo(output, rounds, port, functools.partial(click.echo, err=True))
+        run_demo(output, rounds, port, _report)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import psutil
@@ -26,13 +27,7 @@ _SECONDS_TO_START, _SECONDS_TO_END = 120.0, 30.0
 
 
 def run_demo(output: str | pathlib.Path, rounds: int, port: int, progress: Callable[[str], None]) -> pathlib.Path:
-    """Make the folders, start all processes, run, end all processes, and return the folder of the run.
-
-    Raises:
-      InvalidArgument: the folder exists, or the port is taken.
-      Error: a process did not start, or the run failed.
-      MissingDependency: NVIDIA FLARE is not installed.
-    """
+    """Make the folders, start all processes, run, end all processes, and return the folder of the run."""
     folder = pathlib.Path(output)
     if folder.exists():
         raise InvalidArgument(f"{path_name(folder)} exists already: give --output a new folder.")
@@ -48,17 +43,9 @@ def run_demo(output: str | pathlib.Path, rounds: int, port: int, progress: Calla
     progress(f"{', '.join(HOSPITALS)} and the server are folders in {kits}")
     with running([kits / name for name in (SERVER, *HOSPITALS)], port):
         progress("all processes are started; each imports TensorFlow, which takes a while")
+        how: dict[str, Any] = {"quorum": len(HOSPITALS), "deadline": 120.0, "timeout": _SECONDS_TO_START}
         options = {"model": "mlp", "rounds": rounds}
-        done = submit(
-            kits / "admin",
-            "demo",
-            options,
-            folder / "run",
-            quorum=len(HOSPITALS),
-            deadline=120,
-            progress=progress,
-            timeout=_SECONDS_TO_START,
-        )
+        done = submit(kits / "admin", "demo", options, folder / "run", progress=progress, **how)
     summary = json.loads((done / "summary.json").read_text(encoding="utf-8"))
     for site, scores in summary["parties"].items():
         progress(f"{site}: accuracy {scores['accuracy']:.4f}, NLL {scores['test_nll']:.4f} on its own test data")

@@ -30,24 +30,27 @@ from rich.console import Console
 
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.sites.deployment.attendance import Submission
 from tfp_bfl.sites.deployment.channel import (
     BEGIN,
+    FAILURE,
     LONGEST_WAIT,
+    PROGRESS,
+    RUNS,
     SHARE_WAITED,
     SHORTEST_WAIT,
     SUMS,
     TALK,
     TASKS,
     Answer,
+    Counted,
     Refusal,
     Reply,
     Withheld,
 )
-from tfp_bfl.sites.deployment.glm_job import GLM
-from tfp_bfl.sites.deployment.glm_server import serve_glm
 from tfp_bfl.sites.deployment.glm_site import GlmSite
 from tfp_bfl.sites.deployment.job import check_name
-from tfp_bfl.sites.deployment.server import FAILURE, PROGRESS, RUNS, serve
+from tfp_bfl.sites.deployment.server import serve
 from tfp_bfl.sites.deployment.site import Site as Answers
 
 _CONTENT, _REFUSED, _SECONDS = "content", "refused", "seconds"
@@ -92,7 +95,7 @@ class Server(Controller):
       options: options of the run.
       quorum: smallest number of sites in a round.
       deadline: time limit for the answer of a site, in seconds.
-      secure_sums, max_examples, without, again: as of `server.serve`.
+      secure_sums, max_examples, without, again: as of `attendance.Submission`.
     """
 
     def __init__(
@@ -132,16 +135,13 @@ class Server(Controller):
         """Run the federation and copy the folder of the run to the result."""
         name, options, quorum, deadline = self._arguments
         workspace = fl_ctx.get_engine().get_workspace()
-        channel = _Channel(self, fl_ctx, abort_signal, deadline)
+        channel = Counted(_Channel(self, fl_ctx, abort_signal, deadline))
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
             console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
             with reporter(console, "lines", int(options.get("rounds", 0))) as progress:
                 folder = pathlib.Path(workspace.get_root_dir()) / RUNS / check_name(name)
-                if GLM in options:
-                    done = serve_glm(options[GLM], name, folder, channel, quorum, progress, **self._how)
-                else:
-                    done = serve(options, name, folder, channel, quorum, progress, **self._how)
+                done = serve(options, Submission(name, folder, channel, quorum, progress, **self._how))
             # The administrator downloads the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
         except _Aborted:

@@ -1,4 +1,7 @@
-"""Jobs that fit a linear model over sites: options, and the form of questions and answers."""
+"""Jobs that fit a linear model over sites: options, and the form of questions and answers.
+
+What is not valid raises `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns
-from tfp_bfl.glm.encoding import Encoding
+from tfp_bfl.glm.design import Encoding
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question
-from tfp_bfl.glm.fitting import check_options, fit_federation
-from tfp_bfl.glm.fixed_point import PARTS
-from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
+from tfp_bfl.glm.fitting import Model, fit_federation
+from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT
+from tfp_bfl.glm.sums import PARTS
 from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.masks import KEY_BYTES
 
@@ -79,21 +82,23 @@ class GlmJob(pydantic.BaseModel):
     _names = pydantic.field_validator("only", "drop", "categorical", "random")(lambda names: list(as_names(names)))
 
     @property
+    def model(self) -> Model:
+        """The options of the fit."""
+        return Model(**{name: getattr(self, name) for name in Model._fields if name in GlmJob.model_fields})
+
+    @property
     def columns(self) -> Outcome:
         """The columns of the outcome."""
         return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure).in_one_form()
 
 
 def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -> GlmJob:
-    """Return the checked options of a job.
+    """Check the options of a job, as JSON, and return them.
 
     Args:
-      options: option -> value, of a job as JSON.
+      options: option -> value.
       secure_sums: whether sites mask their answers.
       without: names of sites that are not asked.
-
-    Raises:
-      InvalidArgument: an option is unknown, not valid, or contradicts another one.
     """
     try:
         job = GlmJob(**options)
@@ -103,7 +108,7 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
     lookup(MISSING, job.missing, "way with empty cells")
     if job.date_unit is not None:
         lookup(DATE_UNITS, job.date_unit, "unit of dates")
-    check_options(job.family, job.prior_stddev, job.intercept_stddev, stratified=job.stratified)
+    job.model.check()
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
     if (job.event is None) != (job.family != "cox"):
@@ -151,15 +156,7 @@ def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
 
 
 def signs_of(sites: Iterable[str], revision: Revision | None) -> dict[str, int]:
-    """Return how the sums of each site count in the sum with masks: 1, or -1 where a revision subtracts them.
-
-    Args:
-      sites: names of the sites that mask their answers.
-      revision: of the job; None for a new fit.
-
-    Raises:
-      InvalidArgument: the sites are not those of the revision.
-    """
+    """Return how the sums of each site count in the sum with masks: 1, or -1 where a revision subtracts them."""
     if revision is None:
         return dict.fromkeys(sites, 1)
     signs = {**dict.fromkeys(revision.add, 1), **dict.fromkeys(revision.remove, -1)}
@@ -175,12 +172,7 @@ def names_of(family: str, encoding: Encoding, plan: AgreedColumns) -> list[str]:
 
 def fit_job(job: GlmJob, federation: Federation) -> Posterior | Hierarchical:
     """Fit the model of a job; the server does so with its sites, and each site with the totals that it receives."""
-    options: dict[str, Any] = {
-        name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
-    }
-    if job.random:
-        return fit_hierarchical_federation(federation, job.family, random=job.random, **options)
-    return fit_federation(federation, job.family, stratified=job.stratified, **options)
+    return fit_federation(federation, job.model)
 
 
 class Answered(NamedTuple):
@@ -222,13 +214,7 @@ _RANKS: Mapping[str, tuple[type, int]] = {
 def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, Answered]:
     """Return the question that `to_arrays` wrote, its number and the last answers; the sender need not be trusted.
 
-    Args:
-      arrays: the message.
-      job: of the run.
-      size: the number of columns of the design; 0 before it is known.
-
-    Raises:
-      InvalidArgument: the message does not have the required form, or asks for what the job does not need.
+    A question that the job does not need is refused. `size`: number of columns of the design; 0 before it is known.
     """
     wrong = InvalidArgument("The question of the server does not have the required form, or is not of this job.")
     if set(arrays) != set(_RANKS):

@@ -1,128 +1,229 @@
-"""The server of a linear model over sites: it asks for columns and sums, and writes the folder of the fit."""
+"""The server of a linear model over sites: it asks for columns and sums, and writes the folder of the fit.
+
+A site that does not answer, or refuses, is named and left out, and the fit begins again without it. Under masks the run
+ends instead once a sum was read: a second sum without the site would reveal its own.
+"""
 
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree
+from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree, check_description
 from tfp_bfl.glm.checks import apart
-from tfp_bfl.glm.descriptions import check_description
-from tfp_bfl.glm.encoding import Encoding, num_sums, settle
-from tfp_bfl.glm.federation import Question, ask_sums, check_columns
+from tfp_bfl.glm.design import Encoding, num_sums, settle
+from tfp_bfl.glm.federation import TIMES, Question, answer_length, ask_sums, check_columns
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revision import revise_by_sums
-from tfp_bfl.glm.sums import Sums
+from tfp_bfl.glm.sums import PARTS, Sums, decode
 from tfp_bfl.sites.deployment import keys
-from tfp_bfl.sites.deployment.attendance import Attendance, SitesLeft, gather, reasons_of
-from tfp_bfl.sites.deployment.channel import TALK, Channel
-from tfp_bfl.sites.deployment.glm_job import CELLS, GlmJob, Revision, fit_job, make_glm_job, names_of
-from tfp_bfl.sites.deployment.glm_sites import NOT_FINITE, Sites
-from tfp_bfl.sites.deployment.job import is_complete
-from tfp_bfl.sites.deployment.misfits import without_misfits
-from tfp_bfl.sites.deployment.traffic import TRAFFIC, Counted
+from tfp_bfl.sites.deployment.attendance import (
+    Attendance,
+    SitesLeft,
+    Submission,
+    gather,
+    reasons_of,
+    without_misfits,
+)
+from tfp_bfl.sites.deployment.channel import MOST_BYTES, SUMS, TALK, TRAFFIC, Channel, collect, read_json
+from tfp_bfl.sites.deployment.glm_job import (
+    CELLS,
+    Answered,
+    GlmJob,
+    Revision,
+    fit_job,
+    make_glm_job,
+    names_of,
+    to_arrays,
+)
+from tfp_bfl.sites.masks import KEY_BYTES
+
+Forms = Mapping[str, tuple[type, tuple[int, ...]]]
+# A site whose answers are not finite for more questions in a row leaves: each question after the first halves the step,
+# and costs the other sites some of the numbers that they answer.
+_MOST_NOT_FINITE = 6
+_NOT_FINITE = "its sums are not finite, or the coefficients exceed a bound that its log states"
 
 
-def serve_glm(
-    options: Mapping[str, Any],
-    name: str,
-    folder: pathlib.Path,
-    channel: Channel,
-    quorum: int,
-    progress: Reporter,
-    *,
-    secure_sums: bool = False,
-    max_examples: int | None = None,
-    without: Sequence[str] = (),
-    again: bool = False,
-) -> pathlib.Path:
-    """Fit a linear model over sites, and return its folder.
+class Sites:
+    """Sites that answer questions (`glm.federation.Federation`).
 
-    A site that does not answer, or refuses, is named and left out, and the fit begins again without it. Under masks the
-    run ends instead once a sum was read: a second sum without the site would reveal its own.
+    Args:
+      channel: to the sites.
+      asked: names of the sites.
+      family: the name of the outcome's distribution.
+      secure_sums: whether their answers are masked, so that only their sum can be read.
+    """
+
+    def __init__(self, channel: Channel, asked: Sequence[str], family: str, secure_sums: bool):
+        self._family, self._channel, self.asked, self.is_secure = family, channel, list(asked), secure_sums
+        self.num_clients, self.step, self.answered, self.most_bytes = len(self.asked), 0, Answered(), 0
+        self.names: Sequence[str] = ()
+        # Of the last sums at coefficients, without masks.
+        self.parts: dict[str, Sums] = {}
+        # Sites whose sums are subtracted; under masks they do it themselves.
+        self.removed: Sequence[str] = ()
+        # Numbers of an answer before the columns of the design are known.
+        self.num_cells = 0
+        # Sites with numbers in their last answer that are not finite.
+        self.not_finite: Sequence[str] = ()
+        self._in_a_row: dict[str, int] = {}
+
+    def talk(self, messages: Mapping[str, Any]) -> dict[str, str]:
+        """Send messages in JSON, and return the reasons of the sites that refuse or do not answer."""
+        content = {site: json.dumps(what).encode() for site, what in messages.items()}
+        return collect(self._channel, TALK, content, lambda site, reply: read_json(reply))[1]
+
+    def begin(self, run: str, attendance: Attendance, plan: AgreedColumns, how: Mapping[str, Any]) -> None:
+        """Send the job to all sites.
+
+        Raises:
+          SitesLeft: sites refuse, or most refuse the keys of some.
+        """
+        offers = attendance.offers if how["secure_sums"] else {}
+        job = {**how, "version": bfl.__version__, "sites": self.num_clients, "offers": offers}
+        job |= {"events": list(plan.events), "columns": _columns(plan)}
+        message = {"step": "begin", "run": run, "job": job}
+        refused = self.talk({site: {**message, "number": k} for k, site in enumerate(attendance.names)})
+        if refused:
+            raise SitesLeft(keys.false_keys(refused, attendance.names) or refused)
+
+    def encode(self, encoding: Encoding, names: Sequence[str]) -> None:
+        """Send the encoding of rows, by which the coefficients have these names."""
+        refused = self.talk({site: {"step": "encode", **encoding._asdict()} for site in self.asked})
+        if refused:
+            raise SitesLeft(refused)
+        self.names = names
+
+    def check_finite(self) -> None:
+        """Raise SitesLeft for sites with numbers in their last answer that are not finite."""
+        if self.not_finite:
+            raise SitesLeft(dict.fromkeys(self.not_finite, _NOT_FINITE))
+
+    def total(self, question: Question) -> np.ndarray:
+        """Implement `Federation.total`."""
+        size = len(self.names)
+        length = self.num_cells if question.kind == CELLS else answer_length(self._family, question, size)
+        if self.is_secure:
+            return self._masked_total(question, length)
+        parts = self._answers(question, {"sums": (np.float64, (length,))}, "sums")
+        # At coefficients that are too large sums of rows are not finite either.
+        self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
+        self._in_a_row = {site: self._in_a_row.get(site, 0) + 1 for site in self.not_finite}
+        most = 0 if question.kind in (CELLS, "first", "columns") else _MOST_NOT_FINITE
+        if wrong := [site for site, number in self._in_a_row.items() if number > most]:
+            raise SitesLeft(dict.fromkeys(wrong, _NOT_FINITE))
+        if question.kind == "sums":
+            self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
+        signs = {site: -1 if site in self.removed else 1 for site in parts}
+        total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0)
+        self.answered = Answered(total)
+        return total
+
+    def _masked_total(self, question: Question, length: int) -> np.ndarray:
+        """Return the sum of masked answers; each site receives all of them with the next question."""
+        proofs = np.uint8, (len(self.asked), KEY_BYTES)
+        parts = self._answers(question, {"masked": (np.int64, (length + 1, PARTS)), "proofs": proofs})
+        stacked = {name: np.stack([part[name] for part in parts.values()]) for name in ("masked", "proofs")}
+        self.answered = Answered(**stacked)
+        return decode(np.sum(stacked["masked"], 0, np.int64))
+
+    def event_times(self) -> np.ndarray:
+        """Implement `Federation.event_times`."""
+        asked, form = Question(TIMES, np.zeros((1, len(self.names)))), {"sums": (np.float64, (-1,))}
+        parts = self._answers(asked, form, "sums")
+        wrong = [site for site, x in parts.items() if not (np.all(np.isfinite(x)) and np.all(np.diff(x) > 0))]
+        if wrong:
+            raise SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
+        times = np.unique(np.concatenate([*parts.values()]))
+        self.answered = Answered(times)
+        return times
+
+    def _answers(self, question: Question, forms: Forms, only: str = "") -> dict[str, Any]:
+        """Return the answer of each site, in the order of their names, or the array `only` of each.
+
+        `forms` has the type and shape of each array; -1 stands for any length.
+        """
+        content = to_bytes(to_arrays(question, self.step, self.answered))
+        self.step += 1
+        parts, reasons = collect(
+            self._channel, SUMS, dict.fromkeys(self.asked, content), lambda _, reply: self._read(reply, forms)
+        )
+        if reasons:
+            raise SitesLeft(reasons)
+        return {site: found[only] if only else found for site, found in parts.items()}
+
+    def _read(self, reply: bytes, forms: Forms) -> dict[str, np.ndarray]:
+        arrays = stored_arrays(reply, "answer", MOST_BYTES)
+        is_whole = set(arrays) == set(forms)
+        for name, (kind, shape) in forms.items() if is_whole else ():
+            found = arrays.form(name)
+            fits = len(found.shape) == len(shape) and all(n in (m, -1) for m, n in zip(found.shape, shape))
+            is_whole = is_whole and found.dtype == kind and fits
+        if not is_whole:
+            raise InvalidArgument("its answer does not have the required form")
+        self.most_bytes = max(self.most_bytes, len(reply))
+        return {name: arrays[name] for name in forms}
+
+
+def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
+    """Fit a linear model over sites, and write its folder.
 
     Args:
       options: of the model (`glm_job.GlmJob`).
-      name, folder, channel, quorum, progress, secure_sums, without, again: as of `server.serve`.
-      max_examples: None; rows are not weighted.
+      run: name, sites and masks; rows are not weighted, so that `max_examples` is None.
 
     Raises:
       InvalidArgument: the options are not valid, or the tables of the sites do not fit each other.
       Error: the sites are fewer than the quorum, or one left a run with masks.
     """
-    if is_complete(folder, name, again):
-        return folder
-    if max_examples is not None:
+    if run.max_examples is not None:
         raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
-    job, channel = make_glm_job(options, secure_sums, without), Counted(channel)
-    progress.phase("asking the sites for their columns")
-    how: dict[str, Any] = {"options": dict(options), "secure_sums": secure_sums}
+    job = make_glm_job(options, run.secure_sums, run.without)
+    run.progress.phase("asking the sites for their columns")
+    how: dict[str, Any] = {"options": dict(options), "secure_sums": run.secure_sums}
     asked: list[str] | None = None
     if job.revise is not None:  # The sums of the earlier fit are no site's business.
         asked, shared = [*job.revise.add, *job.revise.remove], {"clients": job.revise.record.get("clients", [])}
         how["options"]["revise"] = {"record": shared, "add": job.revise.add, "remove": job.revise.remove}
     reserved = [name for name in (job.columns.column, job.columns.event, job.columns.exposure, *job.drop) if name]
     check = lambda site, summary: check_description(site, summary, reserved, job.only)
-    expelled = dict.fromkeys(without, "the run was submitted without it")
-    attendance = gather(channel, expelled, {"step": "describe", **how}, check, TALK, asked)
-    folder.mkdir(parents=True, exist_ok=True)
+    attendance = gather(run.channel, run.expelled, {"step": "describe", **how}, check, TALK, asked)
+    run.folder.mkdir(parents=True, exist_ok=True)
     if job.revise is not None:
-        return _revise(channel, folder, name, job, job.revise, attendance, how, progress)
-    least = max(quorum, 2 if secure_sums else 1)
+        return _revise(run, job, job.revise, attendance, how)
+    least = max(run.quorum, 2 if run.secure_sums else 1)
+    agreed = lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical)
     while True:
         attendance.check(least)
-        plan, left = without_misfits(
-            attendance.reported,
-            lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical),
-            least,
-        )
-        _leave_out(attendance, left, progress)
-        sites = Sites(channel, attendance.names, job.family, secure_sums)
+        plan, left = without_misfits(attendance.reported, agreed, least)
+        run.leave(left)
+        attendance.leave_out(left)
+        sites = Sites(run.channel, attendance.names, job.family, run.secure_sums)
         try:
-            _begin(sites, name, attendance, plan, how)
+            sites.begin(run.name, attendance, plan, how)
             result, encoding, notes = _fit(sites, job, plan)
             break
         except SitesLeft as error:
-            if secure_sums and sites.step:
+            if run.secure_sums and sites.step:
                 raise Error(
                     f"Without an answer of every site the masks do not cancel ({reasons_of(error.reasons)}): submit "
                     "the run again with the same sites when all answer, since a sum without one site reveals its own."
                 ) from None
-            _leave_out(attendance, error.reasons, progress)
+            run.leave(error.reasons)
+            attendance.leave_out(error.reasons)
     columns = {"columns": _columns(plan), "events_of": list(plan.events), "encoding": encoding._asdict()}
     columns["options"] = job.model_dump()
-    return _finish(sites, folder, name, job, result, notes, attendance, columns, progress)
-
-
-def _leave_out(attendance: Attendance, reasons: Mapping[str, str], progress: Reporter) -> None:
-    for site, reason in reasons.items():
-        progress.phase(f"Without {site}: {reason}")
-    attendance.leave_out(reasons)
-
-
-def _begin(sites: Sites, name: str, attendance: Attendance, plan: AgreedColumns, how: Mapping[str, Any]) -> None:
-    """Send the job to all sites.
-
-    Raises:
-      SitesLeft: sites refuse, or most refuse the keys of some.
-    """
-    offers = attendance.offers if how["secure_sums"] else {}
-    job = {**how, "version": bfl.__version__, "sites": len(sites.asked), "offers": offers, "events": list(plan.events)}
-    job["columns"] = _columns(plan)
-    message = {"step": "begin", "run": name, "job": job}
-    refused = sites.talk({site: {**message, "number": k} for k, site in enumerate(attendance.names)})[1]
-    if refused:
-        raise SitesLeft(keys.false_keys(refused, attendance.names) or refused)
+    _finish(sites, run, job, result, notes, attendance, columns)
 
 
 def _columns(plan: AgreedColumns) -> list[Any]:
@@ -137,33 +238,15 @@ def _fit(sites: Sites, job: GlmJob, plan: AgreedColumns) -> tuple[Posterior | Hi
     """
     sites.num_cells = num_sums(plan)
     encoding, notes = settle(plan, job.missing, sites.total(Question(CELLS, np.zeros((1, 0)))))
-    _encode(sites, encoding)
-    sites.names = names_of(job.family, encoding, plan)
+    sites.encode(encoding, names_of(job.family, encoding, plan))
     try:
         return fit_job(job, sites), encoding, notes
     except (Error, ValueError):
-        if not sites.not_finite:
-            raise
-        raise SitesLeft(dict.fromkeys(sites.not_finite, NOT_FINITE)) from None
+        sites.check_finite()
+        raise
 
 
-def _encode(sites: Sites, encoding: Encoding) -> None:
-    message = {"step": "encode", **encoding._asdict()}
-    refused = sites.talk(dict.fromkeys(sites.asked, message))[1]
-    if refused:
-        raise SitesLeft(refused)
-
-
-def _revise(
-    channel: Counted,
-    folder: pathlib.Path,
-    name: str,
-    job: GlmJob,
-    revision: Revision,
-    attendance: Attendance,
-    how: Mapping[str, Any],
-    progress: Reporter,
-) -> pathlib.Path:
+def _revise(run: Submission, job: GlmJob, revision: Revision, attendance: Attendance, how: Mapping[str, Any]) -> None:
     """Add the sums of sites that join an earlier fit, and subtract those of sites that leave; no other site computes.
 
     Raises:
@@ -184,18 +267,16 @@ def _revise(
         unknown = [f"{column}: {x}" for column in levels for x in sorted(own.get(column, set()) - levels[column])]
         if unknown:
             raise InvalidArgument(f"{site} has levels that the fit has not ({', '.join(unknown[:5])}): fit anew.")
-    sites = Sites(channel, attendance.names, job.family, how["secure_sums"])
+    sites = Sites(run.channel, attendance.names, job.family, run.secure_sums)
     sites.removed = revision.remove
     try:
         if attendance.refused:
             raise SitesLeft(attendance.refused)
-        _begin(sites, name, attendance, plan, how)
-        _encode(sites, encoding)
-        sites.names = posterior.names
+        sites.begin(run.name, attendance, plan, how)
+        sites.encode(encoding, posterior.names)
         at = np.zeros(len(sites.names)) if posterior.sums_at is None else posterior.sums_at
         change = ask_sums(sites, Question("sums", at))[0]
-        if sites.not_finite:
-            raise SitesLeft(dict.fromkeys(sites.not_finite, NOT_FINITE))
+        sites.check_finite()
     except SitesLeft as error:
         raise Error(f"A revision needs an answer of each of its sites ({reasons_of(error.reasons)}).") from None
     if not np.all(np.isfinite(change.information)):
@@ -203,44 +284,32 @@ def _revise(
             "The sums of the sites that join or leave are too large for secure sums: change units by a power of ten."
         )
     revised = revise_by_sums(posterior, [(change, 1, len(revision.add) - len(revision.remove))])
-    _check_resolution(sites, revision, change, posterior, revised.posterior)
+    assert posterior.sums is not None and revised.posterior.sums is not None
+    # Of sites that join and others that leave, only the sums of all sites have a size. A column may be 0 in the rows of
+    # these sites.
+    sums = revised.posterior.sums if revision.add and revision.remove else change
+    check_columns(sites, sums, np.diag(posterior.sums.information))
     kept = {part: record[part] for part in ("columns", "events_of", "encoding", "options")}
     kept["clients"] = revision.clients
     moved = (
         f"The revised maximum is {revised.moved:.2g} posterior standard deviations from the coefficients of the sums."
     )
-    return _finish(sites, folder, name, job, revised.posterior, [moved], attendance, kept, progress)
-
-
-def _check_resolution(sites: Sites, revision: Revision, change: Sums, earlier: Posterior, revised: Posterior) -> None:
-    """Refuse columns that are too small for the secure sums of sites that join, or that leave.
-
-    Raises:
-      InvalidArgument: as of `federation.check_columns`.
-    """
-    assert earlier.sums is not None and revised.sums is not None
-    # Of sites that join and others that leave, only the sums of all sites have a size.
-    sums = revised.sums if revision.add and revision.remove else change
-    # A column may be 0 in the rows of these sites.
-    check_columns(sites, sums, np.diag(earlier.sums.information))
+    _finish(sites, run, job, revised.posterior, [moved], attendance, kept)
 
 
 def _finish(
     sites: Sites,
-    folder: pathlib.Path,
-    name: str,
+    run: Submission,
     job: GlmJob,
     result: Posterior | Hierarchical,
     notes: Sequence[str],
     attendance: Attendance,
     columns: Mapping[str, Any],
-    progress: Reporter,
-) -> pathlib.Path:
+) -> None:
     """Send the result to the sites, and write the folder."""
     posterior = report.posterior_of(result)
     shared = {part: x for part, x in report.as_json(result).items() if part not in ("sums", "sums_at")}
-    message = {"step": "finish", "run": name, "result": shared}
-    sites.talk(dict.fromkeys(sites.asked, message))
+    sites.talk({site: {"step": "finish", "run": run.name, "result": shared} for site in sites.asked})
     clients = columns.get("clients", list(attendance.names))
     own = sites.parts if len(sites.parts) == len(clients) else {}  # A revision has those of few sites.
     warnings = [*attendance.absences(), *notes, *posterior.warnings, *_doubts(own, result)]
@@ -248,10 +317,10 @@ def _finish(
         warnings.append("Of two sites, each can compute the sums of the other from the result and its own.")
     of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
     found = None if isinstance(result, Hierarchical) else report.estimates_by_sums(posterior, own, job.level)
-    report.write_folder(folder, result, clients, job.level, warnings, of, found, columns)
+    report.write_folder(run.folder, result, clients, job.level, warnings, of, found, columns)
     for summary in attendance.reported.values():
         summary.pop(keys.OFFER, None)
-    attendance.write(folder)
+    attendance.write(run.folder)
     lines = [
         report.headline(posterior),
         *warnings,
@@ -264,13 +333,12 @@ def _finish(
         "messages": posterior.messages,
         "largest_answer_bytes": sites.most_bytes,
         "parties": clients,
-        TRAFFIC: sites.traffic,
+        TRAFFIC: run.channel.traffic,
         "warnings": warnings,
         "lines": lines,
     }
-    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    progress.announce(lines[0])
-    return folder
+    write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    run.progress.announce(lines[0])
 
 
 def _doubts(parts: Mapping[str, Sums], result: Posterior | Hierarchical) -> list[str]:

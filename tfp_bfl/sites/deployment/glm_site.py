@@ -1,4 +1,8 @@
-"""A site of a linear model: it describes its columns, and answers questions with sums over its rows, masked or not."""
+"""A site of a linear model: it describes its columns, and answers questions with sums over its rows, masked or not.
+
+What its file forbids, a table that does not fit the job, questions that are not of the job or would reveal a second
+sum, and messages of another form raise `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,12 @@ from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, describe
-from tfp_bfl.glm.encoding import Encoding, SiteCells, settle
-from tfp_bfl.glm.fixed_point import decode, encode
+from tfp_bfl.glm.design import Encoding, SiteCells, settle
 from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
+from tfp_bfl.glm.sums import decode, encode
 from tfp_bfl.sites.arrays import Arrays, digest_of
-from tfp_bfl.sites.deployment import masked
-from tfp_bfl.sites.deployment.answered import RowSet, check_number
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, NO_RUN, TALK, withholding
 from tfp_bfl.sites.deployment.glm_job import (
     GLM,
@@ -42,7 +44,19 @@ from tfp_bfl.sites.deployment.glm_job import (
     signs_of,
 )
 from tfp_bfl.sites.deployment.job import check_name
-from tfp_bfl.sites.deployment.member import ONLY_SECURE, Member, digest_of_job, parsed
+from tfp_bfl.sites.deployment.member import (
+    MEMBERS,
+    NO_FORM,
+    ONLY_SECURE,
+    Member,
+    PromiseFiles,
+    RowSet,
+    bind,
+    check_members,
+    check_number,
+    digest_of_job,
+    parsed,
+)
 from tfp_bfl.sites.deployment.party_file import PartyFile, read_file
 from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_mask, context_of, proof_of_answer, seed_of
 
@@ -84,11 +98,7 @@ class GlmSite(Member):
         return to_bytes(self.sums(stored_arrays(content, "message", MOST_BYTES)))
 
     def converse(self, content: bytes) -> bytes:
-        """Answer a message in JSON: a request to describe the table, a job, an encoding or a result.
-
-        Raises:
-          InvalidArgument: the site's file forbids the job, the table does not fit it, or the message has another form.
-        """
+        """Answer a message in JSON: a request to describe the table, a job, an encoding or a result."""
         try:
             message = json.loads(content)
             act: dict[str, Callable[..., dict[str, Any]]]
@@ -97,7 +107,7 @@ class GlmSite(Member):
         except InvalidArgument:
             raise
         except (LookupError, TypeError, ValueError, AttributeError):
-            raise InvalidArgument("The message of the server does not have the required form.") from None
+            raise InvalidArgument(NO_FORM) from None
 
     def _describe(self, options: object, secure_sums: bool) -> dict[str, Any]:
         file = read_file(self._folder)
@@ -134,8 +144,8 @@ class GlmSite(Member):
         self._shared = self._keys(self._memory, self._number, content.sites, offers)
         if self._secure_sums:
             self._signs = signs_of(content.offers, self._job.revise)
-            masked.check_members(self._memory, self._signs)
-            self._promises = Promises(masked.PromiseFiles(self._memory / "promises"))
+            check_members(self._memory, self._signs)
+            self._promises = Promises(PromiseFiles(self._memory / "promises"))
         with withholding("table"):
             table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
             cells = SiteCells(table, self._job.columns, self._plan, self._job.missing, where)
@@ -183,11 +193,7 @@ class GlmSite(Member):
         return {}
 
     def sums(self, message: Arrays) -> dict[str, np.ndarray]:
-        """Return the answer to a question: sums over the rows, masked where the job says so.
-
-        Raises:
-          InvalidArgument: the question is not of the job, or would reveal a second sum.
-        """
+        """Return the answer to a question: sums over the rows, masked where the job says so."""
         cells = self._begun()
         size = 0 if self._rows is None else self._rows.design.shape[1]
         question, step, answered = from_arrays(message, self._job, size)
@@ -212,39 +218,32 @@ class GlmSite(Member):
         return found
 
     def _check_encoding(self, total: np.ndarray) -> None:
-        """Check that means and indicators follow from the total of the sums of columns, which holds those of this site.
-
-        Raises:
-          InvalidArgument: they do not.
-        """
+        """Check that means and indicators follow from the total of the sums of columns, of this site among others."""
         own = self._begun().sums()
         if len(total) != len(own) or np.any(total[:2] < own[:2]):
             raise InvalidArgument("The total of the sums of columns can't hold those of this site.")
         if settle(self._plan, self._job.missing, total)[0] != self._encoding:
             raise InvalidArgument("The means and indicators for empty cells do not follow from the sums of columns.")
 
-    @property
-    def _count(self) -> pathlib.Path:
-        return self._memory / ANSWERED
-
     def _earlier(self) -> int:
         """Return how many numbers the site has sent in earlier fits of this run with as few sites, without masks."""
-        if self._secure_sums or not self._count.exists():
+        path = self._memory / ANSWERED
+        if self._secure_sums or not path.exists():
             return 0
-        record = json.loads(self._count.read_text())
+        record = json.loads(path.read_text())
         # An honest server begins again without a site that left.
         return int(record["numbers"]) if self._sites >= record["sites"] else 0
 
     def _record(self, numbers: int) -> None:
         if not self._secure_sums:  # With masks a promise allows one question for each step.
-            self._count.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._count, json.dumps({"sites": self._sites, "numbers": numbers}))
+            self._memory.mkdir(parents=True, exist_ok=True)
+            write_whole(self._memory / ANSWERED, json.dumps({"sites": self._sites, "numbers": numbers}))
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
-            self._open = masked.bind(self._memory, self._digest)
-            masked.check_members(self._memory, self._signs)
-            write_whole(self._memory / masked.MEMBERS, json.dumps(self._signs))
+            self._open = bind(self._memory, self._digest)
+            check_members(self._memory, self._signs)
+            write_whole(self._memory / MEMBERS, json.dumps(self._signs))
             self._is_bound = True
         sign = self._signs[sorted(self._signs)[self._number]]
         encoded, digest = encode(sign * numbers), bytes.fromhex(digest_of(message))
@@ -259,11 +258,7 @@ class GlmSite(Member):
         return {"masked": encoded, "proofs": proofs}
 
     def _total(self, answered: Answered) -> np.ndarray:
-        """Compute the total of the last question from the masked answers of all sites.
-
-        Raises:
-          InvalidArgument: an answer is not the one that its site sent.
-        """
+        """Compute the total of the last question from the masked answers, each of which its site has proved."""
         masked, proofs, own = answered.masked, answered.proofs, self._last[1]["masked"]
         shape = len(self._signs), *own.shape
         is_whole = masked.shape == shape and proofs.shape == (*shape[:1], *shape[:1], KEY_BYTES)

@@ -1,9 +1,11 @@
-"""The job that a server sends to its sites: options without code and the schema of the data, as JSON."""
+"""The job that a server sends to its sites: options without code and the schema of the data, as JSON.
+
+What is not valid raises `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,38 +17,16 @@ from tfp_bfl.app.options.refusals import OF_ONE_PLACE, OF_TABLES
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.sites.tables import parse_options
+from tfp_bfl.sites.schema import parse_options
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 def check_name(name: str) -> str:
-    """Return the name of a run, which also names folders.
-
-    Raises:
-      InvalidArgument: it is not a valid name.
-    """
+    """Check the name of a run, which also names folders, and return it."""
     if not _RUN_NAME.fullmatch(name):
         raise InvalidArgument(f"The run's name is {shown(name)}, but must be letters, digits, and - _ . between them.")
     return name
-
-
-def is_complete(folder: pathlib.Path, name: str, again: bool) -> bool:
-    """Return whether a run that is submitted again after an interruption is complete.
-
-    Args:
-      folder: folder of the run.
-      name: name of the run.
-      again: whether it is submitted again.
-
-    Raises:
-      InvalidArgument: the name is not valid, or that of a complete run.
-    """
-    check_name(name)
-    done = (folder / "summary.json").exists()
-    if done and not again:
-        raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
-    return done
 
 
 # Algorithm -> what its server needs.
@@ -57,12 +37,7 @@ _NEEDS_DATA = {
 
 
 def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
-    """Return the configuration of a run over `number` sites.
-
-    Raises:
-      InvalidArgument: an option is of runs with all data in one place, names code, is unknown, or contradicts another
-        option.
-    """
+    """Return the configuration of a run over `number` sites, without options of one place and without code."""
     for name in options:
         if name in OF_ONE_PLACE:
             raise InvalidArgument(
@@ -89,14 +64,7 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
 
 
 def table_options(options: Mapping[str, Any]) -> TableOptions:
-    """Return how all sites of a run read their tables.
-
-    Args:
-      options: of the run; lists of columns may be text separated by commas.
-
-    Raises:
-      InvalidArgument: an option is not valid.
-    """
+    """Return how all sites of a run read their tables; in its options columns may be text separated by commas."""
     given = {name: options[name] for name in OF_TABLES if options.get(name) is not None}
     listed = {name: names_in(x) if isinstance(x, str) and name != "date_unit" else x for name, x in given.items()}
     return parse_options(listed)
@@ -110,11 +78,7 @@ def to_json(schema: bfl.data.Schema) -> dict[str, Any]:
 
 
 def from_json(content: Any) -> bfl.data.Schema:
-    """Return the schema that `to_json` wrote.
-
-    Raises:
-      InvalidArgument: the content is not a schema.
-    """
+    """Return the schema that `to_json` wrote; the sender need not be trusted."""
     try:
         columns = tuple(bfl.data.Column(str(n), float(m), float(s)) for n, m, s in content["columns"])
         target = content["target"] and bfl.data.Column(*content["target"])

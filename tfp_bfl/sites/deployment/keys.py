@@ -42,9 +42,7 @@ def not_signed(site: str) -> str:
 def false_keys(refusals: Mapping[str, str], sites: Collection[str]) -> dict[str, str]:
     """Return the sites whose key most of the other sites refuse, with this reason: they are left out, not the others.
 
-    Args:
-      refusals: site -> why it refuses a run.
-      sites: the names of all sites of the run.
+    `refusals` has the reasons of the sites that refuse a run, of all its `sites`.
     """
     counts = {site: [*refusals.values()].count(not_signed(site)) for site in sites}
     return {site: not_signed(site) for site, count in counts.items() if 2 * count > len(sites) - 1}
@@ -81,8 +79,8 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
       offers: name -> key offer of that site (`offer`), as the server forwarded it.
 
     Raises:
-      InvalidArgument: an offer is not signed by its site, its certificate is not from the authority, two offers have
-        the same public key, or `name` is not the name in the site's certificate.
+      InvalidArgument: an offer is not signed by its site, with a certificate of the authority; two offers have the same
+        public key; or `name` is not the name in the site's certificate.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey

@@ -1,4 +1,7 @@
-"""Folders ("kits") of the server, the sites and the administrator: certificates from NVIDIA FLARE, access rules."""
+"""Folders ("kits") of the server, the sites and the administrator: certificates from NVIDIA FLARE, access rules.
+
+A folder of another role, or that `make_kits` did not write, raises `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import os
 import pathlib
 import re
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -18,7 +23,6 @@ import yaml
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.sites.deployment.party_file import FILE
-from tfp_bfl.sites.deployment.trust import trust_failure
 
 ADMIN, SERVER = "admin", "server"
 _ROLE = "tfp_bfl.json"
@@ -47,6 +51,10 @@ label: label             # the column of the labels
 # max_example_epsilon: 8    # epsilon of one example over all runs; then only runs with --example-clip-norm
 """
 _README = "readme.txt"
+_TRUST_SECONDS = 5.0
+# The first bytes of HTTP/2, which a gRPC server answers. In TLS 1.3 the client considers the connection established
+# before the server has verified the client's certificate; the answer shows that it has.
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _KEY_OF = """
 The folder startup holds a private key, which identifies the owner of this
 folder. Send the folder over a confidential channel, and keep it confidential.
@@ -106,11 +114,7 @@ def make_kits(folder: str | pathlib.Path, host: str, port: int, sites: Sequence[
       folder: a new folder, or the folder of an earlier call, to add sites.
       host: host name at which the sites reach the server.
       port: port of the server.
-      sites: names of the sites.
-
-    Raises:
-      InvalidArgument: the name of a site or of the host is not valid, or the folder of a site exists.
-      MissingDependency: NVIDIA FLARE is not installed.
+      sites: names of the sites, none of which has a folder.
     """
     for name in sites:
         if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
@@ -190,11 +194,7 @@ def _finish(kit: pathlib.Path, name: str, host: str) -> None:
 
 
 def role_of(kit: str | pathlib.Path) -> dict[str, str]:
-    """Return the role, name and host of a folder.
-
-    Raises:
-      InvalidArgument: `make_kits` did not write the folder.
-    """
+    """Return the role, name and host of a folder."""
     try:
         role: dict[str, str] = json.loads((pathlib.Path(kit) / _ROLE).read_text(encoding="utf-8"))
         return role
@@ -211,11 +211,7 @@ def check_admin(kit: str | pathlib.Path) -> None:
 
 
 def start_command(kit: str | pathlib.Path) -> list[str]:
-    """Write the resources of the server or a site for the present path of its folder; return the command to run it.
-
-    Raises:
-      InvalidArgument: the folder is neither a server's nor a site's.
-    """
+    """Write the resources of the server or a site for the present path of its folder; return the command to run it."""
     role, kit = role_of(kit), pathlib.Path(kit).resolve()
     if role["role"] == ADMIN:
         raise InvalidArgument("An administrator starts no process: tfp-bfl deploy run submits runs.")
@@ -244,12 +240,7 @@ def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[
 
 
 def start(kit: str | pathlib.Path) -> None:
-    """Run the server or the site in this process until it is ended.
-
-    Raises:
-      InvalidArgument: the folder is neither a server's nor a site's, or the running server is of another federation.
-      MissingDependency: NVIDIA FLARE is not installed.
-    """
+    """Run the server or the site in this process until it is ended, unless the server is of another federation."""
     command = start_command(kit)
     check_installed()
     settings = pathlib.Path(kit) / "startup" / "fed_client.json"
@@ -262,3 +253,42 @@ def start(kit: str | pathlib.Path) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.chdir(kit)
     os.execv(command[0], command)
+
+
+def trust_failure(startup: pathlib.Path, host: str, port: int) -> str:
+    """Return the reason why a server and a folder do not trust each other, in a sentence; "" if none is known.
+
+    FLARE reports the server of another federation as missing. The server need not run.
+
+    Args:
+      startup: folder of certificates.
+      host, port: address of the server.
+    """
+    server = f"The server at {host}:{port}"
+    context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+    context.check_hostname = False  # FLARE checks the name, which may differ from the host's.
+    context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    context.set_alpn_protocols(["h2"])
+    connected, answered = False, b""
+    try:
+        with socket.create_connection((host, port), _TRUST_SECONDS) as plain, context.wrap_socket(plain) as connection:
+            connected = True
+            connection.sendall(_HTTP2)
+            answered = connection.recv(1)
+    except ssl.SSLCertVerificationError as error:
+        return (
+            f"{server} belongs to another federation than this folder ({error.verify_message}): use a folder from the "
+            "authority of the server."
+        )
+    except ssl.SSLError as error:
+        if not connected and "ALERT" not in str(error.reason):
+            return f"{server} does not speak TLS like a server of tfp-bfl: is it the port of another program?"
+    except OSError:
+        if not connected:
+            return ""
+    if answered:
+        return ""
+    return (
+        f"{server} rejects this folder's certificate, which is from another authority or no longer valid: use a folder "
+        "from the authority of the server."
+    )

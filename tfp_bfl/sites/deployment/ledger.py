@@ -68,11 +68,7 @@ class Ledger:
         self._write(recorded["messages"] if recorded else {})
 
     def charge(self, message: Mapping[str, np.ndarray]) -> None:
-        """Record the message of a round before its answer.
-
-        Raises:
-          InvalidArgument: the run has no such round, or another message of the round was recorded.
-        """
+        """Record the message of a round before its answer; the run has this round, and the round no other message."""
         number = str(int(np.asarray(message.get("round", -1))))
         if not 0 <= int(number) < self._rounds:
             raise InvalidArgument(

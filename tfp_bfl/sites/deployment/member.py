@@ -1,44 +1,51 @@
-"""Rules of a site for each run, of networks and of linear models alike."""
+"""Rules of a site for each run, of networks and of linear models alike, and the record of what it has answered.
+
+A server that repeats honest fits reads the difference of two sums: the row by which two sets of rows differ. The rows
+of linear models are therefore recorded, as bits, in the folder of the run. A run with masks has one job for its name,
+one set of sites, and promises. What the site's file forbids raises `InvalidArgument`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import pydantic
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.sites.deployment import keys, masked
-from tfp_bfl.sites.deployment.answered import MEMORY, check_runs
+from tfp_bfl.files import write_whole
+from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.sites.deployment import keys
 from tfp_bfl.sites.deployment.job import check_name
 from tfp_bfl.sites.deployment.party_file import PartyFile, secret_of
 
+# Folder of what a site keeps of its runs, each in a folder of its name; of a run's sets of rows.
+MEMORY, ROWS = "memory", "rows"
+# Files with the digest of the job, and with the sites of a linear model, in the memory of a run with masks.
+JOB, MEMBERS = "job", "members.json"
+_MOST_BYTES = 2**33
 ONLY_SECURE = "Its file allows only runs with secure sums: submit with --secure-sums."
+NO_FORM = "The message of the server does not have the required form."
+_OTHER_JOB = "It has sent masked messages in another run of the name {}: give this one another name."
 Message = TypeVar("Message", bound=pydantic.BaseModel)
 
 
 def parsed(form: type[Message], content: object) -> Message:
-    """Return a message of the server; the sender need not be trusted.
-
-    Args:
-      form: of the message.
-      content: as JSON, or what JSON gave.
-
-    Raises:
-      InvalidArgument: the content has another form.
-    """
+    """Parse a message of the server, as JSON or as its content; the sender need not be trusted."""
     try:
         if isinstance(content, (str, bytes)):
             content = json.loads(content)
         return form.model_validate(content)
     except (RecursionError, ValueError):
-        raise InvalidArgument("The message of the server does not have the required form.") from None
+        raise InvalidArgument(NO_FORM) from None
 
 
 class Member:
@@ -65,16 +72,9 @@ class Member:
         return dict(summary) if offer is None else {**summary, keys.OFFER: offer}
 
     def _check_run(self, file: PartyFile, run: str, version: str, sites: int) -> pathlib.Path:
-        """Check what the site's file says of all runs, and return the folder of this one's memory.
+        """Check the version of the server, and the bounds of the site's file on all runs; return this run's memory.
 
-        Args:
-          file: of the site.
-          run: name of the run.
-          version: of the server.
-          sites: number of sites of which the server reads sums.
-
-        Raises:
-          InvalidArgument: the file forbids the run, or the server has another version.
+        `sites` is the number of sites of which the server reads sums.
         """
         if version != bfl.__version__:
             raise InvalidArgument(
@@ -82,28 +82,185 @@ class Member:
             )
         if sites < file.min_parties:
             raise InvalidArgument(f"Its file allows no run of fewer than {file.min_parties} sites.")
-        check_runs(self._folder, check_name(run), file.max_runs)
-        return self._folder / MEMORY / run
+        own = self._folder / MEMORY / check_name(run)
+        others = [path for path in (self._folder / MEMORY).glob("*") if path.is_dir() and path != own]
+        if len(others) >= file.max_runs:
+            raise InvalidArgument(
+                f"It has answered in {len(others):,} runs, the most that max_runs of its file allows: each further "
+                "run reveals more of its rows."
+            )
+        return own
 
     def _keys(
         self, memory: pathlib.Path, number: int, sites: int, offers: Mapping[str, Any] | None
     ) -> dict[int, bytes]:
         """Return the keys of this site with the others, by their numbers; none, of a run without masks (None)."""
         if offers is None:
-            masked.check_unbound(memory)
+            if (memory / JOB).exists():
+                raise InvalidArgument(_OTHER_JOB.format(memory.name))
             return {}
-        return masked.shared_keys(self._startup, secret_of(self._folder), number, sites, offers)
+        names = sorted(offers)
+        if not 0 <= number < len(names) == sites:
+            raise InvalidArgument(f"Masks require the keys of all {sites} sites, and the server forwards {len(names)}.")
+        shared = keys.agree(self._startup, secret_of(self._folder), names[number], offers)
+        return {names.index(other): key for other, key in shared.items()}
+
+
+def check_number(number: int, least: int) -> None:
+    """Refuse a run over fewer rows than `least`; the number itself is not sent."""
+    if number < least:
+        raise InvalidArgument(
+            f"It has fewer than {least} rows for this run, the least that min_rows of its file allows: sums of few "
+            "rows reveal them."
+        )
 
 
 def digest_of_job(job: Mapping[str, Any]) -> str:
-    """Return the digest of a job without the number of the site: the same at all sites.
-
-    Raises:
-      InvalidArgument: the key offers do not have the required form.
-    """
+    """Compute the digest of a job without the number of the site: the same at all sites."""
     content = {name: x for name, x in job.items() if name not in ("number", "offers")}
     try:
         content["halves"] = {site: offer["public"] for site, offer in sorted(dict(job.get("offers", {})).items())}
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The key offers from the server do not have the required form.") from None
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class RowSet:
+    """The rows of a linear model at a site, beside those of its earlier runs.
+
+    Args:
+      folder: of the site.
+      run: name of the run.
+      job: digest of the job.
+      columns: names of the columns of the model.
+      rows: whether each row of the table is in the model [n].
+    """
+
+    def __init__(self, folder: pathlib.Path, run: str, job: str, columns: list[str], rows: np.ndarray):
+        self._memory, self._path = folder / MEMORY, folder / MEMORY / run / ROWS / f"{job[:32]}.npz"
+        self._columns, self._rows = columns, rows
+
+    def check(self, least: int) -> None:
+        """Check that the rows are those of each earlier run with a column in common, or differ by `least` at least."""
+        for name, columns, earlier in self._earlier():
+            width = max(len(earlier), len(self._rows))
+            one, other = (np.pad(x, (0, width - len(x))) for x in (earlier, self._rows))
+            if {*columns} & {*self._columns} and 0 < np.count_nonzero(one != other) < least:
+                raise InvalidArgument(
+                    f"Its rows in this run differ from those in the run {name} by fewer than {least}, the least that "
+                    "min_rows of its file allows: the difference of two sums would reveal these rows. Submit with the "
+                    "columns and the outcome of that run, or with --missing indicate if cells of columns are empty."
+                )
+
+    def record(self) -> None:
+        """Record the rows before the first answer."""
+        if not self._path.exists():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            columns = np.frombuffer("\n".join(self._columns).encode(), np.uint8)
+            arrays = {"rows": np.packbits(self._rows), "number": np.array(len(self._rows)), "columns": columns}
+            write_arrays(self._path, arrays)
+
+    def _earlier(self) -> Iterator[tuple[str, list[str], np.ndarray]]:
+        for path in sorted(self._memory.glob(f"*/{ROWS}/*.npz")):
+            if path != self._path:
+                found = read_arrays(path, "rows of a run", _MOST_BYTES)
+                rows = np.unpackbits(found["rows"], count=int(found["number"])).astype(bool)
+                yield path.parts[-3], found["columns"].tobytes().decode().split("\n"), rows
+
+
+def bind(folder: pathlib.Path, digest: str) -> contextlib.ExitStack:
+    """Bind a run with masks to the digest of its job; the result holds the file open, and locked, until it is closed.
+
+    Another job in the memory `folder` of the run, or another process that takes part in it, is refused.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as opened:
+        file = opened.enter_context(open(folder / JOB, "a+", encoding="utf-8"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidArgument("Another process of this site takes part in this run: end that one.") from None
+        file.seek(0)
+        recorded = file.read()
+        if recorded not in ("", digest):
+            raise InvalidArgument(_OTHER_JOB.format(folder.name))
+        if not recorded:
+            file.write(digest)
+            file.flush()
+            os.fsync(file.fileno())
+        return opened.pop_all()
+
+
+def check_members(folder: pathlib.Path, signs: Mapping[str, int]) -> None:
+    """Check that the sum of a linear model and those of earlier ones with masks do not reveal the sums of one site.
+
+    They do if a combination of them is the sum of one site, such as the difference of two sets that differ by one.
+
+    Args:
+      folder: of the site's memory of the run.
+      signs: site -> 1, or -1 where its sums are subtracted.
+    """
+    files = [path for path in sorted(folder.parent.glob(f"*/{MEMBERS}")) if path.parent != folder]
+    sets = [*(json.loads(path.read_text(encoding="utf-8")) for path in files), signs]
+    names = sorted({site for one in sets for site in one})
+    matrix = np.array([[one.get(site, 0) for site in names] for one in sets], np.float64)
+    # A site is within the span of the sets if the projection leaves it as it is.
+    within = np.diag(np.linalg.pinv(matrix) @ matrix) > 1 - 1e-9
+    if np.any(within):
+        site = names[int(np.argmax(within))]
+        raise InvalidArgument(
+            f"With the sums of earlier runs with masks, of other sites, this one would reveal those of {site}: submit "
+            "with the same sites as before."
+        )
+
+
+class PromiseFiles:
+    """The promises of a site in a run, in a file for each round, written before the answer is sent."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    def _path(self, number: int) -> pathlib.Path:
+        return self._folder / f"{number:06d}.json"
+
+    def get(self, number: int) -> dict[str, Any] | None:
+        """Return the promise of a round, or None."""
+        path = self._path(number)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def __setitem__(self, number: int, promise: dict[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path(number), json.dumps(promise))
+
+
+class VersionFiles:
+    """The memory of a site between rounds, in a file for each of the last rounds in which it took part.
+
+    The server can return to its oldest checkpoint, but no further: files of earlier rounds are deleted.
+
+    Args:
+      folder: folder of the files.
+      back: largest number of rounds between the server's state and its oldest checkpoint.
+    """
+
+    def __init__(self, folder: pathlib.Path, back: int):
+        self._folder, self._back = folder, back
+
+    def _path(self, version: int) -> pathlib.Path:
+        return self._folder / f"{version:06d}.npz"
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self._path(version).exists()
+
+    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
+        arrays = read_arrays(self._path(version), "memory", _MOST_BYTES)
+        numbers = [int(path.stem) for path in self._folder.glob("*.npz") if path.stem.isdigit()]
+        oldest = max((number for number in numbers if number <= version - self._back), default=0)
+        for number in numbers:
+            if number < oldest:
+                self._path(number).unlink(missing_ok=True)
+        return arrays
+
+    def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_arrays(self._path(version), arrays)

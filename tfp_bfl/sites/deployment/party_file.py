@@ -10,16 +10,16 @@ import pydantic
 
 from tfp_bfl.app.options.config import read_yaml
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, must_be
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.cells import MOST_LEVELS
 from tfp_bfl.data.messages import MOST_CATEGORIES
 from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.sites.tables import TABLE_OPTIONS
 
 FILE, SECRET = "party.yaml", "secret"
 _SECRET_BYTES = 32
 # Options of a run that the file does not have.
-_OF_RUNS = tuple(name for name in TABLE_OPTIONS if name != "drop")
+_OF_RUNS = tuple(name for name in TableOptions._fields if name != "drop")
 
 
 class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
@@ -72,11 +72,7 @@ class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
 
 
 def read_file(folder: str | os.PathLike[str]) -> PartyFile:
-    """Read the configuration file of a site; paths in the file are relative to the folder.
-
-    Raises:
-      InvalidArgument: the file can't be read, or a value is not valid.
-    """
+    """Read the configuration file of a site; paths in the file are relative to the folder."""
     path = pathlib.Path(folder) / FILE
     values = read_yaml(path)
     for name in values:

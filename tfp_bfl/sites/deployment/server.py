@@ -14,7 +14,6 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, records
-from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.run_folder import owned, recorder
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
@@ -24,7 +23,15 @@ from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.sites.arrays import NO_ANSWER
 from tfp_bfl.sites.comparison import unseen
-from tfp_bfl.sites.deployment.attendance import PARTIES, Attendance, SitesLeft, gather, resumed
+from tfp_bfl.sites.deployment.attendance import (
+    PARTIES,
+    Attendance,
+    SitesLeft,
+    Submission,
+    gather,
+    resumed,
+    without_misfits,
+)
 from tfp_bfl.sites.deployment.channel import (
     BEGIN,
     MOST_BYTES,
@@ -36,12 +43,11 @@ from tfp_bfl.sites.deployment.channel import (
     Reply,
     collect,
 )
-from tfp_bfl.sites.deployment.job import from_json, is_complete, make_job, table_options, to_json
-from tfp_bfl.sites.deployment.misfits import without_misfits
+from tfp_bfl.sites.deployment.glm_job import GLM
+from tfp_bfl.sites.deployment.glm_server import serve_glm
+from tfp_bfl.sites.deployment.job import check_name, from_json, make_job, table_options, to_json
 from tfp_bfl.sites.deployment.results import write_results
-from tfp_bfl.sites.deployment.traffic import Counted
-from tfp_bfl.sites.schema import TABLE
-from tfp_bfl.sites.tables import notes, parse_options
+from tfp_bfl.sites.schema import TABLE, notes, parse_options
 
 logger = logging.getLogger(__name__)
 
@@ -49,29 +55,11 @@ logger = logging.getLogger(__name__)
 # without asking it.
 _PATIENCE, _LONGEST_REST = 2, 16
 
-# File in the folder of a result with the error of a failed run.
-FAILURE = "failure.txt"
 # File with the encoding of the sites' tables, and their classes.
 SCHEMA = "schema.json"
-# Folder of the runs in the server's folder; a job cannot name another one.
-RUNS = "runs"
-# Key of the server's lines about a run in FLARE's statistics.
-PROGRESS = "progress"
 
 
-def serve(
-    options: Mapping[str, Any],
-    name: str,
-    folder: pathlib.Path,
-    channel: Channel,
-    quorum: int,
-    progress: Reporter,
-    *,
-    secure_sums: bool = False,
-    max_examples: int | None = None,
-    without: Sequence[str] = (),
-    again: bool = False,
-) -> pathlib.Path:
+def serve(options: Mapping[str, Any], run: Submission) -> pathlib.Path:
     """Run a federation to its end, or resume an interrupted run, and return its folder.
 
     The folder holds the files of a run (config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json) and
@@ -79,64 +67,54 @@ def serve(
     scores.npz the sums behind them.
 
     Args:
-      options: options of `tfp-bfl run`, except those that describe data.
-      name: name of the run; a run with the same name is resumed.
-      folder: a new folder, or the folder of the same run.
-      channel: channel to the sites.
-      quorum: smallest number of sites, and of valid answers in each round.
-      progress: reporter of progress.
-      secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
-      max_examples: bound on the number of examples that weights a site; None for no bound.
-      without: names of sites that are not asked.
-      again: whether the job is a repetition after an interruption: a complete run is then returned unchanged.
+      options: options of `tfp-bfl run`, except those that describe data; or {"glm": options of `GlmJob`}.
+      run: its name, folder, sites and masks.
 
     Raises:
       InvalidArgument: the options are not valid, or the data of the sites do not fit each other.
       Error: the sites are fewer than the quorum.
     """
-    if is_complete(folder, name, again):
-        return folder
-    expelled, counted = dict.fromkeys(without, "the run was submitted without it"), Counted(channel)
+    check_name(run.name)
+    if (run.folder / "summary.json").exists():
+        if run.again:
+            return run.folder
+        raise InvalidArgument(f"The run {run.name} is complete: give a new run another name.")
+    if GLM in options:
+        serve_glm(options[GLM], run)
+        return run.folder
+    expelled = run.expelled
     while True:
         try:
-            return _serve(options, name, folder, counted, quorum, progress, secure_sums, max_examples, expelled)
+            _serve(options, run, expelled)
+            return run.folder
         except SitesLeft as error:
             # No round was done: the run begins again without these sites.
             expelled |= error.reasons
-            for site, reason in error.reasons.items():
-                progress.phase(f"Without {site}: {reason}")
+            run.leave(error.reasons)
             for file in (PARTIES, SCHEMA, "config.yaml"):
-                (folder / file).unlink(missing_ok=True)
+                (run.folder / file).unlink(missing_ok=True)
 
 
-def _serve(
-    options: Mapping[str, Any],
-    name: str,
-    folder: pathlib.Path,
-    channel: Counted,
-    quorum: int,
-    progress: Reporter,
-    secure_sums: bool,
-    max_examples: int | None,
-    expelled: Mapping[str, str],
-) -> pathlib.Path:
+def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, str]) -> None:
     """Run a federation without some sites; the reasons are recorded.
 
     Raises:
       SitesLeft: most sites refuse the keys of these before the first round.
     """
+    folder, progress, quorum = run.folder, run.progress, run.quorum
     progress.phase("asking the sites for descriptions of their data")
     tables = table_options(options)
-    request = {"table": tables._asdict(), "secure_sums": secure_sums}
-    attendance = resumed(folder, expelled) or gather(channel, expelled, request)
+    of_tables = {name: list(x) if isinstance(x, tuple) else x for name, x in tables._asdict().items() if x}
+    request = {"table": tables._asdict(), "secure_sums": run.secure_sums}
+    attendance = resumed(folder, expelled) or gather(run.channel, expelled, request)
     attendance.check(quorum)
-    schema = _agreed(folder, name, attendance, max_examples, tables, quorum)
+    schema = _agreed(run, attendance, tables)
     attendance.pool_rare(schema)
-    names, reported = attendance.names, attendance.counted(max_examples)
+    names, reported = attendance.names, attendance.counted(run.max_examples)
     config = make_job(options, len(names))
     sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
-    sums = largest_weight(config, sizes) if secure_sums else None
+    sums = largest_weight(config, sizes) if run.secure_sums else None
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
@@ -145,24 +123,21 @@ def _serve(
     with owned(folder, config, settled):
         write_whole(folder / SCHEMA, json.dumps({"options": tables._asdict(), **to_json(schema)}, indent=1) + "\n")
         attendance.write(folder)
-        job = {"options": {**options, **_of_tables(tables)}, "parties": len(names), "run": name}
-        job |= {"schema": to_json(schema)}
-        job |= {"version": bfl.__version__, "secure_sums": sums, "offers": attendance.offers if secure_sums else {}}
-        job |= {"max_examples": max_examples}
+        job = {"options": {**options, **of_tables}, "parties": len(names), "run": run.name, "schema": to_json(schema)}
+        job |= {"version": bfl.__version__, "secure_sums": sums, "max_examples": run.max_examples}
+        job |= {"offers": attendance.offers if run.secure_sums else {}}
         jobs = {site: json.dumps({**job, "number": number}).encode() for number, site in enumerate(names)}
-        attendance.begin(channel, jobs, quorum, (folder / "checkpoints").exists())
+        attendance.begin(run.channel, jobs, quorum, (folder / "checkpoints").exists())
         attendance.write(folder)
-        doubts = attendance.doubts(max_examples)
+        doubts = attendance.doubts(run.max_examples)
         with_tables = {site: x[TABLE] for site, x in reported.items() if TABLE in x}
         for warning in [*attendance.absences(), *notes(with_tables, schema), *doubts]:
             progress.phase(warning)
         progress.announce(
             f"{len(names)} sites with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
-        sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
-        carrier = _Carrier(channel, names, jobs, attendance.refused, progress.note, quorum)
-        tests = {site: reported[site].get("num_test", 0) for site in names}
-        scores = _Scores(channel, tests, sums_of, progress.note, carrier)
+        carrier = Carrier(run.channel, names, jobs, attendance.refused, progress.note, quorum)
+        scores = _Scores(carrier, {site: reported[site].get("num_test", 0) for site in names}, schema)
         with recorder(folder, config, progress, None) as on_round:
             result = bfl.sites.simulate_parties(
                 process,
@@ -170,7 +145,7 @@ def _serve(
                 carrier,
                 config.rounds,
                 quorum,
-                bfl.sites.SealedEngine if secure_sums else bfl.sites.PartyEngine,
+                bfl.sites.SealedEngine if run.secure_sums else bfl.sites.PartyEngine,
                 cohort_size=config.cohort_size,
                 seed=config.seed,
                 checkpoint_dir=folder / "checkpoints",
@@ -178,21 +153,19 @@ def _serve(
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
                 # A site answers each round with masks only once: no round can be repeated.
-                checkpoint_every=1 if secure_sums else config.checkpoint_every,
+                checkpoint_every=1 if run.secure_sums else config.checkpoint_every,
                 keep_checkpoints=config.keep_checkpoints,
                 max_retries=config.max_retries,
             )
         attendance.write(folder)
         of_clients = bfl.evaluation.scores_of_sums(scores.last)
         suspects = [*bfl.evaluation.client_warnings(of_clients), *unseen(names, scores.last)]
-        for warning in suspects:
-            progress.phase(warning)
-        warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
-        for line in channel.lines():
+        for line in [*suspects, *run.channel.lines()]:
             progress.phase(line)
-        last, of_sites = (result, scores.last, privacy, warnings), (_of_tables(tables), channel.traffic)
-        write_results(folder, config, weights, schema, parties, *last, *of_sites, process.settings)
-    return folder
+        warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
+        result = result._replace(warnings=[*warnings, *result.warnings])
+        stated = resolve.stated(config, weights, process.settings)
+        write_results(folder, stated, of_tables, parties, result, scores.last, privacy, run.channel.traffic)
 
 
 def largest_weight(config: RunConfig, sizes: np.ndarray) -> float:
@@ -201,40 +174,29 @@ def largest_weight(config: RunConfig, sizes: np.ndarray) -> float:
     return 1.0 if alike else float(sizes.max())
 
 
-def _agreed(
-    folder: pathlib.Path,
-    name: str,
-    attendance: Attendance,
-    max_examples: int | None,
-    tables: TableOptions,
-    quorum: int,
-) -> bfl.data.Schema:
+def _agreed(run: Submission, attendance: Attendance, tables: TableOptions) -> bfl.data.Schema:
     """Return the schema of a run: that of its beginning, if it resumes; a site that does not fit the others is absent.
 
     Raises:
       InvalidArgument: the data of the sites do not fit each other, or the run began with other options of tables.
     """
+    path = run.folder / SCHEMA
     # Without the sites that it is of, as when a server ended between both files, it would be of others.
-    if not ((folder / SCHEMA).exists() and (folder / PARTIES).exists()):
-        reported = attendance.counted(max_examples)
-        schema, left = without_misfits(reported, lambda some: bfl.sites.agree(name, some, tables), quorum)
+    if not (path.exists() and (run.folder / PARTIES).exists()):
+        agree = lambda some: bfl.sites.agree(run.name, some, tables)
+        schema, left = without_misfits(attendance.counted(run.max_examples), agree, run.quorum)
         attendance.leave_out(left)
         return schema
-    record = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
+    record = json.loads(path.read_text(encoding="utf-8"))
     if parse_options(record["options"]) != tables:
         raise InvalidArgument(
-            f"The run {name} began with other values of --drop, --only, --categorical or --date-unit: give a new run "
-            "another name."
+            f"The run {run.name} began with other values of --drop, --only, --categorical or --date-unit: give a new "
+            "run another name."
         )
     return from_json(record)
 
 
-def _of_tables(tables: TableOptions) -> dict[str, Any]:
-    """Return the options of tables that are given."""
-    return {name: list(x) if isinstance(x, tuple) else x for name, x in tables._asdict().items() if x}
-
-
-class _Carrier:
+class Carrier:
     """Transport (`sites.Transport`) over a channel: the messages of rounds as bytes.
 
     A site that was restarted or missed its job gets the job before the next round, and takes part again. All sites
@@ -263,8 +225,8 @@ class _Carrier:
         progress: Callable[[str], None],
         quorum: int = 1,
     ):
-        self._channel, self._names, self._jobs, self._refused, self._progress = channel, names, jobs, refused, progress
-        self._quorum = quorum
+        self.channel, self._names, self._jobs, self._refused = channel, names, jobs, refused
+        self.progress, self._quorum = progress, quorum
         self._again: set[str] = set()
         self.silent: set[str] = set()
         # For each site: consecutive rounds without an answer, and remaining rounds without asking it.
@@ -280,7 +242,7 @@ class _Carrier:
         asked = [site for site in invited if site not in resting]
         self._begin_again([site for site in asked if site in self._again])
         silent = set(asked)
-        for site, reply in self._channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
+        for site, reply in self.channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
             silent.discard(site)
             if isinstance(reply, Refusal) and reply == NO_RUN:
                 self._again.add(site)
@@ -288,9 +250,9 @@ class _Carrier:
                 self._refused.pop(site, None)
             yield self._names.index(site), _arrays(reply)
         for site in sorted(silent - self.silent):
-            self._progress(f"{site} did not answer in time: rounds continue without it until it answers again")
+            self.progress(f"{site} did not answer in time: rounds continue without it until it answers again")
         for site in sorted(self.silent.intersection(asked) - silent):
-            self._progress(f"{site} answers again")
+            self.progress(f"{site} answers again")
         for site in asked:
             self._misses[site] = self._misses[site] + 1 if site in silent else 0
             beyond = self._misses[site] - _PATIENCE
@@ -308,7 +270,7 @@ class _Carrier:
 
     def _begin_again(self, sites: Sequence[str]) -> None:
         jobs = {site: self._jobs[site] for site in sites}
-        begun, refused = collect(self._channel, BEGIN, jobs, lambda site, reply: "it takes part") if jobs else ({}, {})
+        begun, refused = collect(self.channel, BEGIN, jobs, lambda site, reply: "it takes part") if jobs else ({}, {})
         for site, outcome in {**begun, **refused}.items():
             if outcome != NO_ANSWER:
                 self._again.discard(site)
@@ -319,20 +281,18 @@ class _Carrier:
 class _Scores:
     """Scores of a model on the test data of the sites, from sums. Sites that did not answer the round are not asked.
 
+    Args:
+      carrier: carrier of the rounds.
+      sizes: site -> number of its test examples.
+      schema: schema of the sites' data.
+
     Attributes:
       last: site -> its sums for the last model.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        sizes: Mapping[str, int],
-        spec: Mapping[str, Any],
-        progress: Callable[[str], None],
-        carrier: _Carrier,
-    ):
-        self._channel, self._sizes, self._spec, self._progress = channel, sizes, spec, progress
-        self._carrier = carrier
+    def __init__(self, carrier: Carrier, sizes: Mapping[str, int], schema: bfl.data.Schema):
+        self._carrier, self._sizes = carrier, sizes
+        self._spec = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
         self._without: list[str] = []
         self.last: dict[str, dict[str, np.ndarray]] = {}
 
@@ -352,14 +312,14 @@ class _Scores:
             return sums
 
         asked = [site for site in self._sizes if site not in self._carrier.silent]
-        self.last, reasons = collect(self._channel, SCORE, dict.fromkeys(asked, content), read)
+        self.last, reasons = collect(self._carrier.channel, SCORE, dict.fromkeys(asked, content), read)
         for site, reason in reasons.items():
             if reason != NO_ANSWER:
                 logger.warning("The scores are without those of %s: %s", site, reason)
         without = [site for site in self._sizes if site not in self.last]
         if without != self._without and self.last:
             over = f"the test data of {_and([*self.last])}"
-            self._progress(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
+            self._carrier.progress(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
         self._without = without
         if not self.last:
             return {}

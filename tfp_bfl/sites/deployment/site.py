@@ -1,11 +1,13 @@
-"""A site of a federation: its configuration file, and its answers to the requests of the server."""
+"""A site of a federation: its configuration file, and its answers to the requests of the server.
+
+What its file forbids, and messages of another form, raise `InvalidArgument`; data that can't be read `Withheld`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -17,19 +19,25 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
-from tfp_bfl.files.arrays import read_arrays, stored_arrays, to_bytes, write_arrays
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.comparison import rare_classes
-from tfp_bfl.sites.deployment import masked
-from tfp_bfl.sites.deployment.answered import check_number
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN, ROUND, SCORE, Withheld, withholding
 from tfp_bfl.sites.deployment.job import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.ledger import Ledger
-from tfp_bfl.sites.deployment.member import ONLY_SECURE, Member, digest_of_job, parsed
+from tfp_bfl.sites.deployment.member import (
+    ONLY_SECURE,
+    Member,
+    PromiseFiles,
+    VersionFiles,
+    bind,
+    check_number,
+    digest_of_job,
+    parsed,
+)
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
-from tfp_bfl.sites.schema import TABLE
+from tfp_bfl.sites.schema import TABLE, parse_options, text_columns
 from tfp_bfl.sites.steps import SentWeights
-from tfp_bfl.sites.tables import parse_options, text_columns
 
 # Folder of the encodings of the runs.
 ENCODINGS = "encodings"
@@ -60,12 +68,7 @@ class Site(Member):
     """A site that answers the requests of a server, and refuses what its file forbids."""
 
     def __init__(self, folder: str | os.PathLike[str]):
-        """Read the file of a site's folder; the data are read when a run needs them.
-
-        Raises:
-          InvalidArgument: the file can't be read.
-          MissingDependency: the file bounds epsilon, and the package that computes epsilon is not installed.
-        """
+        """Read the file of a site's folder; the data are read when a run needs them."""
         super().__init__(folder)
         self._file = read_file(folder)
         if self._file.max_example_epsilon is not None:
@@ -85,11 +88,7 @@ class Site(Member):
         return to_bytes({ROUND: self.answer, SCORE: self.score}[task](stored_arrays(content, "message", MOST_BYTES)))
 
     def data(self, options: TableOptions = NO_OPTIONS) -> bfl.data.PartData:
-        """Return the site's data, a table read by the options of a run.
-
-        Raises:
-          Withheld: the data can't be read.
-        """
+        """Return the site's data, a table read by the options of a run."""
         if self._read[0] != options or self._read[1] is None:
             file, how = self._file, options._asdict()
             how |= {"left_out": how.pop("drop"), "drop": file.drop, "separator": file.separator}
@@ -101,13 +100,7 @@ class Site(Member):
     def describe(self, request: str = "") -> str:
         """Return the description of the data as JSON, without examples, and the site's key offer for masks.
 
-        Args:
-          request: of the server, in JSON: options of tables, and whether the run has masks.
-
-        Raises:
-          Withheld: the data can't be read.
-          InvalidArgument: the request has another form, or the site's file or the masks of the run forbid what the
-            description would reveal.
+        The request of the server, in JSON, has options of tables, and whether the run has masks.
         """
         options, is_secure = self._asked(request)
         data = self.data(options)
@@ -133,11 +126,7 @@ class Site(Member):
         return options, is_secure
 
     def begin(self, message: str) -> None:
-        """Begin a run with the job of the server: options, schema, name, and the number of the site.
-
-        Raises:
-          InvalidArgument: the site's file forbids the run, or the message does not have the required form.
-        """
+        """Begin a run with the job of the server: options, schema, name, and the number of the site."""
         self._party = None
         try:
             self._party = self._begin(message)
@@ -162,44 +151,34 @@ class Site(Member):
             write_whole(self._folder / ENCODINGS / f"{run}.json", json.dumps(job.content, indent=1) + "\n")
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
         self.seen = self._check_rule(sums)
-        arguments = self._process, self._source, job.number, secret_of(self._folder), run
         # A server that resumes from a checkpoint requires the memory of the rounds since that checkpoint.
         back = config.checkpoint_every * config.keep_checkpoints
-        fields: dict[str, Any] = {
-            "memory": _Versions(memory, back),
-            "max_examples": job.max_examples,
-            "job": bytes.fromhex(digest),
-        }
-        fields |= {"rounds": config.rounds, "charge": self._charge}
-        fields["steps"] = SentWeights(self._process, _Versions(memory / "weights", back), job.parties)
         shared = self._keys(memory, job.number, job.parties, None if sums is None else job.offers)
+        steps = SentWeights(self._process, VersionFiles(memory / "weights", back), job.parties)
         # After the checks, which cost nothing, and before the name is bound to the job.
-        self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
+        ledger = self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
+        arguments = self._process, self._source, job.number, secret_of(self._folder), run
+        fields: dict[str, Any] = {
+            "memory": VersionFiles(memory, back),
+            "charge": None if ledger is None else ledger.charge,
+            "max_examples": job.max_examples,
+            "rounds": config.rounds,
+            "job": bytes.fromhex(digest),
+            "steps": steps,
+        }
         if sums is None:
             return bfl.sites.Party(*arguments, **fields)
         self._open.close()
-        self._open = masked.bind(memory, digest)
-        fields |= {"keys": shared, "promises": masked.PromiseFiles(memory / "promises")}
+        self._open = bind(memory, digest)
+        fields |= {"keys": shared, "promises": PromiseFiles(memory / "promises")}
         return bfl.sites.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
-    def _charge(self, message: Arrays) -> None:
-        if self._ledger is not None:
-            self._ledger.charge(message)
-
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
-        """Return the result of the site's work in a round, or proofs or seeds of masks (`sites.SealedParty`).
-
-        Raises:
-          InvalidArgument: the answer would exceed the epsilon of the site's file, or reveal a second sum.
-        """
+        """Return the result of the site's work in a round, or proofs or seeds of masks (`sites.SealedParty`)."""
         return self._begun().answer(message)
 
     def score(self, weights: Arrays) -> dict[str, np.ndarray]:
-        """Return sums of a model's scores on the site's test data (`evaluation.score_sums`).
-
-        Raises:
-          InvalidArgument: the site does not share scores, or the weights do not fit the model of the run.
-        """
+        """Return sums of a model's scores on the site's test data (`evaluation.score_sums`)."""
         self._begun()
         if not self._file.share_scores or self._ledger:
             raise InvalidArgument("It does not share scores.")
@@ -264,49 +243,8 @@ class Site(Member):
             raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
 
 
-class _Versions:
-    """The memory of a site between rounds, in a file for each of the last rounds in which it took part.
-
-    The server can return to its oldest checkpoint, but no further: files of earlier rounds are deleted.
-
-    Args:
-      folder: folder of the files.
-      back: largest number of rounds between the server's state and its oldest checkpoint.
-    """
-
-    def __init__(self, folder: pathlib.Path, back: int):
-        self._folder, self._back = folder, back
-
-    def _path(self, version: int) -> pathlib.Path:
-        return self._folder / f"{version:06d}.npz"
-
-    def __contains__(self, version: object) -> bool:
-        return isinstance(version, int) and self._path(version).exists()
-
-    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
-        arrays = read_arrays(self._path(version), "memory", 2 * MOST_BYTES)
-        numbers = [int(path.stem) for path in self._folder.glob("*.npz") if path.stem.isdigit()]
-        oldest = max((number for number in numbers if number <= version - self._back), default=0)
-        for number in numbers:
-            if number < oldest:
-                self._path(number).unlink(missing_ok=True)
-        return arrays
-
-    def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_arrays(self._path(version), arrays)
-
-
 def check(folder: str | os.PathLike[str], options: TableOptions = NO_OPTIONS) -> str:
-    """Check a site's file and data; return a sentence on them, and below it the description that a server receives.
-
-    Args:
-      folder: of the site.
-      options: of a run, for its tables.
-
-    Raises:
-      InvalidArgument: the file or the data can't be read.
-    """
+    """Check a site's file and data; return a sentence on them, and below it the description that a server receives."""
     site = Site(folder)
     secure_sums = site._file.only_secure_sums
     try:

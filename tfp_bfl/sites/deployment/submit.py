@@ -1,4 +1,8 @@
-"""Submission of a run by the administrator: a job as JSON without code, its progress, and its result."""
+"""Runs of the administrator: submitted as JSON without code, listed, followed from any shell, and stopped.
+
+A folder that is not the administrator's raises `InvalidArgument`, a server that can't be reached `Error`, and a machine
+without NVIDIA FLARE `MissingDependency`.
+"""
 
 from __future__ import annotations
 
@@ -9,41 +13,38 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument, lookup
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
-from tfp_bfl.sites.deployment.channel import SHORTEST_WAIT
+from tfp_bfl.sites.deployment.channel import FAILURE, PROGRESS, SHORTEST_WAIT
 from tfp_bfl.sites.deployment.glm_job import GLM, make_glm_job
 from tfp_bfl.sites.deployment.job import check_name, make_job
-from tfp_bfl.sites.deployment.kits import CLASSES, check_admin, check_installed
-from tfp_bfl.sites.deployment.server import FAILURE, PROGRESS
-from tfp_bfl.sites.deployment.trust import trust_failure
+from tfp_bfl.sites.deployment.kits import CLASSES, check_admin, check_installed, trust_failure
 
+Kit = str | pathlib.Path
+Progress = Callable[[str], None]
 # A number of sites for the check of the options; only the server knows the real one.
 _MANY = 10_000
 _POLL, _MISSED, _STARTS = 1.0, 5, 6.0
-_ABORTED, _LOST = "FINISHED:ABORTED", "LOST"
+_FINISHED, _ABORTED, _LOST = "FINISHED", "FINISHED:ABORTED", "LOST"
+# Seconds until a server that does not answer is given up, by what only looks at runs.
+_TIMEOUT = 20.0
 
 
 def write_job(
-    folder: pathlib.Path,
-    name: str,
-    options: Mapping[str, Any],
-    quorum: int,
-    deadline: float,
-    secure_sums: bool = False,
-    max_examples: int | None = None,
-    without: Sequence[str] = (),
-    again: bool = False,
+    folder: pathlib.Path, name: str, options: Mapping[str, Any], quorum: int, deadline: float, **how: object
 ) -> pathlib.Path:
-    """Write a job's folder: two files that name one class each, and one that names the job."""
+    """Write a job's folder: two files that name one class each (`flare.Server`, `flare.Site`), and one with its name.
+
+    `how` are other arguments of `flare.Server`.
+    """
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
     server = {"name": name, "options": dict(options), "quorum": quorum, "deadline": deadline}
-    server |= {"secure_sums": secure_sums, "max_examples": max_examples, "without": list(without), "again": again}
+    server |= {"secure_sums": False, "max_examples": None, "without": (), "again": False, **how}
     files = {
         config.parent.parent / "meta.json": {
             "name": name,
@@ -70,14 +71,14 @@ def write_job(
 
 
 def submit(
-    kit: str | pathlib.Path,
+    kit: Kit,
     name: str,
     options: Mapping[str, Any],
     output: str | pathlib.Path,
     *,
     quorum: int,
     deadline: float,
-    progress: Callable[[str], None],
+    progress: Progress,
     timeout: float = 120.0,
     restarts: int = 3,
     secure_sums: bool = False,
@@ -88,7 +89,8 @@ def submit(
 
     The folder has config.yaml, metrics.jsonl, summary.json, report.html and saved_model/. A run with the same name is
     resumed. If a process of the server or of a site dies, FLARE ends the job, and this function submits the run again,
-    up to `restarts` times. An interruption of this function does not stop the run.
+    up to `restarts` times. An interruption of this function does not stop the run. Options that are not valid, and an
+    output folder that exists, are refused before anything is submitted.
 
     Args:
       kit: the administrator's folder.
@@ -100,17 +102,10 @@ def submit(
       progress: called with each line of progress.
       timeout: time limit for a connection to the server, in seconds.
       restarts: largest number of restarts after the end of a process.
-      secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
-      max_examples: bound on the number of examples that weights a site; None for no bound.
-      without: names of sites that are not asked.
+      secure_sums, max_examples, without: as of `attendance.Submission`.
 
     Returns:
       The output folder.
-
-    Raises:
-      InvalidArgument: the options are not valid, or the output folder exists. Nothing is submitted.
-      Error: the server can't be reached, or the run failed.
-      MissingDependency: NVIDIA FLARE is not installed.
     """
     check_admin(kit)
     check_name(name)
@@ -125,10 +120,11 @@ def submit(
     server = ServerSession(kit, timeout, progress)
     try:
         with tempfile.TemporaryDirectory() as draft:
-            how = options, quorum, deadline, secure_sums, max_examples, without
+            how = {"secure_sums": secure_sums, "max_examples": max_examples, "without": without}
             sites: set[str] = set()
             for attempt in range(restarts + 1):
-                job = write_job(pathlib.Path(draft) / f"job {attempt}", name, *how, again=attempt > 0)
+                folder = pathlib.Path(draft) / f"job {attempt}"
+                job = write_job(folder, name, options, quorum, deadline, again=attempt > 0, **how)
                 sites |= server.wait_for(sites, deadline)
                 number = server.call("submit_job", str(job))
                 progress(f"run {name} is submitted")
@@ -164,7 +160,7 @@ def _number(options: Mapping[str, Any]) -> int:
 class ServerSession:
     """The administrator's connection to the server, with reconnection."""
 
-    def __init__(self, kit: str | pathlib.Path, timeout: float, progress: Callable[[str], None]):
+    def __init__(self, kit: Kit, timeout: float, progress: Progress):
         self._kit, self._timeout, self._progress = pathlib.Path(kit).resolve(), timeout, progress
         self._session: Any = None
         at = self._admin()
@@ -173,11 +169,7 @@ class ServerSession:
         self._connect()
 
     def call(self, name: str, *arguments: object) -> Any:
-        """Return the result of a method of FLARE's session.
-
-        Raises:
-          Error: the server can't be reached, or refuses.
-        """
+        """Call a method of FLARE's session, and return its result."""
         from nvflare.fuel.flare_api.flare_api import InvalidJobDefinition, JobNotFound
 
         for _ in range(2):
@@ -244,21 +236,15 @@ class ServerSession:
                 time.sleep(_POLL)
 
 
-def follow_job(server: ServerSession, number: str, progress: Callable[[str], None]) -> str:
-    """Report the new lines of a job until it ends, and return its status.
-
-    Args:
-      server: connection to the server.
-      number: identifier of the job.
-      progress: called with each line.
-    """
+def follow_job(server: ServerSession, number: str, progress: Progress) -> str:
+    """Report the new lines of the job with an identifier until it ends, and return its status."""
     last, missed, lines, asked = "", 0, 0, time.monotonic()
     while True:
         status = str(server.call("get_job_meta", number).get("status", ""))
         if status != last:
-            progress(status.lower().replace(":", ": ").replace("_", " "))
+            progress(_words(status))
             last = status
-        if status.startswith("FINISHED"):
+        if status.startswith(_FINISHED):
             return status
         # FLARE's server logs requests about a job that has not started as errors.
         if status == "RUNNING" and (lines or time.monotonic() > asked + _STARTS):
@@ -272,7 +258,7 @@ def follow_job(server: ServerSession, number: str, progress: Callable[[str], Non
         time.sleep(_POLL)
 
 
-def report_new(status: Mapping[str, Any], known: int, progress: Callable[[str], None]) -> int:
+def report_new(status: Mapping[str, Any], known: int, progress: Progress) -> int:
     """Report the new lines of a server, and return the number of lines that are reported now.
 
     Args:
@@ -284,3 +270,67 @@ def report_new(status: Mapping[str, Any], known: int, progress: Callable[[str], 
     for line in lines[max(0, known - before) :]:
         progress(line if line.isprintable() else ascii(line))
     return max(known, before + len(lines))
+
+
+def list_runs(kit: Kit, progress: Progress) -> list[str]:
+    """Return a line for each job of the server, the newest first: name, status, submission and duration."""
+    with _connected(kit, progress) as server:
+        jobs = _jobs(server)
+    rows = [("run", "status", "submitted", "duration")]
+    rows += [
+        (_text(x, "job_name"), _words(_text(x, "status")), _text(x, "submit_time")[:19], _text(x, "duration")[:14])
+        for x in jobs
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def follow_run(kit: Kit, name: str, progress: Progress) -> str:
+    """Report the lines of a run until it ends, and return its last status; the run is not changed."""
+    with _connected(kit, progress) as server:
+        return follow_job(server, str(_current(_jobs(server), name)["job_id"]), progress)
+
+
+def stop_run(kit: Kit, name: str, progress: Progress) -> None:
+    """Stop a run at the server and all sites; its checkpoints stay, and submitting it again resumes it."""
+    with _connected(kit, progress) as server:
+        job = _current(_jobs(server), name)
+        if _text(job, "status").startswith(_FINISHED):
+            status = _words(_text(job, "status"))
+            raise InvalidArgument(f"The run {name} has ended ({status}): there is nothing to stop.")
+        server.call("abort_job", str(job["job_id"]))
+
+
+@contextlib.contextmanager
+def _connected(kit: Kit, progress: Progress) -> Iterator[ServerSession]:
+    check_admin(kit)
+    check_installed()
+    server = ServerSession(kit, _TIMEOUT, progress)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _jobs(server: ServerSession) -> list[dict[str, Any]]:
+    """Return the jobs of the server, the newest first."""
+    jobs = [dict(job) for job in server.call("list_jobs") or ()]
+    return sorted(jobs, key=lambda job: _text(job, "submit_time"), reverse=True)
+
+
+def _current(jobs: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return the last job of a run that has not ended, or else the last: a run can be submitted several times."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for job in sorted(jobs, key=lambda job: _text(job, "status").startswith(_FINISHED)):
+        by_name.setdefault(_text(job, "job_name"), job)
+    found: dict[str, Any] = lookup(by_name, name, "run", "at the server")
+    return found
+
+
+def _text(job: dict[str, Any], key: str) -> str:
+    text = str(job.get(key) or "")
+    return text if text.isprintable() else ascii(text)
+
+
+def _words(status: str) -> str:
+    return status.lower().replace(":", ": ").replace("_", " ")

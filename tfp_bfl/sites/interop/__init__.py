@@ -4,8 +4,7 @@ A client sends means and variances by name, whatever trained them: PyTorch, JAX,
 this library; `flower_strategy` makes it a strategy of Flower, `flare_recipe` a recipe of NVIDIA FLARE.
 """
 
-from tfp_bfl.sites.interop.flare import flare_recipe
-from tfp_bfl.sites.interop.flower import flower_strategy
+from tfp_bfl.sites.interop.frameworks import flare_recipe, flower_strategy
 from tfp_bfl.sites.interop.server import Answer, Server
 
 __all__ = ["Answer", "Server", "flare_recipe", "flower_strategy"]

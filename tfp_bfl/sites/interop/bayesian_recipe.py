@@ -5,10 +5,10 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from tfp_bfl.errors import Error, MissingDependency
+from tfp_bfl.errors import MissingDependency
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.code import function_of, made_by
-from tfp_bfl.sites.interop.flare import SERVER
+from tfp_bfl.sites.interop.frameworks import SERVER
 from tfp_bfl.sites.interop.server import Answer, Server
 
 try:
@@ -98,14 +98,9 @@ class BayesianController(ModelController):
         if len(results) < self.min_clients:
             self.warning(f"A round needs {self.min_clients} answers, but this one has {len(results)}: it is left out.")
             return
-        try:
-            metrics = server.next(self._answers(results))
-        except Error as error:
-            self.warning(str(error))
-            return
-        for client, reason in metrics["faulty"].items():
-            self.warning(f"The answer of client {client} is left out: {reason}")
-        self.info(f"Round {server.round}: {metrics['num_clients']} clients, {metrics['num_examples']} examples.")
+        metrics = server.next_or_warn(self._answers(results), self.warning)
+        if metrics is not None:
+            self.info(f"Round {server.round}: {metrics['num_clients']} clients, {metrics['num_examples']} examples.")
 
     def _answers(self, results: Sequence[FLModel]) -> list[Answer]:
         """Return the answers that are whole arrays."""
@@ -120,10 +115,6 @@ class BayesianController(ModelController):
 
 
 def made(server: str) -> Server:
-    """Return the server that FILE.py:FUNCTION makes.
-
-    Raises:
-      InvalidArgument: there is no such file or function, it fails, or it returns no `Server`.
-    """
+    """Return the server that FILE.py:FUNCTION makes; what makes none is refused."""
     made: Server = made_by(function_of(server, SERVER), "server", (Server,), "an interop.Server")
     return made

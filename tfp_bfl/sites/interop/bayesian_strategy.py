@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
+from tfp_bfl.errors import InvalidArgument, MissingDependency
 from tfp_bfl.sites.interop.server import Answer, Server
 
 try:
@@ -69,13 +69,9 @@ class BayesianStrategy(FedAvg):
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
         if not valid:
             return None, None
-        try:
-            metrics = self.server.next(self._answers(valid))
-        except Error as error:
-            logger.warning("%s", error)
+        metrics = self.server.next_or_warn(self._answers(valid), logger.warning)
+        if metrics is None:
             return None, None
-        for client, reason in metrics["faulty"].items():
-            logger.warning("The reply of client %s is left out: %s", client, reason)
         numbers = {name: x for name, x in metrics.items() if isinstance(x, (int, float))}
         return self._record(), MetricRecord(numbers)
 

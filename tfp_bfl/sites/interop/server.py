@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -21,12 +21,14 @@ from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_no
 from tfp_bfl.federated.local import as_arrays
 from tfp_bfl.federated.round import Contribution, Round, make_round
 from tfp_bfl.files import Path
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.sites.arrays import Arrays, from_arrays
 from tfp_bfl.sites.comparison import outstanding
-from tfp_bfl.sites.interop.names import Arrays, Names, whole_number
 from tfp_bfl.sites.interop.store import Store
 from tfp_bfl.weights import ClientResult, ModelWeights, Population, TrainingMetrics
 
 WEIGHTINGS = ("equal", "train_size")
+_MOST_EXAMPLES = 2**31 - 1
 # What a round reports of training, of which this server knows nothing.
 _OF_TRAINING = ("nll", "kl", "tempered_elbo", "num_faulty", "clients")
 
@@ -43,6 +45,63 @@ class Answer(NamedTuple):
     client: str
     num_examples: int
     arrays: Arrays
+
+
+class _Names:
+    """The names and shapes of a server's first arrays, which are checked and become its first `weights`."""
+
+    def __init__(self, mean: Arrays, variance: Arrays | float, point: Arrays):
+        if not isinstance(variance, Mapping):
+            value = check_number(variance, "variance")
+            variance = {name: np.full(np.shape(x), value, np.float32) for name, x in mean.items()}
+        if not (mean or point):
+            raise InvalidArgument("A server needs arrays: give mean with variance, or point.")
+        if mean.keys() != variance.keys():
+            name = min(mean.keys() ^ variance.keys())
+            raise InvalidArgument(
+                f"mean and variance must have the same names, but {shown(name)} is in one of them only."
+            )
+        self._spec = {
+            kind: {name: tf.TensorSpec(np.shape(x), tf.float32) for name, x in each.items()}
+            for kind, each in {"mean": mean, "variance": mean, "point": point}.items()
+        }
+        given = {"mean": mean, "variance": variance, "point": point}
+        self.first = self.weights({f"{kind}/{name}": x for kind, each in given.items() for name, x in each.items()})
+        for name, x in zip(self._spec["mean"], self.first.posterior.variance):
+            if not (x > 0).all():
+                raise InvalidArgument(f"The variance of {shown(name)} must be above zero everywhere.")
+
+    def weights(self, arrays: object) -> ModelWeights:
+        """Return named arrays of floats as weights, float32; the sender need not be trusted."""
+        if isinstance(arrays, Mapping):
+            arrays = {name: _floats(name, x) for name, x in arrays.items()}
+        found = from_arrays(arrays, self._spec)
+        mean, variance, point = (tuple(found[kind][name] for name in each) for kind, each in self._spec.items())
+        return ModelWeights(MeanField(mean, variance), point, MeanField((), ()))
+
+    def arrays(self, weights: ModelWeights) -> dict[str, np.ndarray]:
+        """Return weights as named arrays."""
+        values = zip(self._spec.items(), (*weights.posterior, weights.point))
+        return {f"{kind}/{name}": np.asarray(x) for (kind, each), own in values for name, x in zip(each, own)}
+
+
+def _floats(name: str, value: object) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be an array of floats.") from None
+    if array.dtype.kind != "f":
+        raise InvalidArgument(f"{name} is of type {array.dtype}, but must be of floats.")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
+def whole_number(value: object) -> int:
+    """Check a number of examples, 0 to 2^31 - 1, and return it as an int."""
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+    if not (is_whole and 0 <= value <= _MOST_EXAMPLES):  # type: ignore[operator]
+        raise InvalidArgument(f"num_examples is {shown(value)}, but must be a whole number of examples.")
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 class Server:
@@ -113,8 +172,11 @@ class Server:
         max_examples: int | None = None,
     ):
         lookup(dict.fromkeys(WEIGHTINGS), weighting, "weighting")
-        self._names, first = Names.of(mean, variance, point or {})
-        limits = _limits(max_magnitude, max_change_norm, min_examples, min_stddev)
+        self._names = _Names(mean, variance, point or {})
+        check_max_change_norm(max_change_norm)
+        check_number(max_magnitude, "max_magnitude")
+        check_number(min_stddev, "min_stddev", zero=True)
+        limits = Limits(max_magnitude, max_change_norm, check_count(min_examples, "min_examples"), min_stddev)
         self._step = servers.replace() if server_step is None else server_step
         whole = rules.whole_model(rule)
         if whole.randomise is not None:
@@ -122,7 +184,7 @@ class Server:
                 f"The rule {whole.name!r} hides clients by noise of a secret, which this server does not have: give a "
                 "rule without noise."
             )
-        self._round = _round(first, whole, self._step, weighting, robust, limits, seed)
+        self._round = _round(self._names.first, whole, self._step, weighting, robust, limits, seed)
         traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._conclude, self._add, self._take = map(traced, (self._round.conclude, self._round.add, self._taken))
         known = Population().num_clients if num_clients is None else check_count(num_clients, "num_clients")
@@ -198,6 +260,17 @@ class Server:
         counted = {**numbers, "num_clients": len(change), "faulty": faulty, "change": change}
         return {"round": self.round, **counted, "warnings": self._warnings({name: given[name] for name in change})}
 
+    def next_or_warn(self, answers: Iterable[Answer], warn: Callable[[str], object]) -> dict[str, Any] | None:
+        """Run `next`, and warn of clients that are left out; None for a round that left the server as it is."""
+        try:
+            metrics = self.next(answers)
+        except Error as error:
+            warn(str(error))
+            return None
+        for client, reason in metrics["faulty"].items():
+            warn(f"The answer of client {client} is left out: {reason}")
+        return metrics
+
     def _warnings(self, pooled: dict[str, Answer]) -> list[str]:
         """Return a sentence on each client that outweighs the others by the size that it states."""
         if not self._by_size or self._max_examples is not None:
@@ -245,14 +318,6 @@ def _by_client(answers: Iterable[Answer]) -> dict[str, Answer]:
     return given
 
 
-def _limits(max_magnitude: float, max_change_norm: float | None, min_examples: int, min_stddev: float) -> Limits:
-    check_max_change_norm(max_change_norm)
-    check_number(max_magnitude, "max_magnitude")
-    check_number(min_stddev, "min_stddev", zero=True)
-    check_count(min_examples, "min_examples")
-    return Limits(max_magnitude, max_change_norm, min_examples, min_stddev)
-
-
 def _round(
     first: ModelWeights,
     whole: ModelRule,
@@ -265,7 +330,7 @@ def _round(
     """Return the round of a rule and a step whose clients work elsewhere."""
     work: ClientWork = ClientWork(_elsewhere)
     check_fit(work, whole, step)
-    check_extra(work, whole, step, weighting, robust)
+    check_extra(work, whole, step)
     numbers = tf.TensorSpec([None], tf.int32)
     return make_round(
         first,

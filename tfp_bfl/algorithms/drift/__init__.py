@@ -1,1 +1,0 @@
-"""Corrections of client drift: SCAFFOLD, FedDyn and FedNova."""

@@ -1,5 +1,0 @@
-"""Methods that a publication describes and that few federations need."""
-
-from tfp_bfl.contrib import kernel
-
-__all__ = ["kernel"]
