@@ -15,18 +15,18 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (47_550, 38_000),
-    "edge lines": (14_700, 11_500),
-    "test lines": (59_610, 48_000),
+    "core lines": (47_450, 38_000),
+    "edge lines": (14_600, 11_500),
+    "test lines": (58_950, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
-    "file names in two folders": (44, 30),
+    "file names in two folders": (39, 30),
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
     "files that declare prior_stddev": (19, 12),
-    "public names": (401, 401),
+    "public names": (393, 393),
 }
 
 
