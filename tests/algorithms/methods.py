@@ -17,7 +17,7 @@ from tfp_bfl.algorithms.kernel import KernelModes, kernel_mode
 from tfp_bfl.algorithms.swag.work import swag, swag_weights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
-from tfp_bfl.servers.steps import SpreadState
+from tfp_bfl.servers.pooled import SpreadState
 from tfp_bfl.training import ExamplePrivacy
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights import prior as prior_weights

@@ -2,7 +2,7 @@
 
 from tfp_bfl.posterior import mixtures
 from tfp_bfl.posterior.as_tfp import to_tfp
-from tfp_bfl.posterior.chains import effective_sample_size, hpd_level, potential_scale_reduction
+from tfp_bfl.posterior.diagnostics import effective_sample_size, hpd_level, potential_scale_reduction
 from tfp_bfl.posterior.families import Samples, floor_variance, marginals, positive_leaves, sample
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob
 from tfp_bfl.posterior.mean_field import (

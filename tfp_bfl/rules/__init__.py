@@ -18,7 +18,7 @@ from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Ru
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked, total
-from tfp_bfl.rules.mixtures import (
+from tfp_bfl.rules.means import (
     client_gaussian,
     linear_pool,
     mean_precision_average,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import AnyRule, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.gather import gathered, summarise_stack
-from tfp_bfl.rules.mixtures import MixturePart, linear_pool, naive_weighted_average
+from tfp_bfl.rules.means import MixturePart, linear_pool, naive_weighted_average
 from tfp_bfl.rules.rule import KEPT, check_rule, checked_pool, each, parse_rule, with_metrics, without_noise_of_server
 from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.change import AnyWeights

@@ -6,7 +6,7 @@ A third says which weights predict, where these are not the ones that clients st
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
-from tfp_bfl.servers.steps import keep_gaussian, optimize, replace
+from tfp_bfl.servers.pooled import keep_gaussian, optimize, replace
 
 __all__ = [
     "SERVER_OPTIMIZERS",

@@ -15,7 +15,7 @@ from tfp_bfl.errors import InvalidArgument, check_counts, check_number, lookup, 
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, mixtures
-from tfp_bfl.servers.steps import after, check_point_weights, check_step, replace
+from tfp_bfl.servers.pooled import after, check_point_weights, check_step, replace
 from tfp_bfl.tensors import Array, TensorTree
 from tfp_bfl.weights import ModelWeights, functional_call
 from tfp_bfl.weights.change import Point

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfp_bfl.contracts import CHANGE, GRADIENT, SCALED_GRADIENT, ServerStep, total_of
 from tfp_bfl.errors import check_count, check_number, check_probabilities, is_by_client
 from tfp_bfl.posterior import flatten, unflatten
-from tfp_bfl.servers.steps import after, check_point_weights, check_step
+from tfp_bfl.servers.pooled import after, check_point_weights, check_step
 from tfp_bfl.tensors import Array, TensorTree
 from tfp_bfl.weights import Anchor, ModelWeights, RoundSize, ScaledGradient
 from tfp_bfl.weights.kinds import Given

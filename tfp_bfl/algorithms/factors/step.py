@@ -11,7 +11,7 @@ from tfp_bfl.algorithms.factors.factor import Factor, check_damping, damping_of
 from tfp_bfl.contracts import SITE_CHANGE, ServerStep, total_of
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.posterior import MeanField, flatten, unflatten
-from tfp_bfl.servers.steps import check_point_weights
+from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ModelWeights, RoundSize
 
 

@@ -14,7 +14,7 @@ from tfp_bfl.algorithms.rows import by_client, growing, keep_newest
 from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten, unflatten
-from tfp_bfl.servers.steps import check_point_weights
+from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ClientCurvature, ModelWeights
 
 # In posterior standard deviations, root mean square over the weights.
