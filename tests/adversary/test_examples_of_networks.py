@@ -13,8 +13,8 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.sites import Party, to_arrays
+from tfp_bfl.sites.bounds import MOST_MESSAGES, SentWeights
 from tfp_bfl.sites.party import at_server
-from tfp_bfl.sites.steps import MOST_MESSAGES, SentWeights
 
 TRIES, SIZE, COLUMNS, HIDDEN = 20, 100, 9, 8
 

@@ -17,7 +17,7 @@ from tests.certificates import certify
 from tests.kit import call, refusal
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.sites.deployment import kits, submit
-from tfp_bfl.sites.deployment.cli import ends_with_cleanup
+from tfp_bfl.sites.deployment.commands import ends_with_cleanup
 
 FIELDS = ("job_id", "job_name", "status", "submit_time", "duration")
 JOBS = [

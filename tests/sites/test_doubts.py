@@ -1,4 +1,4 @@
-"""Sites whose statistics lie far from the others' are named before the first round."""
+"""Sites whose statistics lie far from the others' are named before the first round; the report of a federation."""
 
 import json
 
@@ -7,10 +7,14 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.kit import summary_of
+from tests.plots.test_report import headings, page, table
+from tests.plots.test_report import run as results
 from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.plots import tables
 from tfp_bfl.sites.comparison import unseen
 from tfp_bfl.sites.deployment.channel import DESCRIBE
+from tfp_bfl.sites.deployment.outcome import sections
 from tfp_bfl.sites.deployment.party_file import FILE
 from tfp_bfl.sites.deployment.site import check
 from tfp_bfl.sites.schema import MOST_CLASSES
@@ -121,3 +125,27 @@ def test_rare_classes_are_named_at_the_site_and_not_sent(tmp_path):
     line, sent = check(tmp_path).split("\n", 1)[1].split("\n", 1)
     assert line == "Classes with fewer than 10 examples, too few to learn much: 'sick' (4)."
     assert "little is learnt" not in sent and '"class_names"' in sent
+
+
+def reported(**parties):
+    rounds = [{"round": 1, "accuracy": 0.9, "faulty_clients": {"1": "NaN mean"}}]
+    none = {"probabilities": None, "labels": np.zeros(0, np.int32), "uncertainties": {}, "features": None}
+    own = list(sections(parties, rounds, {}))
+    return results(**none, label_counts=None, rounds=rounds, sections=own)
+
+
+def test_a_federation_has_the_sums_of_its_sites_and_no_example(tmp_path):
+    probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]], np.float32)
+    entropy = np.array([0.2, 0.9, 0.7])
+    sums = bfl.evaluation.score_sums(
+        bfl.evaluation.Evaluation({}, probabilities, *[entropy] * 2, *[entropy / 1e4] * 2), [0, 1, 0]
+    )
+    read = page(tmp_path / "page.html", reported(north=sums, south=None))
+    assert {"Learning curve", "Error rate and coverage", "Reliability diagram", "Sites"} <= set(headings(read))
+    assert "Retention curves" not in headings(read)
+    assert table(read, "north")[:14] == [
+        *("north", "3", "0.667", "0.607", "0.400", "6e-05", "0"),
+        *("south", *[tables.DASH] * 5, "1"),
+    ]
+    without = page(tmp_path / "none.html", reported(north=None))
+    assert "Sites" in headings(without) and "Reliability diagram" not in headings(without)

@@ -31,6 +31,9 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]
 # The memories of the sites survive kills and restarts, too.
 OPTIONS = {"model": "mlp", "algorithm": "partitioned_vi", "rounds": 6, "evaluate_every": 6}
 
+LINEAR = {"outcome": "diagnosis", "family": "bernoulli", "event_value": ["malignant"], "prior_stddev": 2.5}
+LINEAR |= {"only": ["mean radius", "mean texture"]}
+
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
@@ -280,15 +283,13 @@ def test_a_host_that_is_gone_is_gone_without_and_has_a_place_when_it_is_back(fed
 @pytest.mark.parametrize("secure_sums", [False, True])
 def test_a_linear_model_is_that_of_all_tables(federation, secure_sums):
     kits, _ = federation
-    options = {"outcome": "diagnosis", "family": "bernoulli", "event_value": ["malignant"], "prior_stddev": 2.5}
-    options["only"] = ["mean radius", "mean texture"]
     name, lines = f"linear_{secure_sums}", []
     how = {"quorum": 3, "deadline": 60, "progress": lines.append, "secure_sums": secure_sums}
-    done = submit(kits / "admin", name, {"glm": options}, kits.parent / name, **how)
+    done = submit(kits / "admin", name, {"glm": LINEAR}, kits.parent / name, **how)
     clients = []
     for hospital in HOSPITALS:
         table = pyarrow.csv.read_csv(kits / hospital / "local" / "patients.csv")
-        features = np.stack([table[column].to_numpy() for column in options["only"]], 1)
+        features = np.stack([table[column].to_numpy() for column in LINEAR["only"]], 1)
         clients.append((features, np.array(table["diagnosis"].to_pylist()) == "malignant"))
     exact = bfl.glm.fit(clients, "bernoulli", prior_stddev=2.5)
     found = json_of(done / "posterior.json")
@@ -300,10 +301,8 @@ def test_a_linear_model_is_that_of_all_tables(federation, secure_sums):
 
 def test_sites_join_and_leave_a_linear_model(federation):
     kits, _ = federation
-    options = {"outcome": "diagnosis", "family": "bernoulli", "event_value": ["malignant"], "prior_stddev": 2.5}
-    options["only"] = ["mean radius", "mean texture"]
     how = {"quorum": 2, "deadline": 60, "progress": lambda line: None}
-    first = submit(kits / "admin", "two", {"glm": options}, kits.parent / "two", without=["west"], **how)
+    first = submit(kits / "admin", "two", {"glm": LINEAR}, kits.parent / "two", without=["west"], **how)
     record = json.loads((first / "posterior.json").read_text())
     revision = {**record["options"], "revise": {"record": record, "add": ["west"], "remove": ["north"]}}
     how["secure_sums"] = True

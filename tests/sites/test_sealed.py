@@ -35,11 +35,16 @@ def parties_of(make, sealed, run="a", **kept):
         yield SealedParty(*given, keys=keys_of(number), **kept) if sealed else Party(*given, **kept)
 
 
-def simulated(make, sealed, quorum=3, here=None, **options):
+def simulated(make, sealed, quorum=3, here=None, rounds=2, **options):
     here = here or Here(list(parties_of(make, sealed)), **options)
     engine = {"make_engine": SealedEngine} if sealed else {}
     process = make(secure_sums=WEIGHT)
-    return here, simulate_parties(process, PARTIES, here, rounds=2, seed=SEED, quorum=quorum, **engine)
+    return here, simulate_parties(process, PARTIES, here, rounds, seed=SEED, quorum=quorum, **engine)
+
+
+def messages_of(make, rounds=1):
+    """The messages of the server in the rounds of a run without masks."""
+    return simulated(make, sealed=False, rounds=rounds)[0].messages
 
 
 @pytest.mark.parametrize(
@@ -135,16 +140,15 @@ def test_a_site_with_a_faulty_result_is_not_in_the_sum():
 
 def test_who_masks_other_work_on_the_same_message_is_not_answered():
     make, kept = PROCESSES["fed_opt"], {}
-    here = Here(list(parties_of(make, sealed=False)))
-    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED)
+    (message,) = messages_of(make)
     party = next(parties_of(make, sealed=True, promises=kept))
-    first = party.answer(here.messages[0])
+    first = party.answer(message)
     again = next(parties_of(make, sealed=True, promises=kept))
-    assert all(np.array_equal(x, first[name]) for name, x in again.answer(here.messages[0]).items())
+    assert all(np.array_equal(x, first[name]) for name, x in again.answer(message).items())
     other = next(parties_of(make, sealed=True, promises=kept))
     other._secret = b"whose noise is another"
     with pytest.raises(InvalidArgument, match="differs from its first one, and a mask hides only one answer"):
-        other.answer(here.messages[0])
+        other.answer(message)
 
 
 def hostile(engine_class):
@@ -196,11 +200,10 @@ def test_sites_with_different_jobs_have_no_common_mask():
     with pytest.raises(InvalidArgument, match="no sum of fewer than 4 sites"):
         next(parties_of(make, sealed=True, min_parties=4))
     last = next(parties_of(make, sealed=True, rounds=1))
-    here = Here(list(parties_of(make, sealed=False)))
-    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=2, seed=SEED)
-    last.answer(here.messages[0])
+    first, second = messages_of(make, rounds=2)
+    last.answer(first)
     with pytest.raises(InvalidArgument, match="agreed to 1 rounds, which do not include round 2"):
-        last.answer(here.messages[1])
+        last.answer(second)
 
 
 def test_what_masks_do_not_go_with():
@@ -320,9 +323,7 @@ def test_the_message_of_one_site_stays_noise_with_all_revealed_seeds():
 def test_a_server_that_would_have_two_sums_is_refused():
     make = PROCESSES["fed_opt"]
     parties = list(parties_of(make, sealed=True))
-    here = Here(list(parties_of(make, sealed=False)))
-    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED)
-    message = here.messages[0]
+    (message,) = messages_of(make)
     at = lambda attempt: {**message, "attempt": np.array(attempt, np.int32)}
     for party in parties:
         party.answer(at(0))
@@ -373,13 +374,12 @@ def test_a_server_that_would_have_two_sums_is_refused():
 def test_what_is_promised_outlasts_the_process():
     make, kept = PROCESSES["fed_opt"], {}
     party = next(parties_of(make, sealed=True, promises=kept))
-    here = Here(list(parties_of(make, sealed=False)))
-    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED)
-    party.answer(here.messages[0])
+    (message,) = messages_of(make)
+    party.answer(message)
     again = next(parties_of(make, sealed=True, promises=kept))
-    again.answer(here.messages[0])
+    again.answer(message)
     with pytest.raises(InvalidArgument, match="answered this round for another sum"):
-        again.answer({**here.messages[0], "attempt": np.array(0, np.int32)})
+        again.answer({**message, "attempt": np.array(0, np.int32)})
 
 
 @pytest.mark.parametrize(

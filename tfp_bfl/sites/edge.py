@@ -1,5 +1,5 @@
 """Registration with the core: the command `deploy`."""
 
-from tfp_bfl.sites.deployment.cli import deploy
+from tfp_bfl.sites.deployment.commands import deploy
 
 COMMANDS = (deploy,)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tfp_bfl.federated.options import Options
-    from tfp_bfl.sites.steps import SentWeights
+    from tfp_bfl.sites.bounds import SentWeights
 
 
 class Versions(Protocol):

@@ -36,7 +36,7 @@ from tfp_bfl.sites.deployment.attendance import (
 from tfp_bfl.sites.deployment.glm_job import GLM
 from tfp_bfl.sites.deployment.glm_server import serve_glm
 from tfp_bfl.sites.deployment.job import check_name, from_json, make_job, table_options, to_json
-from tfp_bfl.sites.deployment.results import write_results
+from tfp_bfl.sites.deployment.outcome import write_results
 from tfp_bfl.sites.schema import TABLE, notes, parse_options
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.sites.arrays import Arrays
+from tfp_bfl.sites.bounds import SentWeights
 from tfp_bfl.sites.comparison import rare_classes
 from tfp_bfl.sites.deployment import member
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN, ROUND, SCORE, Withheld, withholding
@@ -28,7 +29,6 @@ from tfp_bfl.sites.deployment.job import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.ledger import Ledger
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.sites.schema import TABLE, parse_options, text_columns
-from tfp_bfl.sites.steps import SentWeights
 
 # Folder of the encodings of the runs.
 ENCODINGS = "encodings"

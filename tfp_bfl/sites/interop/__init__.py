@@ -5,6 +5,6 @@ this library; `flower_strategy` makes it a strategy of Flower, `flare_recipe` a 
 """
 
 from tfp_bfl.sites.interop.frameworks import flare_recipe, flower_strategy
-from tfp_bfl.sites.interop.server import Answer, Server
+from tfp_bfl.sites.interop.pooling import Answer, Server
 
 __all__ = ["Answer", "Server", "flare_recipe", "flower_strategy"]

@@ -9,7 +9,7 @@ from tfp_bfl.errors import MissingDependency
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.code import function_of, made_by
 from tfp_bfl.sites.interop.frameworks import SERVER
-from tfp_bfl.sites.interop.server import Answer, Server
+from tfp_bfl.sites.interop.pooling import Answer, Server
 
 try:
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType

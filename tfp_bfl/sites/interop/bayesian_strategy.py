@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from tfp_bfl.errors import InvalidArgument, MissingDependency
-from tfp_bfl.sites.interop.server import Answer, Server
+from tfp_bfl.sites.interop.pooling import Answer, Server
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord

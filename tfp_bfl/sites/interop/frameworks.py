@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import function_of
-from tfp_bfl.sites.interop.server import Server
+from tfp_bfl.sites.interop.pooling import Server
 
 if TYPE_CHECKING:
     from tfp_bfl.sites.interop.bayesian_recipe import BayesianRecipe
