@@ -9,15 +9,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.federated.toys import spoilt
+from tests.kit import without_times
 from tfp_bfl import evaluation, federated, posterior
-from tfp_bfl.data import load
+from tfp_bfl.data import Clients, load
+from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import get_weights, min_stddev
 
-from .method import CLIENTS, FLOOR, SEED, begin, result_of
+from .method import CLIENTS, FLOOR, SECRET, SEED, SOURCE, begin, result_of
 from .methods import METHODS, METRICS, TELLING, assert_same, method_of
 
 EVERYONE = (0, 1, 2)
+# Client 1 has features that are not finite.
+SPOILT = Clients(spoilt(SOURCE, np.where(np.isin(np.arange(len(SOURCE.labels)), CLIENTS.indices[1])[:, np.newaxis],
+                                         np.float32(np.nan), SOURCE.features)), CLIENTS.indices)  # fmt: skip
 # What differs from others here in one part alone, which has tests of its own.
 AFTER = {
     "rules/test_equations": ("log_linear_pool, flipout", "conflation, flipout"),
@@ -172,6 +178,40 @@ def test_a_client_alone_is_the_result(name):
     _, output = first_round(name, (1,))
     predictive = process_of(name).predictive_weights(output.state)
     assert_same(predictive, method_of(name).alone(local(name, 1), anchor_of(name)))
+
+
+@most_methods
+def test_a_client_that_is_not_finite_is_left_out_and_keeps_what_it_had(name):
+    """In the second round, in a dataset with others."""
+    if name in ("private examples, flipout", "laplace, last layer", "last_layer"):
+        pytest.skip("clipped gradients and features above a ReLU are finite")
+    process, state = process_of(name), first_round(name)[1].state
+    wanted = process.next(state, [CLIENTS.dataset(k) for k in (0, 2)])
+    found = process.next(state, SPOILT.shards(EVERYONE, 1))
+    assert_same(found.state, wanted.state, rtol=1e-5, atol=1e-6)
+    assert [FAULTS[code] for code in found.metrics["clients"]["fault"]] == ["", "not finite", ""]
+    assert (found.metrics["num_faulty"], found.metrics["num_clients"]) == (1, 3)
+    for key in ("nll", "kl", "tempered_elbo", "num_examples"):
+        np.testing.assert_allclose(found.metrics[key], wanted.metrics[key], rtol=1e-5)
+
+
+@most_methods
+def test_a_run_resumes_to_the_bit(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(federated.simulation, "secret_seed", lambda: np.int32(SECRET))
+    process = process_of(name)
+    size = process.privacy.cohort_size if process.privacy else process.server_step.most_in_round or 2
+    run = lambda rounds, folder=None: federated.simulate(
+        process, CLIENTS, rounds, size, seed=SEED, checkpoints=folder, engine="local"
+    )
+    first = 1 + process.burn_in_rounds
+    whole = run(first + 1)
+    for rounds in (first, first + 1):
+        found = run(rounds, tmp_path)
+    assert_same(found.state, whole.state, rtol=0, atol=0)
+    assert_same(process.predictive_weights(found.state), process.predictive_weights(whole.state), rtol=0, atol=0)
+    kept = lambda row: {key: x for key, x in row.items() if key not in posterior.Spread._fields}
+    rows = [[*map(kept, without_times(each.rounds))] for each in (found, whole)]
+    assert rows[0] == rows[1]
 
 
 @pytest.mark.deep(after="tests/algorithms/test_contract.py")

@@ -19,7 +19,7 @@ from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
-from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
+from tfp_bfl.models.blocks import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.options import choices
 from tfp_bfl.options.group import Group, extra, option
 from tfp_bfl.options.methods import ALGORITHMS, OWN, POSTERIORS, argument_names, arguments, method_of, serves

@@ -200,16 +200,6 @@ def test_export(tmp_path):
         export.save_tflite(tmp_path / "saved", tmp_path / "other.tflite", num_samples=2)
 
 
-@pytest.mark.tff
-@pytest.mark.deep(after="tests/federated/test_ensemble.py")
-def test_both_engines_train_the_same_members(runtime):
-    """To the rounding of the sums over clients."""
-    other = simulate(ensemble(), CLIENTS, ROUNDS, cohort_size=2, seed=7, runtime=runtime)
-    for a, b in zip(other.ensemble.results, whole().ensemble.results, strict=True):
-        for x, y in zip(a.state.weights.point, b.state.weights.point, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-
-
 OPTIONS = {"local_epochs": 2, "batch_size": 2, "learning_rate": 0.1}
 RECIPES = {
     "variational": lambda seed: algorithms.variational(functools.partial(flipout, seed), "linear_pool", **OPTIONS),

@@ -14,7 +14,7 @@ from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import ClientExamples, Clients, Source, answering, cohort
 from tfp_bfl.errors import ComputationError, Error, InvalidArgument
 from tfp_bfl.federated.faults import FAULTS, Limits, find_fault, is_sound
-from tfp_bfl.posterior import MeanField
+from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.weights import ClientResult, ModelWeights, TrainingMetrics
 
 assert_same = functools.partial(kit.assert_same, rtol=1e-06)
@@ -287,3 +287,17 @@ def test_a_model_without_a_posterior_has_no_variance_to_check():
     none = MeanField((), ())
     weights = ModelWeights(none, (tf.constant([1.0]),), none)
     assert find_fault(ClientResult(weights, tf.constant(1), None), weights, tf.constant(1.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "deviation", "fault"),
+    [
+        *((0.1, 1.0, ""), (0.0, 1.0, "variance zero or below"), (-1e-9, 1.0, "variance zero or below")),
+        *((0.1, np.inf, "not finite"), (0.1, 2e6, "a number beyond max_magnitude")),
+    ],
+)
+def test_low_rank_posteriors(diagonal, deviation, fault):
+    parts = (tf.zeros([2]),), (tf.fill([2], diagonal),), (tf.fill([3, 2], deviation),)
+    weights = ModelWeights(LowRank(*parts), (), MeanField((), ()))
+    code = find_fault(ClientResult(weights, tf.constant(1), None), weights, tf.constant(1.0))
+    assert FAULTS[int(code)] == fault

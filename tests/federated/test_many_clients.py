@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfp_bfl import algorithms, federated, models
-from tfp_bfl.data import Clients, Source, answering, cohort, load
+from tfp_bfl.data import Clients, answering, cohort, load
 from tfp_bfl.errors import InvalidArgument
 
 SOURCE = load("breast_cancer")
@@ -54,41 +54,6 @@ def test_a_run_goes_on_with_its_own_popularity_only(simulate, tmp_path):
             start(4, **{**options, "popularity": other})
     rows = [start(4, popularity=POPULARITY).rounds, start(4, **options).rounds]
     assert [r["nll"] for r in rows[0]] == [r["nll"] for r in rows[1]]
-
-
-class Made:
-    """Examples [N, 30] that exist when they are asked for, and remember that they were."""
-
-    dtype = np.dtype(np.float32)
-
-    def __init__(self, num_examples):
-        self.shape = (num_examples, 30)
-        self.asked = []
-
-    def __len__(self):
-        return self.shape[0]
-
-    def __array__(self, *arguments):
-        raise AssertionError("all examples were asked for at once")
-
-    def __getitem__(self, rows):
-        rows = np.asarray(rows)
-        self.asked.append(rows)
-        return np.stack([np.random.default_rng(row).normal(size=30) for row in rows]).astype(np.float32)
-
-
-def test_of_five_thousand_clients_only_the_rounds_own_are_read(simulate, tmp_path):
-    """40,000 examples; a round of three clients reads 24, and again to score them."""
-    made = Made(40_000)
-    source = Source("made", "train", made, np.arange(40_000, dtype=np.int32) % 2, ("no", "yes"))
-    clients = Clients(source, np.split(np.random.default_rng(0).permutation(40_000), 5000))
-    score = lambda model, features, labels: {"examples": len(features)}
-    options = {"popularity": 0.5, "checkpoint_dir": tmp_path / "run", "evaluate_cohort": score}
-    rows = simulate(clients, 3, cohort_size=3, seed=2, **options).rounds
-    chosen = [cohort(5000, 3, t, 2, popularity=0.5) for t in (1, 2, 3)]
-    wanted = np.concatenate([clients.indices[k] for three in chosen for k in three])
-    assert sorted(np.concatenate(made.asked)) == sorted([*wanted, *wanted])
-    assert [row["cohort_examples"] for row in rows] == [24] * 3
 
 
 def test_a_round_is_scored_on_the_data_of_those_who_answered(simulate):

@@ -9,6 +9,7 @@ from experiments.figures import accuracy_confidence
 from tfp_bfl import plots
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
+from tfp_bfl.plots.forest import Estimate, forest_plot
 
 NAMES = ["cat", "dog", "ship"]
 
@@ -340,3 +341,24 @@ def test_labels_are_inside_the_figure_and_names_that_differ_at_their_end_stay_ap
         box = text.get_window_extent()
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text.get_text()
     assert len({text.get_text() for text in figure.legends[0].get_texts()}) == 2
+
+
+def estimate(label, mean, **options):
+    mean = np.array(mean, float)
+    return Estimate(label, mean, mean - 1, mean + 1, **options)
+
+
+def test_each_client_has_a_line_in_each_panel():
+    estimates = [estimate("a", [1, 2]), estimate("b", [np.nan, 3]), estimate("pooled", [1.5, 2.5], is_pooled=True)]
+    figure = forest_plot(["age", "dose"], estimates)
+    first, second = figure.axes
+    # Two artists for each finite estimate, and the line of the pooled one.
+    assert (len(first.lines), len(second.lines)) == (5, 7)
+    assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b", "pooled"]
+    assert first.get_title(loc="left") == "age"
+
+
+@pytest.mark.parametrize(("names", "estimates"), [([], []), (["a"], []), (["a"], [estimate("x", [1, 2])])])
+def test_nothing_to_draw_is_refused(names, estimates):
+    with pytest.raises(ValueError, match="A forest plot needs"):
+        forest_plot(names, estimates)

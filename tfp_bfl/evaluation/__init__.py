@@ -14,7 +14,6 @@ from tfp_bfl.evaluation.calibration import (
 )
 from tfp_bfl.evaluation.classification import (
     ClassScores,
-    Proportion,
     auroc,
     class_scores,
     confusion_matrix,
@@ -25,7 +24,6 @@ from tfp_bfl.evaluation.client_scores import client_scores, client_warnings, sco
 from tfp_bfl.evaluation.client_sets import ClientCalibration, calibrate_clients, label_histogram
 from tfp_bfl.evaluation.conformal import SCORES, aps, conformal_limit, prediction_sets, raps
 from tfp_bfl.evaluation.decomposition import (
-    EntropyParts,
     Summary,
     Traces,
     Uncertainty,
@@ -47,7 +45,6 @@ from tfp_bfl.evaluation.drift import (
 from tfp_bfl.evaluation.limits import (
     Limit,
     NoThreshold,
-    Promise,
     RiskCoverage,
     abstention_limit,
     area_under_risk_coverage,
@@ -89,10 +86,8 @@ from tfp_bfl.evaluation.regression import (
     mixture_nll,
     summarise_gaussians,
 )
-from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_difference, rounds_to, running_mean
+from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference, rounds_to, running_mean
 from tfp_bfl.evaluation.retention import (
-    ConfidenceCurve,
-    RetentionCurve,
     area_under_retention_curve,
     confidence_curve,
     retention_curve,
@@ -120,21 +115,15 @@ __all__ = [
     "Baseline",
     "ClassScores",
     "ClientCalibration",
-    "ConfidenceCurve",
     "Difference",
     "Drift",
-    "EntropyParts",
     "Evaluation",
     "Histograms",
     "Limit",
     "NoThreshold",
     "OutOfDistribution",
-    "Promise",
-    "Proportion",
     "RegressionEvaluation",
     "Reliability",
-    "Repeats",
-    "RetentionCurve",
     "RiskCoverage",
     "Summary",
     "Traces",

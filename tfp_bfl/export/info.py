@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pydantic
@@ -98,7 +98,7 @@ class Calibration(NamedTuple):
     number: _Count
     num_samples: _Count
     temperature: _Positive
-    by: Literal["entropy", "epistemic"]
+    by: Annotated[str, Field(strict=True, pattern="^(entropy|epistemic)$")]
     limit: _Finite | None
     coverage: _Finite
     accuracy: _Finite

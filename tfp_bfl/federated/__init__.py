@@ -1,7 +1,7 @@
 """The one federated round, the engines that run it, and the driver of simulations."""
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.federated.averaging import Averaged, check_average_rounds
+from tfp_bfl.federated.averaging import check_average_rounds
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning, check_thinning
@@ -9,7 +9,7 @@ from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
 from tfp_bfl.federated.notices import chance_warning, collapse_warning, constant_warning
 from tfp_bfl.federated.options import Backend, Checkpointing, Cohorts, Monitor, Prediction
-from tfp_bfl.federated.pretraining import Pretrained, pretrain
+from tfp_bfl.federated.pretraining import pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
 from tfp_bfl.federated.simulation import SimulationResult, secret_seed, simulate
@@ -19,7 +19,6 @@ from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 __all__ = [
     "ENGINES",
     "SERVER_OPTIMIZERS",
-    "Averaged",
     "Backend",
     "BayesianProcess",
     "Checkpointing",
@@ -29,7 +28,6 @@ __all__ = [
     "Members",
     "Monitor",
     "Prediction",
-    "Pretrained",
     "Round",
     "ServerState",
     "SimulationResult",

@@ -9,15 +9,13 @@ import tensorflow as tf
 
 from tests import kit
 from tests.federated.test_checkpoints import assert_identical, names
-from tfp_bfl import algorithms, federated, models, posterior, rules
+from tfp_bfl import algorithms, federated, models, posterior
 from tfp_bfl.algorithms.swag.product import gaussian_product
-from tfp_bfl.algorithms.swag.step import online_product
-from tfp_bfl.data import Clients, Source, cohort
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.data import Clients, Source
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.faults import FAULTS
-from tfp_bfl.posterior import LowRank, MeanField, Spread
-from tfp_bfl.weights import ClientPosterior, ClientResult, TrainingMetrics
+from tfp_bfl.posterior import LowRank, MeanField
 
 assert_same = functools.partial(kit.assert_same, rtol=1e-06)
 
@@ -53,27 +51,6 @@ def simulate(runtime):
 
 def run_round(process, cohort, state=None):
     return process.next(process.initialize() if state is None else state, [CLIENTS.dataset(k) for k in cohort])
-
-
-@pytest.mark.deep(after="tests/algorithms/swag/test_fl_swag.py")
-def test_a_run_whose_state_grows_goes_on_as_if_it_had_never_stopped(simulate, tmp_path):
-    """Two clients a round: each round may bring new ones, and old ones again."""
-    cohorts = [set(cohort(5, 2, number, 3).tolist()) for number in (1, 2, 3)]
-    present = [sorted(set().union(*cohorts[:number])) for number in (1, 2, 3)]
-    assert len({len(clients) for clients in present}) > 1 and len(present[2]) < 6
-    whole = simulate(3)
-    for number in (1, 2, 3):
-        result = simulate(number, checkpoint_dir=tmp_path)
-        assert result.state.step.client.tolist() == present[number - 1]
-        assert len(result.rounds) == number
-    assert_identical(result.state, whole.state)
-    # Standard deviations are reported after the last of the three rounds.
-    told = lambda rows: [{name: x for name, x in row.items() if name not in Spread._fields} for row in rows]
-    assert told(kit.without_times(result.rounds)) == told(kit.without_times(whole.rounds))
-    assert kit.without_times(result.rounds)[-1] == kit.without_times(whole.rounds)[-1]
-    assert_identical(build().predictive_weights(result.state), build().predictive_weights(whole.state))
-    again = simulate(3, checkpoint_dir=tmp_path, on_round=lambda row: pytest.fail("a round"))
-    assert_identical(again.state, whole.state)
 
 
 def test_grown_states_are_read_where_their_axes_may_grow(simulate, tmp_path):
@@ -159,77 +136,6 @@ def test_a_prior_over_other_weights_is_refused_when_the_process_is_built(prior, 
             algorithms.fl_swag(model_fn, prior=given)
 
 
-POISON = {
-    "sound": "",
-    "NaN mean": "not finite",
-    "infinite deviations": "not finite",
-    "NaN moments": "not finite",
-    "zero diagonal": "variance zero or below",
-    "negative diagonal": "variance zero or below",
-    "few examples": "fewer examples than min_examples",
-    "raises": "client raises on purpose",
-}
-BAD = [what for what in POISON if what not in ("sound", "raises")]
-CODES = {what: code for code, what in enumerate(POISON)}
-
-
-def normalized_fn():
-    inputs = tf.keras.Input((2,))
-    return tf.keras.Model(inputs, tf.keras.layers.Dense(2)(tf.keras.layers.BatchNormalization()(inputs)))
-
-
-def arithmetic_work(message, examples, seed):
-    """Narrow posteriors about the weights plus the client's number; the first feature says what is wrong with it."""
-    code, number = tf.cast(examples.features[0, 0], tf.int32), examples.client[0]
-    fine = tf.debugging.assert_none_equal(code, CODES["raises"], message="client raises on purpose")
-    with tf.control_dependencies([fine]):
-        scale = 1 + tf.cast(number, tf.float32)
-    each = tf.nest.map_structure
-    parts = {
-        "mean": each(lambda x: x + scale, message.weights.point),
-        "diagonal": each(lambda x: tf.fill(x.shape, 0.01 * scale), message.weights.point),
-        "deviations": each(lambda x: tf.stack([0 * x + 0.1, 0 * x - 0.2 * scale, 0 * x]), message.weights.point),
-        "moments": each(lambda x: (x + 1) * scale, message.weights.moments),
-    }
-    count = tf.where(tf.equal(code, CODES["few examples"]), 4, tf.shape(examples.labels)[0])
-    for what in BAD:
-        amount, part = what.split()
-        value = {"NaN": np.nan, "infinite": np.inf, "zero": 0.0, "negative": -1e-9}.get(amount)
-        if value is not None:
-            hit = tf.equal(code, CODES[what])
-            parts[part] = each(lambda x, hit=hit, value=value: tf.where(hit, np.float32(value), x), parts[part])
-    moments = parts.pop("moments")
-    local = ClientPosterior(number, count, LowRank(**parts), moments)
-    return ClientResult(local, count, TrainingMetrics(scale, 0 * scale, -scale))
-
-
-@functools.cache
-def arithmetic():
-    return federated.build_process(
-        normalized_fn,
-        client_work=lambda: arithmetic_work,
-        weigh=lambda local, anchor, num_examples: tf.constant(1.0),
-        rule=rules.stacked(),
-        server_step=online_product(4, ROWS),
-        min_examples=5,
-    )
-
-
-def clients_with(bad=None):
-    """The clients, some of them with what is wrong with them."""
-    features = np.zeros_like(FEATURES)
-    for k, what in (bad or {}).items():
-        features[CLIENTS.indices[k]] = CODES[what]
-    return Clients(Source("made", "train", features, LABELS, SOURCE.class_names), CLIENTS.indices)
-
-
-def round_of(shares, bad=None, state=None):
-    """A round of arithmetic clients, each in a dataset of its own unless some are given together."""
-    process, clients = arithmetic(), clients_with(bad)
-    data = [clients.dataset(*np.atleast_1d(k)) for k in shares]
-    return process.next(process.initialize() if state is None else state, data)
-
-
 def product(step, *options):
     sent = [tf.nest.map_structure(lambda x, k=k: x[k], step.posterior) for k in range(len(step.client))]
     return gaussian_product(sent, None, *options)
@@ -252,52 +158,6 @@ def test_the_default_prediction_is_the_product_of_the_marginals_with_random_effe
     assert options == {"diagonal_only": False, "between_clients": False} or not all(
         np.allclose(a, b, rtol=1e-3) for a, b in zip(posterior.marginals(pooled).variance, exact.variance)
     )
-
-
-def named(metrics):
-    report = metrics["clients"]
-    return {k: FAULTS[code] for k, code in zip(report["client"].tolist(), report["fault"].tolist()) if code}
-
-
-@pytest.mark.deep(after="tests/federated/test_faults.py")
-@pytest.mark.parametrize("what", BAD)
-def test_a_faulty_client_is_left_out_and_named_and_the_product_is_that_of_the_others(what):
-    """Between two that are sound, in one dataset with them, and alone after them."""
-    without = round_of((0, 5))
-    for shares in ((0, 2, 5), ((0, 2, 5),), ((2, 0), 5)):
-        output = round_of(shares, {2: what})
-        assert named(output.metrics) == {2: POISON[what]}
-        assert (output.metrics["num_faulty"], output.metrics["num_examples"]) == (1, SIZES[0] + SIZES[5])
-        assert_identical(output.state, without.state)
-        wanted = product(without.state.step, True, True)
-        assert_identical(arithmetic().predictive_weights(output.state).posterior, wanted)
-    alone = round_of((2,), {2: what}, without.state)
-    assert named(alone.metrics) == {2: POISON[what]}
-    assert_identical(alone.state._replace(round=without.state.round), without.state)
-    assert round_of((0, 2, 5)).state.step.client.tolist() == [0, 2, 5]
-
-
-@pytest.mark.deep(after="tests/algorithms/swag/test_fl_swag.py")
-def test_a_client_that_comes_again_and_is_faulty_keeps_its_old_posterior():
-    state = round_of((1, 2, 4)).state
-    output = round_of((2, 5), {2: "NaN mean"}, state)
-    assert output.state.step.client.tolist() == [1, 2, 4, 5]
-    assert_identical(tf.nest.map_structure(lambda x: x[:3], output.state.step), state.step)
-
-
-def test_where_nobody_is_sound_the_state_stays_as_it_was(runtime, tmp_path):
-    process, bad = arithmetic(), {0: "NaN mean", 1: "zero diagonal"}
-    first = process.initialize()
-    empty = round_of((0, 1), bad).state
-    assert_identical(empty._replace(round=first.round), first)
-    assert_identical(process.predictive_weights(empty), first.weights)
-    clients = clients_with(bad)
-    two = Clients(clients.source, clients.indices[:2])
-    with pytest.raises(
-        Error, match="No training succeeded in round 1, in 1 attempt: every client was faulty: client 0: n"
-    ):
-        federated.simulate(process, two, 1, runtime=runtime, checkpoint_dir=tmp_path / "states")
-    assert not (tmp_path / "states").exists()
 
 
 def blocks_of(block):
