@@ -1,5 +1,6 @@
 """`tfp-bfl laplace` and `last-layer`: posteriors for a finished run of federated averaging; clients leave and join."""
 
+import functools
 import json
 
 import numpy as np
@@ -24,7 +25,7 @@ COMMANDS = pytest.mark.parametrize("command", DATA)
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return {data: run([*RUN.split(), "--dataset", data], folder / data) for data in DATA.values()}
+    return functools.cache(lambda data: run([*RUN.split(), "--dataset", data], folder / data))
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +36,16 @@ def held_out(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def posteriors(averaged):
-    """The folder of each command's posterior, at temperature 1."""
-    folders = {command: averaged[data].parent / f"{data}_posterior" for command, data in DATA.items()}
-    for command, folder in folders.items():
+    """Gives the folder of a command's posterior, that of laplace at temperature 1."""
+
+    @functools.cache
+    def found(command):
+        folder = averaged(DATA[command]).parent / command
         given = ["--temperature", 1] if command == "laplace" else []
-        assert call(command, averaged[DATA[command]], *given, "--output", folder) == 0
-    return folders
+        assert call(command, averaged(DATA[command]), *given, "--output", folder) == 0
+        return folder
+
+    return found
 
 
 def predicted(folder, command):
@@ -50,13 +55,14 @@ def predicted(folder, command):
     return found["probabilities" if command == "laplace" else "mean"].numpy()
 
 
+@pytest.mark.deep(after="tests/app/test_laplace.py")
 @COMMANDS
 def test_the_folder_is_complete_and_predicts(averaged, posteriors, command):
-    folder, test = posteriors[command], bfl.data.load(DATA[command], split="test")
+    folder, test = posteriors(command), bfl.data.load(DATA[command], split="test")
     assert {p.name for p in folder.iterdir()} == {"config.yaml", "clients.npz", "saved_model", "summary.json"}
     found, state = summary_of(folder), Held.load(folder / "clients.npz")
     assert found["clients"] == ["0", "1", "2"] and found["epistemic"] > 1e-4
-    assert summary_of(averaged[DATA[command]])["epistemic"] == 0
+    assert summary_of(averaged(DATA[command]))["epistemic"] == 0
     approximation = state.settings.approximate(state.rows, state.weights)
     assert approximation.log_marginal_likelihood == pytest.approx(found["log_marginal_likelihood"])
     if command == "laplace":
@@ -71,9 +77,10 @@ def test_the_folder_is_complete_and_predicts(averaged, posteriors, command):
         assert "exact posterior of the last layer" in (folder / "saved_model" / "model_card.md").read_text()
 
 
+@pytest.mark.deep(after="tests/app/test_laplace.py")
 @COMMANDS
 def test_clients_leave_and_join(posteriors, command, tmp_path, capsys):
-    folder = posteriors[command]
+    folder = posteriors(command)
     assert call("clients", "show", folder) == 0
     assert "share of the " in capsys.readouterr().out
     assert call("clients", "remove", folder, "1", "--output", tmp_path / "two") == 0
@@ -89,17 +96,19 @@ def test_clients_leave_and_join(posteriors, command, tmp_path, capsys):
     np.testing.assert_allclose(again, predicted(folder, command), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.deep(after="tests/app/test_laplace.py")
 def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
     given = ["--structure", "diagonal", "--prior-by-layer", "--temperature", "0.5"]
-    assert call("laplace", averaged["breast_cancer"], *given, "--output", tmp_path / "diagonal") == 0
+    assert call("laplace", averaged("breast_cancer"), *given, "--output", tmp_path / "diagonal") == 0
     found = summary_of(tmp_path / "diagonal")
     assert len(found["prior_stddev"]) > 1 and found["temperature"] == 0.5 and found["linearised_test_nll"] > 0
     assert f"linearised: accuracy {found['linearised_accuracy']:.4f}" in capsys.readouterr().out
 
 
+@pytest.mark.deep(after="tests/app/test_laplace.py")
 def test_noise_is_in_units_of_the_label(averaged, tmp_path, capsys):
     given = ["--noise-stddev", "50", "--prior-stddev", "0.5", "--temperature", "0.5"]
-    assert call("last-layer", averaged["diabetes"], *given, "--output", tmp_path / "given") == 0
+    assert call("last-layer", averaged("diabetes"), *given, "--output", tmp_path / "given") == 0
     assert "noise standard deviation 50; prior standard deviation 0.5;" in capsys.readouterr().out
     assert summary_of(tmp_path / "given")["temperature"] == 0.5
 
@@ -108,7 +117,7 @@ def test_noise_is_in_units_of_the_label(averaged, tmp_path, capsys):
 @pytest.mark.parametrize("has_rows", [False, True])
 def test_the_temperature_is_chosen_and_stated(averaged, held_out, command, has_rows, tmp_path, capsys):
     """By held-out rows, else a default."""
-    folder = held_out if has_rows else averaged["breast_cancer"]
+    folder = held_out if has_rows else averaged("breast_cancer")
     assert call(command, folder, "--output", tmp_path / "chosen") == 0
     found, out = summary_of(tmp_path / "chosen"), capsys.readouterr().out
     assert f"posterior temperature {found['temperature']:g}: {found['temperature_by']}" in out
@@ -124,7 +133,7 @@ def test_the_mode_of_a_last_layer_does_not_depend_on_the_temperature(averaged, t
     for temperature in (0.01, 1.0):
         output = tmp_path / str(temperature)
         given = ["--temperature", temperature, "--output", output]
-        assert call("last-layer", averaged["breast_cancer"], *given) == 0
+        assert call("last-layer", averaged("breast_cancer"), *given) == 0
         found[temperature] = summary_of(output)
         assert found[temperature]["temperature_by"] == "given"
     for name in ("prior_stddev", "log_marginal_likelihood", "effective_parameters"):
@@ -134,13 +143,14 @@ def test_the_mode_of_a_last_layer_does_not_depend_on_the_temperature(averaged, t
 
 def test_a_run_of_the_algorithm_is_the_command(averaged, posteriors, tmp_path):
     """On the command line and in Python; the options are the same."""
-    start = averaged["breast_cancer"]
+    start = averaged("breast_cancer")
     options = ["--algorithm", "laplace", "--start", start, "--temperature", 1, "--structure", "last_layer"]
     assert call("run", *options, "--output", tmp_path / "run") == 0
     found = bfl.run(tmp_path / "python", algorithm="laplace", start=start, temperature=1.0)
-    assert summary_of(tmp_path / "run") == found.summary == summary_of(posteriors["laplace"])
+    assert summary_of(tmp_path / "run") == found.summary == summary_of(posteriors("laplace"))
 
 
+@pytest.mark.deep(after="tests/app/test_laplace.py")
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -160,17 +170,17 @@ def test_a_run_of_the_algorithm_is_the_command(averaged, posteriors, tmp_path):
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(averaged, posteriors, command, words, tmp_path, capsys):
-    folders = {"tmp": tmp_path, "posterior": posteriors["laplace"], "run": averaged["breast_cancer"]}
+    folders = {"tmp": tmp_path, "posterior": posteriors("laplace"), "run": averaged("breast_cancer")}
     arguments = [part.format(**folders) for part in command.split()]
     assert words in refusal(capsys, *arguments, "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_exists_and_a_start_alone_are_refused(averaged, posteriors, tmp_path, capsys):
-    output = ["--output", posteriors["laplace"]]
-    assert "exists already" in refusal(capsys, "laplace", averaged["breast_cancer"], *output)
+    output = ["--output", posteriors("laplace")]
+    assert "exists already" in refusal(capsys, "laplace", averaged("breast_cancer"), *output)
     with pytest.raises(InvalidArgument, match="give the algorithm laplace or last_layer"):
-        bfl.run(tmp_path / "new", start=averaged["breast_cancer"])
+        bfl.run(tmp_path / "new", start=averaged("breast_cancer"))
 
 
 @pytest.mark.parametrize(
