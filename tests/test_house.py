@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (47_800, 38_000),
-    "edge lines": (14_800, 11_500),
-    "test lines": (59_600, 48_000),
+    "core lines": (47_550, 38_000),
+    "edge lines": (14_650, 11_500),
+    "test lines": (59_520, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
-    "file names in two folders": (46, 30),
+    "file names in two folders": (44, 30),
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),

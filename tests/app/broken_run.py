@@ -1,12 +1,31 @@
-"""A run that breaks off in an evaluation, and is resumed."""
+"""Runs that break off in an evaluation, are resumed, and end as if they had never been interrupted."""
 
+import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import call, lines_of, summary_of
 from tests.units import in_units
-from tfp_bfl.app.cli import run_command_line
 
-from .test_resume import assert_same_run
+CLOCK = ("train_seconds", "seconds", "ms_per_step", "worker_mb", "process_mb")
+
+
+def rows(folder):
+    """The rounds of a run without their times."""
+    return [{k: x for k, x in row.items() if "seconds" not in k} for row in lines_of(folder / "metrics.jsonl")]
+
+
+def summary(folder):
+    """What a run recorded at its end, without times and memory."""
+    return {name: x for name, x in summary_of(folder).items() if name not in CLOCK}
+
+
+def assert_same_run(folder, whole):
+    """Compare rounds, scores and predictions of two runs to the bit, and the names of their files."""
+    assert rows(folder) == rows(whole) and summary(folder) == summary(whole)
+    with np.load(folder / "predictions.npz") as a, np.load(whole / "predictions.npz") as b:
+        assert all(a[name].tobytes() == b[name].tobytes() for name in b.files)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}
 
 
 def assert_resumes_to(whole, folder, arguments, evaluations, monkeypatch):
@@ -19,9 +38,9 @@ def assert_resumes_to(whole, folder, arguments, evaluations, monkeypatch):
 
     monkeypatch.setattr(bfl.evaluation, "evaluate", until_then)
     with pytest.raises(AssertionError, match="this is expected"):
-        run_command_line([*arguments, "--output", str(folder)])
+        call(*arguments, "--output", folder)
     monkeypatch.undo()
-    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    assert call("run", "--resume", folder) == 0
     assert_same_run(folder, whole)
 
 

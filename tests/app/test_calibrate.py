@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tfp_bfl.app.cli import run_command_line
+from tests.kit import call, refusal
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.calibrate import calibrate, entropy
 from tfp_bfl.app.one_run.records import HELD_OUT
@@ -25,7 +25,7 @@ HOLD_OUT = ["--hold-out", "0.3"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    assert run_command_line(["run", *TRAINING, *HOLD_OUT, "--output", str(folder)]) == 0
+    assert call("run", *TRAINING, *HOLD_OUT, "--output", folder) == 0
     return folder
 
 
@@ -34,7 +34,7 @@ def calibrated(run):
     path = run.parent / "model"
     figure = run.parent / "limit.png"
     asked = ["--accuracy", "0.8", "--sets", "0.95", "--figure", str(figure)]
-    assert run_command_line(["calibrate", str(run), str(path), *asked]) == 0
+    assert call("calibrate", run, path, *asked) == 0
     assert figure.stat().st_size > 5000
     return path
 
@@ -90,7 +90,7 @@ def test_predict_goes_by_it(run, calibrated, tmp_path, capsys, limit):
     np.savez(tmp_path / "some.npz", test.features[:100])
     asked = [] if limit is None else ["--max-uncertainty", str(limit)]
     command = ["predict", str(calibrated), str(tmp_path / "some.npz"), "--format", "csv", *asked]
-    assert run_command_line(command) == 0
+    assert call(*command) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     found = bfl.export.calibration_of(bfl.export.read_info(calibrated))
     plain = bfl.export.load(run / "saved_model")
@@ -109,12 +109,12 @@ def test_predict_goes_by_it(run, calibrated, tmp_path, capsys, limit):
 
 def test_adaptive_sets_are_served(run, tmp_path, capsys):
     command = ["calibrate", str(run), str(tmp_path / "model"), "--coverage", "0.8", "--set-score", "aps"]
-    assert run_command_line(command) == 0
+    assert call(*command) == 0
     found = bfl.export.calibration_of(bfl.export.read_info(tmp_path / "model"))
     assert found.set_score == "aps" and f"sets: aps >= {found.set_limit:.4g}" in capsys.readouterr().out
     test = bfl.data.load("digits", split="test")
     np.savez(tmp_path / "some.npz", test.features[:100])
-    assert run_command_line(["predict", str(tmp_path / "model"), str(tmp_path / "some.npz"), "--format", "csv"]) == 0
+    assert call("predict", tmp_path / "model", tmp_path / "some.npz", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     plain = bfl.export.load(run / "saved_model").predict(test.features[:100], num_samples=5)["probabilities"]
     probabilities = bfl.evaluation.at_temperature(plain, found.temperature)
@@ -146,14 +146,14 @@ def test_what_can_not_be_had_is_one_sentence_and_nothing_written(run, tmp_path, 
 
 def test_the_best_promise_is_offered_where_the_asked_one_can_not_be_made(run, tmp_path, capsys):
     path, test = tmp_path / "model", bfl.data.load("digits", split="test")
-    assert run_command_line(["calibrate", str(run), str(path), "--accuracy", "0.9999", "--figure", f"{path}.png"]) == 0
+    assert call("calibrate", run, path, "--accuracy", "0.9999", "--figure", f"{path}.png") == 0
     found = bfl.export.calibration_of(bfl.export.read_info(path))
     assert found.limit is None and found.temperature > 0 and found.set_limit > 0
     said = capsys.readouterr().out
     assert f"{found.best_accuracy:g} can be promised, keeping {found.best_coverage:.0%}" in said
     assert f"Accuracy {found.best_accuracy:g} can be promised" in (path / "model_card.md").read_text()
     np.savez(tmp_path / "some.npz", test.features[:100])
-    assert run_command_line(["predict", str(path), str(tmp_path / "some.npz"), "--format", "csv"]) == 0
+    assert call("predict", path, tmp_path / "some.npz", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["abstain"] for row in rows} == {"False"} and max(len(row["set"]) for row in rows) >= 1
     kept = calibrate(run, tmp_path / "kept", accuracy=found.best_accuracy)
@@ -184,12 +184,10 @@ def test_of_shuffled_labels_nothing_is_promised(run, calibrated, tmp_path):
 
 
 def test_bad_commands(run, calibrated, tmp_path, capsys):
-    assert run_command_line(["calibrate", str(run), str(calibrated)]) == 2
-    assert "exists already: choose another name" in capsys.readouterr().err
+    assert "exists already: choose another name" in refusal(capsys, "calibrate", run, calibrated)
     (run / HELD_OUT).rename(run / "elsewhere.npz")
     try:
-        assert run_command_line(["calibrate", str(run), str(tmp_path / "model")]) == 2
-        assert "held nothing out" in capsys.readouterr().err
+        assert "held nothing out" in refusal(capsys, "calibrate", run, tmp_path / "model")
     finally:
         (run / "elsewhere.npz").rename(run / HELD_OUT)
 
@@ -208,7 +206,7 @@ def test_a_calibration_of_another_form_is_refused(calibrated, tmp_path):
 def test_sets_and_limits_hold_on_new_examples_whoever_has_the_data(tmp_path, partition):
     """Over 60 divisions of the test set in held-out and new: means within 5 standard errors (error rate 6e-7)."""
     folder = tmp_path / "run"
-    assert run_command_line(["run", *TRAINING, "--partition", partition, "--output", str(folder)]) == 0
+    assert call("run", *TRAINING, "--partition", partition, "--output", folder) == 0
     with np.load(folder / "predictions.npz") as arrays:
         probabilities, labels = arrays["probabilities"], arrays["labels"]
     covered, kept, right = [], [], probabilities.argmax(-1) == labels

@@ -12,28 +12,16 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
-from tests.kit import lines_of, summary_of
-from tfp_bfl.app.cli import cli, clients, run_command_line
+from tests.kit import call, lines_of, refusal, summary_of
+from tfp_bfl.app.cli import cli, clients
 from tfp_bfl.app.options.config import fields
 from tfp_bfl.engines import tff
 from tfp_bfl.options.methods import serves
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
-SMALL = (
-    "--model",
-    "mlp",
-    "--rounds",
-    "3",
-    "--local-epochs",
-    "1",
-    "--examples-per-client",
-    "40",
-    "--num-samples",
-    "4",
-    "--evaluate-every",
-    "2",
-)
+FLAGS = "--model mlp --rounds 3 --local-epochs 1 --examples-per-client 40 --num-samples 4 --evaluate-every 2"
+SMALL = FLAGS.split()
 # Where what is asked for does not depend on the engine.
 LOCAL = ("--engine", "local")
 SWAG = ["run", "--algorithm", "fl_swag", "--dataset", "breast_cancer", "--model", "mlp", "--partition", "iid"]
@@ -42,7 +30,7 @@ SWAG = ["run", "--algorithm", "fl_swag", "--dataset", "breast_cancer", "--model"
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "small"
-    assert run_command_line(["run", *SMALL, "--output", str(folder), "--tensorboard"]) == 0
+    assert call("run", *SMALL, "--output", folder, "--tensorboard") == 0
     return folder
 
 
@@ -91,7 +79,7 @@ def test_saved_model_of_a_run_predicts(small_run):
 @pytest.mark.deep(after="test_cli.py")
 def test_run_can_be_repeated_from_its_folder(small_run, tmp_path):
     again = tmp_path / "again"
-    assert run_command_line(["run", "--config", str(small_run / "config.yaml"), "--output", str(again)]) == 0
+    assert call("run", "--config", small_run / "config.yaml", "--output", again) == 0
     assert [without_clock(row) for row in rows(again)] == [without_clock(row) for row in rows(small_run)]
     config = yaml.safe_load((again / "config.yaml").read_text())
     assert config == yaml.safe_load((small_run / "config.yaml").read_text())
@@ -99,8 +87,7 @@ def test_run_can_be_repeated_from_its_folder(small_run, tmp_path):
 
 def test_existing_folder_is_left_alone(small_run, capsys):
     before = {path: path.stat().st_mtime_ns for path in small_run.rglob("*")}
-    assert run_command_line(["run", *SMALL, "--output", str(small_run)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists already" in refusal(capsys, "run", *SMALL, "--output", small_run)
     assert {path: path.stat().st_mtime_ns for path in small_run.rglob("*")} == before
 
 
@@ -109,34 +96,15 @@ def test_existing_folder_is_left_alone(small_run, capsys):
     [
         (["run", "--dataset", "digist"], "did you mean 'digits'"),
         (["run", "--dataset", "breast_cancer", "--model", "lenet"], "lenet takes images"),
-        (["run", "--rule", "conflaton"], "did you mean 'conflation'"),
         (["run", "--clients", "2000", "--partition", "iid"], "2000 clients can't share"),
         (["run", "--config", "absent.yaml"], "can't be read"),
         (["run", "--pretrain-share", "0.99"], "leaves client"),
         (["run", "--pretrain-share", "0.001"], "set more aside"),
-        (["run", "--weighting", "max_discrepancy", "--kind", "mc_dropout"], "compares posteriors"),
         (["run", "--robust", "median", "--weighting", "max_discrepancy"], "use 'equal', or the robust aggregator clip"),
-        (
-            [*SWAG, "--clients", "60"],
-            "Client 0 has 8 examples, but each must have at least 10 here (too few have 60 of",
-        ),
+        ([*SWAG, "--clients", "60"], "Client 0 has 8 examples, but each must have at least 10 here (too few have 60"),
         ([*SWAG, "--collect-every", "19"], "each must have at least 97 here"),
         ([*SWAG, "--local-epochs", "2"], "SWAG needs at least two columns, but of 2 local epochs 1 are burn-in"),
-        ([*SWAG, "--last-layer"], "give pretrain_share, on which the server trains it first"),
-        (
-            [*SWAG, "--rule", "conflation"],
-            "rule is an option of variational, meta_learning, meta_vd and p_fed_bayes, and this is fl",
-        ),
-        (["run", "--momentum", "0.5"], "momentum is an option of fl_swag, scaffold and fed_*, and this is variational"),
-        (["run", "--shrinkage", "0.5"], "shrinkage is an option of fed_pa and fed_kppa, and this is variational"),
-        (["run", "--algorithm", "fed_kp", "--rule", "conflation"], "rule is an option of variational, meta_l"),
-        (
-            ["run", "--algorithm", "fed_pa", "--rounds", "4", "--burn-in-rounds", "4"],
-            "burn_in_rounds is 4, but must be",
-        ),
-        (["run", "--algorithm", "fed_sgld", "--kind", "flipout"], "fed_sgld finds a posterior over point weights"),
         (["run", "--algorithm", "fed_be", "--unlabelled-share", "0.99"], "leaves client"),
-        (["run", "--algorithm", "fed_opt", "--server-optimizer", "sdg"], "did you mean 'sgd'"),
         (["run", "--ruel", "x"], "--rule"),
         (["runn"], "There is no command 'runn': did you mean 'run'"),
         (["train"], "There is no command 'train': did you mean 'run'"),
@@ -148,10 +116,8 @@ def test_existing_folder_is_left_alone(small_run, capsys):
 )
 def test_bad_input_is_one_sentence_and_status_2(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run_command_line([*arguments, *(["--output", "new"] if arguments[0] == "run" else [])]) == 2
-    # On a slow machine lines of progress come before it.
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("reading ")]
-    assert len(lines) == 1 and message in lines[0]
+    output = ["--output", "new"] if arguments[0] == "run" else []
+    assert message in refusal(capsys, *arguments, *output)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,13 +126,13 @@ def test_unusable_output_is_one_sentence_and_status_2(output, capsys, tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("kept")
     (tmp_path / "link").symlink_to("nowhere")
-    assert run_command_line(["run", *SMALL, "--output", output]) == 2
+    assert call("run", *SMALL, "--output", output) == 2
     assert capsys.readouterr().err.startswith(f"tfp-bfl: The run folder {output}")
     assert (tmp_path / "file").read_text() == "kept" and (tmp_path / "link").is_symlink()
 
 
 def test_overview_has_examples_and_exit_statuses(capsys):
-    assert run_command_line(["--help"]) == 0
+    assert call("--help") == 0
     text = capsys.readouterr().out
     for command in ("run --output my_run", "predict my_run scans/", "export my_run my_model"):
         assert f"  tfp-bfl {command}  " in text
@@ -185,13 +151,12 @@ def test_a_full_disk_is_one_sentence_and_status_1():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_the_script_of_a_shell(shell, capsys):
-    assert run_command_line(["completion", shell]) == 0
+    assert call("completion", shell) == 0
     assert f"_TFP_BFL_COMPLETE={shell}_complete" in capsys.readouterr().out
 
 
 def test_completion_of_another_shell_is_bad_input(capsys):
-    assert run_command_line(["completion", "tcsh"]) == 2
-    assert "'tcsh' is not one of" in capsys.readouterr().err
+    assert "'tcsh' is not one of" in refusal(capsys, "completion", "tcsh")
 
 
 @pytest.mark.deep(after="test_cli.py")
@@ -207,12 +172,12 @@ def test_an_option_is_completed_as_the_script_asks():
 )
 def test_help_fits_a_terminal_of_80_columns(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert run_command_line([*command, "--help"]) == 0
+    assert call(*command, "--help") == 0
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
 def test_what_matters_first_is_first(capsys):
-    assert run_command_line(["run", "--help"]) == 0
+    assert call("run", "--help") == 0
     first = capsys.readouterr().out.split("Options:")[1].split("More options:")[0]
     assert re.findall(r"^  --([a-z]+)", first, re.MULTILINE) == [
         *("dataset", "model", "algorithm", "rule", "rounds", "output")
@@ -220,7 +185,7 @@ def test_what_matters_first_is_first(capsys):
 
 
 def test_help_lists_every_option(capsys):
-    assert run_command_line(["run", "--help"]) == 0
+    assert call("run", "--help") == 0
     text = capsys.readouterr().out
     for name in fields():
         assert text.count(f"  --{name.replace('_', '-')} ") == 1
@@ -228,13 +193,12 @@ def test_help_lists_every_option(capsys):
     own = text[text.index("Options of fl_swag:") :]
     own = own[: own.index("\n\n")]
     assert "--max-columns" in own and "--rounds" not in own and "--rule" not in own
-    default = "[default: 60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd, dg_sgld and fsgld]"
-    assert default in " ".join(text.split())
+    assert "[default: 60; 1 for fl_swag; 30 for" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("given", [["--algorithm", "fed_prox"], ["--algorithm=FedProx"]])
 def test_help_of_one_algorithm_has_its_options_alone(capsys, given):
-    assert run_command_line(["run", *given, "--help"]) == 0
+    assert call("run", *given, "--help") == 0
     text = capsys.readouterr().out
     for name in fields():
         assert text.count(f"  --{name.replace('_', '-')} ") == serves(name, "fed_prox"), name
@@ -242,7 +206,7 @@ def test_help_of_one_algorithm_has_its_options_alone(capsys, given):
 
 
 def test_help_has_choices_and_types(capsys):
-    assert run_command_line(["run", "--help"]) == 0
+    assert call("run", "--help") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "VALUE" not in text
     assert "--engine tff|local|compiled|ray" in text and "--rounds INTEGER" in text and "--learning-rate NUMBER" in text
@@ -257,7 +221,7 @@ def test_choices_are_completed():
 
 
 def test_list_and_no_arguments(capsys):
-    assert run_command_line(["list"]) == 0
+    assert call("list") == 0
     listed = capsys.readouterr().out
     assert (
         listed.startswith("algorithms:\n  variational     clients fit")
@@ -271,7 +235,7 @@ def test_list_and_no_arguments(capsys):
         assert choices in listed
     assert "log_linear_pool" in listed and "robust aggregators: clip:MAX_NORM, trimmed:SHARE, median" in listed
     assert "dirichlet:ALPHA, lda:ALPHA, pachinko:ALPHA, noniid_datasets:OTHER_INTEREST" in listed
-    assert run_command_line([]) == 0
+    assert call() == 0
     assert "Usage" in capsys.readouterr().out
 
 
@@ -281,7 +245,7 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
     options = "--rule distributed_weight_consolidation --weighting max_discrepancy --rounds 2 --num-samples 4"
     options += " --partition iid --pretrain-share 0.3 --update-prior --learning-rate-decay 0.5 --silent-rounds 1"
     options += " --prior-stddev 10"
-    assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(tmp_path / "run")]) == 0
+    assert call("run", *options.split(), *LOCAL, "--output", tmp_path / "run") == 0
     summary = summary_of(tmp_path / "run")
     assert summary["pretrained_epochs"] > 5 and summary["pretrained_accuracy"] > 0.85
     assert 0.8 < summary["pretrained_test_accuracy"] < 1 and 0 < summary["pretrained_test_nll"] < 1
@@ -301,7 +265,7 @@ def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
     folder = tmp_path / "run"
     options = [*SMALL, "--max-change-norm", "1e-9", "--cohort-size", "2", "--max-retries", "1", "--output", str(folder)]
     options += ["--kind", "deterministic", "--pretrain-share", "0.1", *LOCAL]
-    assert run_command_line(["run", *options]) == 1
+    assert call("run", *options) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith(
         "tfp-bfl: No training succeeded in round 1, in 2 attempts: every client was faulty: client "
@@ -315,7 +279,7 @@ def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     folder = tmp_path / "tables"
     arguments = ["--dataset", "breast_cancer", "--kind", "mc_dropout", "--clients", "3"]
     arguments += ["--robust", "trimmed:0.34"]
-    assert run_command_line(["run", *SMALL, *arguments, *LOCAL, "--output", str(folder)]) == 0
+    assert call("run", *SMALL, *arguments, *LOCAL, "--output", folder) == 0
     assert not (folder / "figures" / "uncertain_examples.png").exists()
     assert "stddev_median" not in rows(folder)[0]
     assert [row["trimmed_clients"] for row in rows(folder)] == [2, 2, 2]
@@ -336,7 +300,7 @@ def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
         "--algorithm fed_be --unlabelled-share 0.25 --dataset breast_cancer --model mlp --partition iid --clients 4"
     )
     options += " --cohort-size 2 --popularity 0.5 --rounds 2 --num-samples 2"
-    assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(folder)]) == 0
+    assert call("run", *options.split(), *LOCAL, "--output", folder) == 0
     ((clients, popularity),) = asked
     assert clients.sizes.sum() == pytest.approx(0.75 * clients.source.num_examples, abs=1) and popularity == 0.5
     summary = summary_of(folder)
@@ -378,15 +342,12 @@ def test_missing_tff_is_one_sentence(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    "options", [["--rounds", "0"], ["--rule", "foo"], ["--algorithm", "fedavgg"], ["--partition", "a"]]
-)
-def test_a_bad_value_is_answered_before_tensorflow_is_imported(options):
+def test_a_bad_value_is_answered_before_tensorflow_is_imported():
     program = (
         "import sys\n"
         "from tfp_bfl.app.cli import run_command_line\n"
-        f"assert run_command_line(['run', *{options!r}]) == 2\n"
-        "sys.exit('tensorflow' in sys.modules)\n"
+        "for bad in ('--rounds 0', '--rule foo', '--algorithm fedavgg', '--partition a'):\n"
+        "  assert run_command_line(['run', *bad.split()]) == 2 and 'tensorflow' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
 

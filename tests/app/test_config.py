@@ -7,7 +7,8 @@ import yaml
 
 from tfp_bfl.app.options.config import fields, make_config
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.options.methods import ALGORITHMS, arguments, default_in_words, in_words, serves, takers
+from tfp_bfl.options.group import extra
+from tfp_bfl.options.methods import ALGORITHMS, arguments, default_in_words, in_words, takers
 
 
 def write(tmp_path, text):
@@ -33,97 +34,47 @@ def test_file_then_flags(tmp_path):
     assert (config.rounds, config.rule) == (3, "linear_pool")
 
 
-def test_full_record_gives_the_same_config(tmp_path):
-    config = make_config(None, {"rounds": "3", "learning_rate": "0.01", "cohort_size": "4"})
-    again = make_config(write(tmp_path, yaml.safe_dump(config.model_dump())), {})
-    assert again == config
-    assert set(config.model_dump()) == {name for name in fields() if serves(name, "variational")}
+# What an option requires to have an effect.
+NEEDS = {
+    "server_learning_rate": {"server_optimizer": "adam"},
+    "server_momentum": {"server_optimizer": "sgd"},
+    "silent_rounds": {"learning_rate_decay": 0.1},
+    **{name: {"compressor": "quantiser:4"} for name in ("error_memory", "per_tensor")},
+    "last_layer": {"pretrain_share": 0.2},
+    "pretrained": {"update_prior": True, "kind": "flipout"},
+    "client_noise": {"evaluate_clients": True},
+    "privacy_clip_norm": {"cohort_size": 2},
+    **{
+        f"privacy_{name}": {"privacy_clip_norm": 1.0, "cohort_size": 2}
+        for name in ("noise", "variance_clip_norm", "delta")
+    },
+    "example_noise": {"example_clip_norm": 1.0, "inference": "backprop"},
+    "example_clip_norm": {"inference": "backprop"},
+    "popularity": {"cohort_size": 2},
+    "max_retries": {"dropout": 0.5},
+}
+# Values that do not follow from a declaration: its first other choice, the other truth value, 3 or 0.5.
+SPECIAL = {
+    "augmentation": "crop_and_flip:1", "class_weight": "balanced", "inference": "backprop", "kl": "client",
+    "learning_rate": 0.07, "learning_rate_decay": 0.1, "noise": "flipout", "optimizer": "adam", "prior_stddev": 0.3,
+    "potential_curvature": 50.0, "privacy_delta": 1e-6, "step_size": 1e-5, "rule": "conflation",
+    "schedule": "exponential", "learner": "hessian_free_maml",
+}  # fmt: skip
+
+
+def other_value(name, field):
+    """Return a value of an option that is not its default."""
+    if name in SPECIAL:
+        return SPECIAL[name]
+    if extra(field, "names"):
+        return next(form for form in extra(field, "names").forms() if ":" not in form and form != field.default)
+    if isinstance(field.default, bool):
+        return not field.default
+    return 0.5 if "float" in str(field.annotation) else 3
 
 
 # Of every option that is not of all algorithms, a value other than any default.
-OWN = {
-    "rule": "conflation",
-    "weighting": "equal",
-    "robust": "median",
-    "max_change_norm": 1.0,
-    "prior_stddev": 1.0,
-    "inference": "natural",
-    "noise": "flipout",
-    "temperature": 0.5,
-    "kl": "client",
-    "damping": 0.25,
-    "admm_step_size": 0.25,
-    "update_prior": True,
-    "pretrained": True,
-    "schedule": "exponential",
-    "learning_rate_decay": 0.1,
-    "silent_rounds": 1,
-    "last_layer": True,
-    "diagonal_only": False,
-    "between_clients": False,
-    "curvature": False,
-    "min_examples": 5,
-    "burn_in_epochs": 1,
-    "collect_every": 1,
-    "max_columns": 5,
-    "min_variance": 0.1,
-    "momentum": 0.5,
-    "optimizer": "momentum",
-    "weight_decay": 0.1,
-    "server_optimizer": "sgd",
-    "server_learning_rate": 0.5,
-    "server_momentum": 0.5,
-    "proximal": 0.5,
-    "alpha": 0.5,
-    "unlabelled_share": 0.2,
-    "shrinkage": 0.5,
-    "burn_in_rounds": 1,
-    "step_size": 1e-5,
-    "max_samples": 5,
-    "kernel_start": "mean",
-    "kernel": "gaussian",
-    "bandwidth": "scott",
-    "bandwidth_scale": 2.0,
-    "local_epochs": 2,
-    "learning_rate": 0.02,
-    "class_weight": "balanced",
-    "empty_sites": True,
-    "keep_every": 7,
-    "estimator": "plain",
-    "per_tensor": True,
-    "error_memory": True,
-    "compressor": "none",
-    "participation": 0.5,
-    "forgetful": True,
-    "refresh_every": 7,
-    "potential_curvature": 50.0,
-    "coupling": 0.5,
-    "local_steps": 2,
-    "surrogate_steps": 7,
-    "augmentation": "crop_and_flip:1",
-    "learner": "hessian_free_maml",
-    "inner_rate": 0.5,
-    "clip_norm": 0.5,
-    "difference": 0.5,
-    "kl_reduction": "mean",
-    "kl_weight": 0.5,
-    "client_noise": "none",
-    "variances": "free_variances",
-    "embedding_size": 3,
-    "initial_rate": 0.3,
-    "logit_rate": 2.0,
-    "variational_initializer": "uniform",
-    "variance_range": "clamped",
-    "uncapped": True,
-    "absent_decay": True,
-    "pruning_threshold": 0.5,
-    "privacy_clip_norm": 2.0,
-    "privacy_noise": 0.5,
-    "privacy_variance_clip_norm": 0.5,
-    "privacy_delta": 1e-6,
-    "example_clip_norm": 2.0,
-    "example_noise": 0.5,
-}
+OWN = {name: other_value(name, field) for name, field in fields().items() if takers(name)}
 
 
 def own_options(algorithm):
@@ -157,22 +108,12 @@ def test_chains_count_bits_where_xla_does_not_compile_the_round(engine):
     assert arguments(config, list)["count_bits"] == (engine == "local")
 
 
-def test_every_option_of_an_algorithm_is_tried():
-    assert set(OWN) == {name for name in fields() if takers(name)}
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_options_of_other_algorithms_are_refused(algorithm):
     for name, value in OWN.items():
-        server = {"server_optimizer": "sgd"} if name in ("server_learning_rate", "server_momentum") else {}
-        server |= {"compressor": "none"} if name in ("per_tensor", "error_memory") and algorithm in takers(name) else {}
-        server |= {"privacy_clip_norm": "1"} if name.startswith("privacy_") else {}
-        server |= {"update_prior": "true"} if name == "pretrained" and algorithm in takers(name) else {}
-        server |= {"example_clip_norm": "1"} if name == "example_noise" and algorithm in takers(name) else {}
-        server |= {"evaluate_clients": "true"} if name == "client_noise" and algorithm in takers(name) else {}
         options = {"algorithm": algorithm, name: str(value)}
         if algorithm in takers(name):
-            assert getattr(make_config(None, {"pretrain_share": "0.1", **server, **options}), name) == value
+            assert getattr(make_config(None, {**NEEDS.get(name, {}), **options}), name) == value
         else:
             message = f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
             with pytest.raises(InvalidArgument, match=re.escape(message)):
@@ -192,21 +133,16 @@ def test_algorithms_in_words():
     assert in_words(["variational"]) == "variational"
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
     assert in_words(name for name in ALGORITHMS if name not in ("qlsd", "fed_be")) == "all but fed_be and qlsd"
-    assert in_words(ALGORITHMS) == (
-        "variational, partitioned_vi, bayesian_admm, fl_swag, scaffold, qlsd, dg_sgld, fsgld, meta_learning, "
-        "meta_vd, p_fed_bayes and fed_*"
-    )
-    assert (
-        default_in_words("rounds", 60)
-        == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd, dg_sgld and fsgld"
-    )
+    assert in_words(ALGORITHMS).startswith("variational, ") and in_words(ALGORITHMS).endswith(" and fed_*")
+    assert default_in_words("rounds", 60).startswith("60; 1 for fl_swag; 30 for scaffold and fed_*; ")
     assert default_in_words("kernel_start", "clients") == "clients"
     assert default_in_words("burn_in_rounds", None) == ""
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_record_gives_the_same_config_and_holds_nothing_of_other_algorithms(tmp_path, algorithm):
-    given = own_options(algorithm) | ({"estimator": "anchored"} if algorithm == "qlsd" else {})  # For `forgetful`.
+    fitting = {"estimator": "anchored", "optimizer": "momentum"}  # `forgetful` and `momentum` are of these.
+    given = {name: fitting.get(name, x) for name, x in own_options(algorithm).items()}
     given |= {"evaluate_clients": True} if "client_noise" in given else {}
     config = make_config(None, {"algorithm": algorithm, "pretrain_share": "0.2", **given})
     record = yaml.safe_load(config.record())
@@ -229,12 +165,6 @@ def test_bad_files(tmp_path, text):
     with pytest.raises(InvalidArgument, match=r"The config .*run\.yaml") as caught:
         make_config(write(tmp_path, text), {})
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_may_hold_every_option(tmp_path):
-    path = write(tmp_path, "dataset: mnist\ndata_dir: /data\ntensorboard: true\noutput: there\ncohort_size: 3\n")
-    config = make_config(path, {})
-    assert (config.data_dir, config.tensorboard, config.output) == ("/data", True, "there")
 
 
 def test_none_resets_what_a_file_sets(tmp_path):
@@ -265,10 +195,6 @@ def test_defences_that_fit(options):
 def test_absent_file(tmp_path):
     with pytest.raises(InvalidArgument, match="can't be read: No such file"):
         make_config(tmp_path / "none.yaml", {})
-
-
-def test_many_clients_cost_nothing():
-    assert make_config(None, {"clients": str(2**31 - 1)}).clients == 2**31 - 1
 
 
 def test_a_file_must_be_small_and_without_aliases(tmp_path):

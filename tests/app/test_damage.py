@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.kit import call
 from tfp_bfl import errors
-from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run import run as runs
 from tfp_bfl.app.one_run import run_folder
 from tfp_bfl.app.options.config import make_config
@@ -53,7 +53,7 @@ def test_an_import_error_is_not_called_damage(tmp_path, monkeypatch):
 
 def test_more_samples_than_memory_holds_are_refused_before_anything_is_written(tmp_path, capsys):
     output = tmp_path / "run"
-    assert run_command_line(["run", "--num-samples", "2147483647", "--output", str(output)]) == 2
+    assert call("run", "--num-samples", "2147483647", "--output", output) == 2
     told = capsys.readouterr().err
     assert "num_samples is 2147483647; predictions of 359 examples at once take" in told and "take at most" in told
     assert not output.exists()
@@ -96,7 +96,7 @@ def test_a_dataset_cannot_name_a_module_to_import(tmp_path):
 )
 def test_every_error_of_the_system_is_one_sentence(error, told, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(runs, "_run", lambda *_: (_ for _ in ()).throw(error))
-    assert run_command_line(["run", "--output", str(tmp_path / "run")]) == 1
+    assert call("run", "--output", tmp_path / "run") == 1
     shown = capsys.readouterr().err
     assert told in shown and "Traceback" not in shown and shown.count("\n") == 1
 

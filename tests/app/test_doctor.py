@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
+from tests.kit import call
 from tfp_bfl.app import doctor
-from tfp_bfl.app.cli import run_command_line
 
 
 def test_all_is_well_here(capsys):
-    assert run_command_line(["doctor"]) == 0
+    assert call("doctor") == 0
     assert capsys.readouterr().out.count("ok") >= 5
 
 
@@ -28,7 +28,7 @@ def test_a_wrong_version_is_named_and_fails(version, monkeypatch, capsys):
 
     monkeypatch.setattr(doctor.metadata, "version", other)
     monkeypatch.setattr(doctor, "_worker", lambda: "started")
-    assert run_command_line(["doctor"]) == 1
+    assert call("doctor") == 1
     (failed,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
     assert failed.startswith(f"FAIL packages: numpy is {version or 'missing'}, not ") and "install" in failed
 
@@ -92,6 +92,6 @@ def test_a_gpu_that_tensorflow_cannot_use(machine, cuda, words):
 def test_a_gpu_out_of_use_fails_nothing(machine, monkeypatch, capsys):
     machine(files=["nvidia0"])
     monkeypatch.setattr(doctor, "_worker", lambda: "started")
-    assert run_command_line(["doctor"]) == 0
+    assert call("doctor") == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " GPU: " in line]
     assert line.startswith("ok") and "none of 1" in line

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.app.test_every_option import COMMON, NEEDS, VALUES
+from tests.app.test_config import NEEDS
+from tests.app.test_every_option import COMMON, VALUES
 from tfp_bfl.app.cli import cli, run_command_line
 from tfp_bfl.app.options.config import fields
 from tfp_bfl.options.methods import takers

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.app.test_config import OWN
+from tests.app.test_config import NEEDS, OWN
 from tfp_bfl.algorithms.chains import local_langevin
 from tfp_bfl.app.one_run import build, client_scores, datasets, pipeline
 from tfp_bfl.app.one_run.job import prepare
@@ -25,12 +25,7 @@ from tfp_bfl.options.methods import ALGORITHMS, takers
 pytestmark = pytest.mark.cpu_seconds(60)
 
 BASE = {"dataset": "breast_cancer", "partition": "iid", "clients": 4, "rounds": 4, "engine": "local"}
-VALUES = {
-    **OWN,
-    "batch_size": 16, "temperature": 0.5, "noise": "flipout", "inference": "backprop", "prior_stddev": 0.3,
-    "kl": "client", "update_prior": True, "pretrained": True, "damping": 0.5, "admm_step_size": 0.5,
-    "schedule": "cosine", "learning_rate_decay": 0.1, "optimizer": "adam", "learning_rate": 0.07,
-}  # fmt: skip
+VALUES = {**OWN, "batch_size": 16}
 # Of all runs.
 COMMON = {
     "algorithm": "fed_opt", "dataset": "heart_disease", "label": "target", "client_column": "hospital", "drop": "a",
@@ -45,26 +40,6 @@ COMMON = {
     "keep_checkpoints": 2, "seed": 1, "engine": "compiled", "data_dir": "/nowhere", "tensorboard": True,
     "output": "elsewhere",
 }  # fmt: skip
-# What an option requires to have an effect.
-NEEDS = {
-    "server_learning_rate": {"server_optimizer": "adam"},
-    "server_momentum": {"server_optimizer": "sgd"},
-    "silent_rounds": {"learning_rate_decay": 0.1},
-    "error_memory": {"compressor": "quantiser:4"},
-    "per_tensor": {"compressor": "quantiser:4"},
-    "last_layer": {"pretrain_share": 0.2},
-    "pretrained": {"update_prior": True, "kind": "flipout"},
-    "client_noise": {"evaluate_clients": True},
-    "privacy_clip_norm": {"cohort_size": 2},
-    **{
-        name: {"privacy_clip_norm": 1.0, "cohort_size": 2}
-        for name in ("privacy_noise", "privacy_variance_clip_norm", "privacy_delta")
-    },
-    "example_noise": {"example_clip_norm": 1.0, "inference": "backprop"},
-    "example_clip_norm": {"inference": "backprop"},
-    "popularity": {"cohort_size": 2},
-    "max_retries": {"dropout": 0.5},
-}
 
 
 class Called(Exception):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import tfp_bfl as bfl
-from tfp_bfl.app.cli import run_command_line
+from tests.kit import refusal
 from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(40)  # three runs serve the tests of the file
@@ -77,8 +77,7 @@ def test_a_run_resumes_with_the_same_data_only(runs, tmp_path, capsys):
     folder = broken(runs["table"], tmp_path / "broken")
     with pytest.raises(InvalidArgument, match=r"Table \[90, 2\], 3 clients, were given in Python: give them again, by"):
         bfl.run(resume=folder)
-    assert run_command_line(["run", "--resume", str(folder)]) == 2
-    assert "bfl.run(resume=..., dataset=...)" in capsys.readouterr().err
+    assert "bfl.run(resume=..., dataset=...)" in refusal(capsys, "run", "--resume", folder)
     other = np.vstack([FEATURES[:-1], FEATURES[:1]])
     words = r"The data, arrays \[90, 2\], 3 clients, have another SHA-256 sum than those of the run, Table \[90, 2\]"
     with pytest.raises(InvalidArgument, match=words):
@@ -136,9 +135,9 @@ def test_what_is_no_run(tmp_path, runs, message):
 
 
 def test_a_report_without_the_data_is_one_sentence(runs, tmp_path, capsys):
-    assert run_command_line(["report", str(runs["table"].folder), "--output", str(tmp_path / "page.html")]) == 2
-    error = capsys.readouterr().err
-    assert "were given in Python" in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert "were given in Python" in refusal(
+        capsys, "report", runs["table"].folder, "--output", tmp_path / "page.html"
+    ) and (not list(tmp_path.iterdir()))
 
 
 @pytest.mark.deep(after="tests/app/test_given_data.py")

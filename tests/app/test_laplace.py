@@ -1,4 +1,4 @@
-"""`tfp-bfl laplace`: a posterior for a finished run of federated averaging; its clients leave and join."""
+"""`tfp-bfl laplace` and `last-layer`: posteriors for a finished run of federated averaging; clients leave and join."""
 
 import json
 
@@ -14,95 +14,163 @@ from tfp_bfl.app.one_run import after
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 
-pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+pytestmark = pytest.mark.cpu_seconds(30)  # three runs serve the tests of the file
 
-RUN = (
-    "run --algorithm fed_opt --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 2 --engine local"
-)
-TEST = bfl.data.load("breast_cancer", split="test")
+RUN = "run --algorithm fed_opt --model mlp --partition iid --clients 3 --rounds 2 --engine local --num-samples 4"
+DATA = {"laplace": "breast_cancer", "last-layer": "diabetes"}
+COMMANDS = pytest.mark.parametrize("command", DATA)
 
 
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
-    return run([*RUN.split(), "--num-samples", "4"], tmp_path_factory.mktemp("runs") / "averaged")
+    folder = tmp_path_factory.mktemp("runs")
+    return {data: run([*RUN.split(), "--dataset", data], folder / data) for data in DATA.values()}
 
 
 @pytest.fixture(scope="module")
-def with_posterior(averaged):
-    folder = averaged.parent / "with_posterior"
-    assert call("laplace", averaged, "--temperature", 1, "--output", folder) == 0
-    return folder
+def held_out(tmp_path_factory):
+    options = [*RUN.split(), "--dataset", "breast_cancer", "--hold-out", "0.3"]
+    return run(options, tmp_path_factory.mktemp("runs") / "held_out")
 
 
-def probabilities(folder):
-    loaded = bfl.export.load(bfl.export.find(folder))
-    return loaded.predict(in_units(TEST), num_samples=4, seed=0)["probabilities"].numpy()
+@pytest.fixture(scope="module")
+def posteriors(averaged):
+    """The folder of each command's posterior, at temperature 1."""
+    folders = {command: averaged[data].parent / f"{data}_posterior" for command, data in DATA.items()}
+    for command, folder in folders.items():
+        given = ["--temperature", 1] if command == "laplace" else []
+        assert call(command, averaged[DATA[command]], *given, "--output", folder) == 0
+    return folders
 
 
-def test_the_folder_is_complete_and_predicts(averaged, with_posterior):
-    assert {p.name for p in with_posterior.iterdir()} == {
-        *("config.yaml", "clients.npz", "saved_model", "summary.json")
-    }
-    found = summary_of(with_posterior)
-    assert found["accuracy"] > 0.8 and found["epistemic"] > 1e-4 and summary_of(averaged)["epistemic"] == 0
-    assert found["clients"] == ["0", "1", "2"] and found["structure"] == "last_layer"
-    right = probabilities(with_posterior).argmax(1) == TEST.labels
-    assert right.mean() == pytest.approx(found["accuracy"])
-    state = Held.load(with_posterior / "clients.npz")
+def predicted(folder, command):
+    """Probabilities, or means, of the test rows."""
+    loaded, test = bfl.export.load(bfl.export.find(folder)), bfl.data.load(DATA[command], split="test")
+    found = loaded.predict(in_units(test), num_samples=4, seed=0)
+    return found["probabilities" if command == "laplace" else "mean"].numpy()
+
+
+@COMMANDS
+def test_the_folder_is_complete_and_predicts(averaged, posteriors, command):
+    folder, test = posteriors[command], bfl.data.load(DATA[command], split="test")
+    assert {p.name for p in folder.iterdir()} == {"config.yaml", "clients.npz", "saved_model", "summary.json"}
+    found, state = summary_of(folder), Held.load(folder / "clients.npz")
+    assert found["clients"] == ["0", "1", "2"] and found["epistemic"] > 1e-4
+    assert summary_of(averaged[DATA[command]])["epistemic"] == 0
     approximation = state.settings.approximate(state.rows, state.weights)
     assert approximation.log_marginal_likelihood == pytest.approx(found["log_marginal_likelihood"])
-    assert sum(int(x.num_examples) for x in state.rows.values()) == len(bfl.data.load("breast_cancer").labels)
+    if command == "laplace":
+        right = predicted(folder, command).argmax(1) == test.labels
+        assert right.mean() == pytest.approx(found["accuracy"]) and found["accuracy"] > 0.8
+        assert found["structure"] == "last_layer"
+        assert sum(int(x.num_examples) for x in state.rows.values()) == len(bfl.data.load("breast_cancer").labels)
+    else:
+        assert found["rmse"] < test.target.stddev and found["rounds"] == 1 and found["distance"] == 0
+        assert approximation.noise_stddev * test.target.scale == pytest.approx(found["noise_stddev"])
+        assert 10 < found["noise_stddev"] < test.target.stddev
+        assert "exact posterior of the last layer" in (folder / "saved_model" / "model_card.md").read_text()
 
 
-def test_clients_leave_and_join(with_posterior, tmp_path, capsys):
-    assert call("clients", "show", with_posterior) == 0
-    assert "share of the curvature" in capsys.readouterr().out
-    assert call("clients", "remove", with_posterior, "1", "--output", tmp_path / "two") == 0
-    two, three = summary_of(tmp_path / "two"), summary_of(with_posterior)
+@COMMANDS
+def test_clients_leave_and_join(posteriors, command, tmp_path, capsys):
+    folder = posteriors[command]
+    assert call("clients", "show", folder) == 0
+    assert "share of the " in capsys.readouterr().out
+    assert call("clients", "remove", folder, "1", "--output", tmp_path / "two") == 0
+    assert "2 clients: " in capsys.readouterr().out
+    two, three = summary_of(tmp_path / "two"), summary_of(folder)
     assert two["clients"] == ["0", "2"] and two.keys() == three.keys() - {"warnings"}
-    for name in ("structure", "temperature", "temperature_by"):
-        assert two[name] == three[name]
+    assert all(two[name] == three[name] for name in ("temperature", "temperature_by"))
     assert two["log_marginal_likelihood"] > three["log_marginal_likelihood"]
     assert "temperature_by" in bfl.export.read_info(tmp_path / "two" / "saved_model").configuration
-    assert np.abs(probabilities(tmp_path / "two") - probabilities(with_posterior)).max() > 1e-4
-    assert call("clients", "add", tmp_path / "two", with_posterior, "1", "--output", tmp_path / "three") == 0
-    np.testing.assert_allclose(probabilities(tmp_path / "three"), probabilities(with_posterior), atol=1e-4)
+    assert np.abs(predicted(tmp_path / "two", command) - predicted(folder, command)).max() > 1e-4
+    assert call("clients", "add", tmp_path / "two", folder, "1", "--output", tmp_path / "three") == 0
+    again = predicted(tmp_path / "three", command)
+    np.testing.assert_allclose(again, predicted(folder, command), rtol=1e-4, atol=1e-4)
 
 
 def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
     given = ["--structure", "diagonal", "--prior-by-layer", "--temperature", "0.5"]
-    assert call("laplace", averaged, *given, "--output", tmp_path / "diagonal") == 0
+    assert call("laplace", averaged["breast_cancer"], *given, "--output", tmp_path / "diagonal") == 0
     found = summary_of(tmp_path / "diagonal")
     assert len(found["prior_stddev"]) > 1 and found["temperature"] == 0.5 and found["linearised_test_nll"] > 0
     assert f"linearised: accuracy {found['linearised_accuracy']:.4f}" in capsys.readouterr().out
 
 
-def test_a_run_of_the_algorithm_is_the_command(averaged, with_posterior, tmp_path):
+def test_noise_is_in_units_of_the_label(averaged, tmp_path, capsys):
+    given = ["--noise-stddev", "50", "--prior-stddev", "0.5", "--temperature", "0.5"]
+    assert call("last-layer", averaged["diabetes"], *given, "--output", tmp_path / "given") == 0
+    assert "noise standard deviation 50; prior standard deviation 0.5;" in capsys.readouterr().out
+    assert summary_of(tmp_path / "given")["temperature"] == 0.5
+
+
+@COMMANDS
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_the_temperature_is_chosen_and_stated(averaged, held_out, command, has_rows, tmp_path, capsys):
+    """By held-out rows, else a default."""
+    folder = held_out if has_rows else averaged["breast_cancer"]
+    assert call(command, folder, "--output", tmp_path / "chosen") == 0
+    found, out = summary_of(tmp_path / "chosen"), capsys.readouterr().out
+    assert f"posterior temperature {found['temperature']:g}: {found['temperature_by']}" in out
+    assert found["temperature"] in (after.GRID if has_rows else [0.01])
+    assert ("the run has no held-out rows" if not has_rows else "held-out rows, of") in found["temperature_by"]
+    info = bfl.export.read_info(tmp_path / "chosen" / "saved_model").configuration
+    assert info["temperature"] == found["temperature"] and info["temperature_by"] == found["temperature_by"]
+    assert found["temperature_by"] in (tmp_path / "chosen" / "saved_model" / "model_card.md").read_text()
+
+
+def test_the_mode_of_a_last_layer_does_not_depend_on_the_temperature(averaged, tmp_path):
+    found = {}
+    for temperature in (0.01, 1.0):
+        output = tmp_path / str(temperature)
+        given = ["--temperature", temperature, "--output", output]
+        assert call("last-layer", averaged["breast_cancer"], *given) == 0
+        found[temperature] = summary_of(output)
+        assert found[temperature]["temperature_by"] == "given"
+    for name in ("prior_stddev", "log_marginal_likelihood", "effective_parameters"):
+        assert found[0.01][name] == found[1.0][name]
+    assert found[0.01]["epistemic"] < found[1.0]["epistemic"]
+
+
+def test_a_run_of_the_algorithm_is_the_command(averaged, posteriors, tmp_path):
     """On the command line and in Python; the options are the same."""
-    options = ["--algorithm", "laplace", "--start", averaged, "--temperature", 1, "--structure", "last_layer"]
+    start = averaged["breast_cancer"]
+    options = ["--algorithm", "laplace", "--start", start, "--temperature", 1, "--structure", "last_layer"]
     assert call("run", *options, "--output", tmp_path / "run") == 0
-    found = bfl.run(tmp_path / "python", algorithm="laplace", start=averaged, temperature=1.0)
-    assert summary_of(tmp_path / "run") == found.summary == summary_of(with_posterior)
+    found = bfl.run(tmp_path / "python", algorithm="laplace", start=start, temperature=1.0)
+    assert summary_of(tmp_path / "run") == found.summary == summary_of(posteriors["laplace"])
 
 
-def test_bad_input_is_refused_in_a_sentence(averaged, with_posterior, tmp_path, capsys):
-    new = ["--output", tmp_path / "new"]
-    assert "is not the folder of a complete run" in refusal(capsys, "laplace", tmp_path, *new)
-    assert "has a posterior already" in refusal(capsys, "laplace", with_posterior, *new)
-    assert "exists already" in refusal(capsys, "laplace", averaged, "--output", with_posterior)
-    assert "structure 'kron'" in refusal(capsys, "laplace", averaged, "--structure", "kron", *new)
-    assert "temperature" in refusal(capsys, "laplace", averaged, "--temperature", "0", *new)
-    assert "prior_by_layer is for" in refusal(capsys, "laplace", averaged, "--prior-by-layer", *new)
-    assert "laplace finds a posterior at the weights" in refusal(capsys, "run", "--algorithm", "laplace", *new)
-    start = ["run", "--start", averaged, *new]
-    assert "give the algorithm laplace or last_layer" in refusal(capsys, *start)
-    assert "option of laplace 'local_epochs'" in refusal(capsys, *start, "--algorithm", "laplace", "--local-epochs", 3)
-    assert "option of laplace 'rounds'" in refusal(capsys, *start, "--algorithm", "laplace", "--rounds", 3)
-    assert "leave --seeds out" in refusal(capsys, *start, "--algorithm", "laplace", "--seeds", "0..2")
-    assert "structure is an option of laplace" in refusal(capsys, "run", "--structure", "diagonal", *new)
-    with pytest.raises(InvalidArgument, match="give the algorithm laplace or last_layer"):
-        bfl.run(tmp_path / "new", start=averaged)
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("laplace {tmp}", "is not the folder of a complete run"),
+        ("last-layer {tmp}", "is not the folder of a complete run"),
+        ("laplace {posterior}", "has a posterior already"),
+        ("laplace {run} --structure kron", "structure 'kron'"),
+        ("laplace {run} --temperature 0", "temperature"),
+        ("laplace {run} --prior-by-layer", "prior_by_layer is for"),
+        ("last-layer {run} --noise-stddev 0", "noise_stddev"),
+        ("run --algorithm laplace", "laplace finds a posterior at the weights"),
+        ("run --start {run}", "give the algorithm laplace or last_layer"),
+        ("run --start {run} --algorithm laplace --local-epochs 3", "option of laplace 'local_epochs'"),
+        ("run --start {run} --algorithm laplace --rounds 3", "option of laplace 'rounds'"),
+        ("run --start {run} --algorithm laplace --seeds 0..2", "leave --seeds out"),
+        ("run --structure diagonal", "structure is an option of laplace"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(averaged, posteriors, command, words, tmp_path, capsys):
+    folders = {"tmp": tmp_path, "posterior": posteriors["laplace"], "run": averaged["breast_cancer"]}
+    arguments = [part.format(**folders) for part in command.split()]
+    assert words in refusal(capsys, *arguments, "--output", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_exists_and_a_start_alone_are_refused(averaged, posteriors, tmp_path, capsys):
+    output = ["--output", posteriors["laplace"]]
+    assert "exists already" in refusal(capsys, "laplace", averaged["breast_cancer"], *output)
+    with pytest.raises(InvalidArgument, match="give the algorithm laplace or last_layer"):
+        bfl.run(tmp_path / "new", start=averaged["breast_cancer"])
 
 
 @pytest.mark.parametrize(
@@ -111,10 +179,7 @@ def test_bad_input_is_refused_in_a_sentence(averaged, with_posterior, tmp_path, 
         ({"algorithm": "variational", "kind": "flipout"}, "is a run of kind 'flipout'"),
         ({"algorithm": "fed_ag"}, "has found a posterior already"),
         ({"algorithm": "fed_sgld"}, "ends with more than one network"),
-        (
-            {"algorithm": "fed_opt", "kind": "deterministic", "class_weight": "balanced"},
-            "was trained with class weights, and",
-        ),
+        ({"algorithm": "fed_opt", "class_weight": "balanced"}, "was trained with class weights, and"),
     ],
 )
 def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, monkeypatch):
@@ -123,5 +188,5 @@ def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, m
     (tmp_path / "summary.json").write_text(json.dumps({}), encoding="utf-8")
     first = lambda process, *given: process.predictive_weights(process.local.initialize())
     monkeypatch.setattr(after, "final_weights", first)
-    for command in ("laplace", "last-layer"):
+    for command in DATA:
         assert words in refusal(capsys, command, tmp_path, "--output", tmp_path / "new")

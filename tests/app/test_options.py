@@ -14,21 +14,21 @@ from tfp_bfl.algorithms.personal.evaluation import EVALUATION_NOISES
 from tfp_bfl.algorithms.personal.variances import RANGES
 from tfp_bfl.algorithms.personal.work import KL_REDUCTIONS
 from tfp_bfl.app.one_run import build
-from tfp_bfl.app.options.afterwards import AFTER
 from tfp_bfl.app.options.config import RunConfig, class_of, fields, make_config
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
-from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
+from tfp_bfl.models.blocks import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.options import choices
 from tfp_bfl.options.group import Group, extra, option
-from tfp_bfl.options.methods import ALGORITHMS, OWN, argument_names, arguments, default_in_words, method_of, serves
+from tfp_bfl.options.methods import ALGORITHMS, OWN, POSTERIORS, argument_names, arguments, method_of, serves
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.training.schedules import SCHEDULES
 from tfp_bfl.training.target import KLS
 
+EVERY = {**ALGORITHMS, **POSTERIORS}
 GROUPS = {
     "kernel_options": bfl.algorithms.kernel.kernel_posterior,
     "variance_options": bfl.algorithms.personal.variances.PERSONAL_VARIANCES["hypernetwork"],
@@ -46,9 +46,8 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld")},
 }
 
-# Recipes for a program, one of which trains before, and for the commands `laplace` and `last-layer` on a
-# finished run; `ensemble` is an option of all others.
-APART = {"ensemble", "fed_lap", "laplace", "last_layer"}
+# A recipe for a program, which trains before; `ensemble` is an option of all others.
+APART = {"ensemble", "fed_lap"}
 
 
 def accepted(name):
@@ -57,12 +56,12 @@ def accepted(name):
 
 
 def test_every_recipe_has_its_options():
-    assert set(ALGORITHMS) == set(bfl.algorithms.__all__) - {"compose"} - APART
+    assert set(EVERY) == set(bfl.algorithms.__all__) - {"compose"} - APART
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
-    options = ALGORITHMS[name]
+    options = EVERY[name]
     for name_here, path in argument_names(options).items():
         if name_here in ("momentum", "optimizer") and name.startswith(("fed_", "scaffold")):
             continue  # Of the optimizer that is the argument.
@@ -163,7 +162,7 @@ def test_names_are_those_of_the_tables():
         (choices.OPTIMIZERS.numbers(), OPTIMIZERS),
     ):
         assert numbers == {name: entry.learning_rate for name, entry in optimizers.items()}
-    every = [fields(), *(kind.model_fields for kind in AFTER.values())]
+    every = [fields(), *(method.options for method in POSTERIORS.values())]
     used = {extra(field, "names") for group in every for field in group.values()} - {None}
     assert used == set(tables) - {choices.VARIATIONAL}
 
@@ -177,10 +176,6 @@ def test_an_option_that_is_added_is_in_the_call_and_in_the_help(monkeypatch):
     made = class_of.__wrapped__("fed_prox")
     given = arguments(made(algorithm="fed_prox", kind="deterministic", extra_share=0.25), list)
     assert given["ensemble"] == {"share": 0.25} and given["proximal"] == 0.01
-    assert (
-        default_in_words("rounds", 60)
-        == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd, dg_sgld and fsgld"
-    )
 
 
 def test_an_algorithm_that_is_none():

@@ -8,7 +8,7 @@ import yaml
 
 import tfp_bfl as bfl
 from tests.app.test_own_model import OPTIONS
-from tfp_bfl.app.cli import run_command_line
+from tests.kit import call
 from tfp_bfl.app.one_run.job import prepare
 from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import make_config
@@ -95,7 +95,7 @@ def test_rows_of_a_benchmark_are_other_models(kinds, tmp_path):
     }
     (tmp_path / "bench.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
     command = ["bench", str(tmp_path / "bench.yaml"), "--trust-code", "--output", str(tmp_path / "bench")]
-    assert run_command_line(command) == 0
+    assert call(*command) == 0
     lines = (tmp_path / "bench" / "records.jsonl").read_text().splitlines()
     found = {x["method"]: x for x in map(json.loads, lines)}
     kernels, biases = 30 * 4 + 4 * 2, 4 + 2

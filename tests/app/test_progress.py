@@ -7,7 +7,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from tfp_bfl.app.cli import run_command_line
+from tests.kit import call, refusal
 from tfp_bfl.app.one_run import progress
 from tfp_bfl.errors import InvalidArgument
 
@@ -127,14 +127,12 @@ def test_a_quiet_console_and_a_form_that_is_none():
 
 
 def test_a_bad_form_is_one_sentence_before_work(capsys, tmp_path):
-    assert run_command_line(["run", "--progress", "loud", "--output", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert "no form of progress 'loud'" in error and error.count("\n") == 1
+    assert "no form of progress 'loud'" in refusal(capsys, "run", "--progress", "loud", "--output", tmp_path / "run")
 
 
 def test_a_run_without_a_terminal_tells_its_phases(capsys, tmp_path):
     options = ["--model", "mlp", "--dataset", "breast_cancer", "--clients", "3", "--rounds", "2", "--local-epochs", "1"]
-    assert run_command_line(["run", *options, "--engine", "local", "--output", str(tmp_path / "run")]) == 0
+    assert call("run", *options, "--engine", "local", "--output", tmp_path / "run") == 0
     # A busy machine adds lines: a first phase that took long, and the seconds so far.
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.endswith(" so far")]
     lines = lines[lines[0].startswith("reading ") :]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run.job import prepare
 from tfp_bfl.app.options.config import class_of, make_config
 from tfp_bfl.app.options.own_model import NO_CODE
@@ -55,12 +54,6 @@ def test_values_that_can_not_train_are_refused_with_the_reason(option, value, re
 def test_noise_and_delta_are_those_that_the_accountant_can_bear(option, value):
     with pytest.raises(InvalidArgument, match=rf"^{option} is .*, but must (be|lie between)"):
         make_config(None, {**HIDDEN[option], option: value})
-
-
-@pytest.mark.parametrize("value", ["1e-300", "1e300", "inf", "nan"])
-def test_the_command_line_ends_with_2(value, capsys):
-    assert run_command_line(["run", "--learning-rate", value]) == 2
-    assert capsys.readouterr().err.startswith("tfp-bfl: learning_rate is ")
 
 
 COMMON = {"dataset": "breast_cancer", "model": "mlp", "clients": 3, "rounds": 1, "local_epochs": 1, "engine": "local"}

@@ -7,26 +7,13 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.kit import summary_of
+from tests.kit import call, refusal, summary_of
 from tests.lite import lite_interpreter
-from tfp_bfl.app.cli import run_command_line
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
-SMALL = (
-    "--model",
-    "mlp",
-    "--rounds",
-    "20",
-    "--local-epochs",
-    "10",
-    "--schedule",
-    "cosine",
-    "--engine",
-    "local",
-    "--num-samples",
-    "10",
-)
+FLAGS = "--model mlp --rounds 20 --local-epochs 10 --schedule cosine --engine local --num-samples 10"
+SMALL = FLAGS.split()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +33,7 @@ def table(tmp_path_factory):
 def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "houses"
     options = ("--dataset", str(table), "--label", "price", "--client-column", "agency", "--task", "regression")
-    assert run_command_line(["run", *SMALL, *options, "--output", str(folder)]) == 0
+    assert call("run", *SMALL, *options, "--output", folder) == 0
     return folder
 
 
@@ -93,12 +80,12 @@ def test_report_and_card_speak_of_numbers(run):
 
 
 def test_rows_are_predicted_from_the_command_line(run, table, capsys):
-    assert run_command_line(["predict", str(run), str(table), "--format", "json", "--max-uncertainty", "20"]) == 0
+    assert call("predict", run, table, "--format", "json", "--max-uncertainty", "20") == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 600 and rows[1]["row"] == f"{table}[1]"
     assert set(rows[0]) >= {"mean", "stddev", "low", "high", "abstain"}
     assert {row["abstain"] for row in rows} == {row["stddev"] > 20 for row in rows} == {True, False}
-    assert run_command_line(["predict", str(run), str(table)]) == 0
+    assert call("predict", run, table) == 0
     stated, _, head, *_ = capsys.readouterr().out.splitlines()
     assert stated.endswith("; temperature 1: the Bayesian posterior.")
     assert head.split()[:4] == ["row", "mean", "stddev", "low"]
@@ -122,16 +109,17 @@ def test_lite_says_the_same(run, tmp_path):
     ],
 )
 def test_what_is_of_classes_alone_is_refused(tmp_path, capsys, options, words):
-    assert run_command_line(["run", *SMALL, "--dataset", "diabetes", *options, "--output", str(tmp_path / "x")]) == 2
-    assert words in capsys.readouterr().err and not (tmp_path / "x").exists()
+    assert words in refusal(capsys, "run", *SMALL, "--dataset", "diabetes", *options, "--output", tmp_path / "x") and (
+        not (tmp_path / "x").exists()
+    )
 
 
 def test_numbers_without_the_task_say_which_option_is_missing(table, tmp_path, capsys):
     options = ("--dataset", str(table), "--label", "price", "--output", str(tmp_path / "x"))
-    assert run_command_line(["run", *SMALL, *options]) == 2
-    assert "--task regression" in capsys.readouterr().err
-    assert run_command_line(["run", "--task", "regression", "--output", str(tmp_path / "x")]) == 2
-    assert "task belongs to user-supplied data" in capsys.readouterr().err
+    assert "--task regression" in refusal(capsys, "run", *SMALL, *options)
+    assert "task belongs to user-supplied data" in refusal(
+        capsys, "run", "--task", "regression", "--output", tmp_path / "x"
+    )
 
 
 @pytest.mark.deep(after="tests/app/test_regression.py")

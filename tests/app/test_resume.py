@@ -2,7 +2,6 @@
 
 import fcntl
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -14,49 +13,21 @@ import pytest
 import yaml
 
 import tfp_bfl as bfl
-from tests.kit import summary_of
-from tfp_bfl.app.cli import run_command_line
+from tests.app.broken_run import assert_resumes_to, assert_same_run, summary
+from tests.kit import call, refusal
 
 pytestmark = pytest.mark.deep(after="tests/federated/test_checkpoints.py")
 
 # On the engine of this process: tests/federated/test_kills.py has the other's.
-OPTIONS = {
-    "engine": "local",
-    "model": "mlp",
-    "rounds": 6,
-    "local_epochs": 1,
-    "examples_per_client": 40,
-    "num_samples": 3,
-    "evaluation_examples": 60,
-    "cohort_size": 6,
-    "dropout": 0.2,
-    "partition": "iid",
-    "keep_checkpoints": 2,
-}
-ARGUMENTS = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def rows(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{name: x for name, x in json.loads(line).items() if "seconds" not in name} for line in lines]
-
-
-def summary(folder):
-    clock = ("train_seconds", "seconds", "ms_per_step", "worker_mb", "process_mb")
-    return {name: x for name, x in summary_of(folder).items() if name not in clock}
-
-
-def assert_same_run(folder, whole):
-    assert rows(folder) == rows(whole) and summary(folder) == summary(whole)
-    with np.load(folder / "predictions.npz") as a, np.load(whole / "predictions.npz") as b:
-        assert all(a[name].tobytes() == b[name].tobytes() for name in b.files)
-    assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}
+FLAGS = "--engine local --model mlp --rounds 6 --local-epochs 1 --examples-per-client 40 --num-samples 3"
+FLAGS = f"{FLAGS} --evaluation-examples 60"
+ARGUMENTS = f"{FLAGS} --cohort-size 6 --dropout 0.2 --partition iid --keep-checkpoints 2".split()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert run_command_line(["run", *ARGUMENTS, "--output", str(folder)]) == 0
+    assert call("run", *ARGUMENTS, "--output", folder) == 0
     return folder
 
 
@@ -74,7 +45,7 @@ def test_after_a_kill(whole, tmp_path):
     assert not (folder / "summary.json").exists()
     with open(folder / "metrics.jsonl", "a") as lines:
         lines.write('{"round": 99, "nl')  # As if the kill had come in the middle of a line.
-    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    assert call("run", "--resume", folder) == 0
     assert_same_run(folder, whole)
 
 
@@ -88,9 +59,9 @@ def test_after_an_error(whole, tmp_path, monkeypatch, where):
     folder = tmp_path / "broken"
     monkeypatch.setattr(bfl.evaluation if where == "evaluate" else bfl.plots, where, fail)
     with pytest.raises(RuntimeError, match="this is expected"):
-        run_command_line(["run", *ARGUMENTS, "--output", str(folder)])
+        call("run", *ARGUMENTS, "--output", folder)
     monkeypatch.undo()
-    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    assert call("run", "--resume", folder) == 0
     assert_same_run(folder, whole)
 
 
@@ -98,31 +69,9 @@ def test_a_chain_goes_on_with_the_draws_that_it_kept(tmp_path, monkeypatch):
     """SGLD broken off in its fourth round: of the two draws that predict then, one is from before."""
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     options = "run --algorithm fed_sgld --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 4"
-    options = [
-        *options.split(),
-        "--engine",
-        "local",
-        "--burn-in-rounds",
-        "1",
-        "--max-samples",
-        "2",
-        "--step-size",
-        "1e-4",
-    ]
-
-    def until_the_fourth(*args, **options):
-        assert next(calls) < 4, "this is expected"
-        return evaluate(*args, **options)
-
-    assert run_command_line([*options, "--output", str(whole)]) == 0
-    evaluate, calls = bfl.evaluation.evaluate, iter(range(1, 9))
-    monkeypatch.setattr(bfl.evaluation, "evaluate", until_the_fourth)
-    with pytest.raises(AssertionError, match="this is expected"):
-        run_command_line([*options, "--output", str(folder)])
-    monkeypatch.undo()
-    assert len(rows(folder)) == 3
-    assert run_command_line(["run", "--resume", str(folder)]) == 0
-    assert_same_run(folder, whole)
+    options = f"{options} --engine local --burn-in-rounds 1 --max-samples 2 --step-size 1e-4".split()
+    assert call(*options, "--output", whole) == 0
+    assert_resumes_to(whole, folder, options, 3, monkeypatch)
     assert summary(whole)["epistemic_share"] > 0
 
 
@@ -135,7 +84,7 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
     options += ["--dataset", "breast_cancer"]
     monkeypatch.setattr(bfl.federated, "pretrain", functools.partial(bfl.federated.pretrain, patience=1))
     whole, folder = tmp_path / "whole", tmp_path / "broken"
-    assert run_command_line(["run", *options, "--output", str(whole)]) == 0
+    assert call("run", *options, "--output", whole) == 0
     evaluate, calls = bfl.evaluation.evaluate, iter([False, False])
 
     def fail_in_the_rounds(*args, **options):
@@ -145,23 +94,21 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(bfl.evaluation, "evaluate", fail_in_the_rounds)
         with pytest.raises(RuntimeError, match="this is expected"):
-            run_command_line(["run", *options, "--output", str(folder)])
+            call("run", *options, "--output", folder)
     with monkeypatch.context() as patch:
         patch.setattr(bfl.federated, "pretrain", fail)
-        assert run_command_line(["run", "--resume", str(folder)]) == 0
+        assert call("run", "--resume", folder) == 0
     assert_same_run(folder, whole)
     # As after a kill while the first checkpoint was being written: what was pre-trained is gone.
     (folder / "summary.json").unlink()
     for path in (folder / "checkpoints").glob("*.sha256"):
         path.unlink()
-    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    assert call("run", "--resume", folder) == 0
     assert_same_run(folder, whole)
 
 
 def refused(arguments, capsys, message):
-    assert run_command_line(["run", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+    assert message in refusal(capsys, "run", *arguments)
 
 
 def test_what_can_not_be_resumed(whole, tmp_path, capsys):
@@ -215,8 +162,7 @@ def test_checkpoints_that_are_all_damaged_are_refused_unchanged(begun, capsys):
     for path in (begun / "checkpoints").glob("*.index"):
         path.write_bytes(b"spoiled")
     before = contents(begun)
-    assert run_command_line(["run", "--resume", str(begun)]) == 2
-    assert "Every checkpoint in" in capsys.readouterr().err
+    assert "Every checkpoint in" in refusal(capsys, "run", "--resume", begun)
     assert contents(begun) == before
 
 
@@ -228,7 +174,7 @@ def test_a_changed_test_set_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "test.csv").write_text("\n".join(lines[:30]))
     monkeypatch.chdir(tmp_path)
     given = ["--dataset", "train.csv", "--test-data", "test.csv", "--clients", "2", "--cohort-size", "2"]
-    assert run_command_line(["run", *ARGUMENTS[:-8], *given, "--partition", "iid", "--output", "run"]) == 0
+    assert call("run", *FLAGS.split(), *given, "--partition", "iid", "--output", "run") == 0
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "test.csv").write_text("\n".join([*lines[:29], "0.5,b"]))
     before = contents(tmp_path / "run")

@@ -10,10 +10,9 @@ import yaml
 
 import tfp_bfl as bfl
 from tests.algorithms.cases import state_of
-from tests.kit import summary_of
+from tests.kit import call, summary_of
 from tests.units import in_units
 from tfp_bfl.algorithms.held import Held
-from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.plots import sections
 from tfp_bfl.plots.page import Picture
@@ -30,7 +29,7 @@ def run(arguments, folder):
     """A run's folder; its page without the figures, which tests/bench/test_reports.py draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sections, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
-        assert run_command_line([*arguments, "--output", str(folder)]) == 0
+        assert call(*arguments, "--output", folder) == 0
     return folder
 
 
@@ -102,7 +101,7 @@ def test_the_product_as_published_is_asked_for_with_three_options_and_kept_when_
     differ = {name for name, x in sent[0].items() if x != sent[1][name]}
     assert differ == {n for n in sent[0] if "/diagonal/" in n} | settings
     assert np.abs(exported(exact) - exported(whole)).max() > 1e-3
-    assert run_command_line(["clients", "remove", str(exact), "1", "--output", str(tmp_path / "two")]) == 0
+    assert call("clients", "remove", exact, "1", "--output", tmp_path / "two") == 0
     model = bfl.weights.predictive_model(bfl.models.mlp(kind="deterministic"), state(tmp_path / "two").pool())
     samples = bfl.evaluation.predict(model, TEST.features, num_samples=3, seed=0)
     np.testing.assert_allclose(samples.mean(0), exported(tmp_path / "two"), rtol=1e-4, atol=1e-6)
@@ -112,7 +111,7 @@ def test_the_product_as_published_is_asked_for_with_three_options_and_kept_when_
 def test_a_run_is_repeated_from_its_record(whole, tmp_path):
     record = yaml.safe_load((whole / "config.yaml").read_text())
     assert (record["algorithm"], record["kind"], record["rounds"]) == ("fl_swag", "deterministic", 1)
-    assert run_command_line(["run", "--config", str(whole / "config.yaml"), "--output", str(tmp_path / "again")]) == 0
+    assert call("run", "--config", whole / "config.yaml", "--output", tmp_path / "again") == 0
     assert rows(tmp_path / "again") == rows(whole)
     assert arrays(tmp_path / "again" / "clients.npz") == arrays(whole / "clients.npz")
     assert arrays(tmp_path / "again" / "predictions.npz") == arrays(whole / "predictions.npz")
@@ -124,7 +123,7 @@ def test_a_run_is_repeated_from_its_record(whole, tmp_path):
 def test_last_layer_over_what_the_server_has_pretrained(tmp_path):
     """End to end, and the same from its checkpoint as after a stop before the results were written."""
     folder, again = tmp_path / "head", tmp_path / "again"
-    assert run_command_line([*SMALL, "--last-layer", "--pretrain-share", "0.4", "--output", str(folder)]) == 0
+    assert call(*SMALL, "--last-layer", "--pretrain-share", "0.4", "--output", folder) == 0
     assert_export_is_what_was_evaluated(folder)
     last = state(folder)
     assert [x.shape for x in last.rows["0"].posterior.mean] == [(32, 2), (2,)] and len(last.weights.point) == 6
@@ -134,13 +133,13 @@ def test_last_layer_over_what_the_server_has_pretrained(tmp_path):
     shutil.copytree(folder, again)
     for name in ("summary.json", "clients.npz", "predictions.npz"):
         (again / name).unlink()
-    assert run_command_line(["run", "--resume", str(again)]) == 0
+    assert call("run", "--resume", again) == 0
     for name in ("clients.npz", "predictions.npz"):
         assert arrays(again / name) == arrays(folder / name)
 
 
 def test_show_tells_the_clients(whole, capsys):
-    assert run_command_line(["clients", "show", str(whole)]) == 0
+    assert call("clients", "show", whole) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[:2] for line in lines] == [["client", "examples"], ["0", "60"], ["1", "60"], ["2", "60"]]
     assert all(float(line[2]) > 0 for line in lines[1:])
@@ -150,7 +149,7 @@ def test_show_tells_the_clients(whole, capsys):
 def without_1(whole, tmp_path_factory):
     """The run without client 1, the run itself as it was."""
     before, folder = contents(whole), tmp_path_factory.mktemp("runs") / "deep" / "without_1"
-    assert run_command_line(["clients", "remove", str(whole), "1", "--output", str(folder)]) == 0
+    assert call("clients", "remove", whole, "1", "--output", folder) == 0
     assert contents(whole) == before
     return folder
 
@@ -175,7 +174,7 @@ def test_a_client_leaves_as_if_it_had_never_been_there(whole, without_1):
 
 def test_a_client_comes_back(whole, without_1, tmp_path, capsys):
     folder = tmp_path / "back"
-    assert run_command_line(["clients", "add", str(without_1), str(whole), "1", "--output", str(folder)]) == 0
+    assert call("clients", "add", without_1, whole, "1", "--output", folder) == 0
     output = capsys.readouterr().out
     assert output.startswith("3 clients: accuracy 0.") and f"{folder} holds the new state" in output
     assert list(state(folder).rows) == ["0", "2", "1"]
@@ -192,7 +191,7 @@ def test_clients_of_the_same_name_are_replaced_if_asked_for(whole, without_1, tm
     learnt, own = state(whole).rows["1"], state(without_1)
     own._replace(rows={**own.rows, "0": learnt}).save(later / "clients.npz")
     arguments = ["clients", "add", str(whole), str(later), "0", "--replace", "--output", str(folder)]
-    assert run_command_line(arguments) == 0
+    assert call(*arguments) == 0
     assert list(state(folder).rows) == ["0", "1", "2"]
     tf.nest.map_structure(np.testing.assert_array_equal, state(folder).rows["0"], learnt)
 
@@ -251,7 +250,7 @@ BAD = {
 @pytest.mark.parametrize("command", BAD)
 def test_bad_input_is_one_sentence_and_status_2_and_nothing_is_written(command, place, capsys):
     before = contents(place)
-    assert run_command_line(command.split()) == 2
+    assert call(*command.split()) == 2
     captured = capsys.readouterr()
     assert BAD[command] in captured.err and captured.err.count("\n") == 1 and not captured.out
     assert contents(place) == before and not (place / "new").exists() and (place / "link").is_symlink()

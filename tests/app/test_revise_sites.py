@@ -5,9 +5,8 @@ import pytest
 
 from tests.algorithms.cases import state_of
 from tests.app.test_revise import contents, run
-from tests.kit import summary_of
+from tests.kit import call, refusal, summary_of
 from tfp_bfl.algorithms.held import Held
-from tfp_bfl.app.cli import run_command_line
 
 pytestmark = [pytest.mark.deep(after="tests/algorithms/factors/test_factor_pool.py"), pytest.mark.cpu_seconds(60)]
 
@@ -27,7 +26,7 @@ def test_the_run_says_whether_its_spread_means_anything(whole):
 
 
 def test_clients_are_listed_with_their_share(whole, capsys):
-    assert run_command_line(["clients", "show", str(whole)]) == 0
+    assert call("clients", "show", whole) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["client", "examples", "share", "of", "the", "precision"]
     assert [line.split()[:2] for line in lines[1:]] == [[str(k), "40"] for k in range(3)]
@@ -35,9 +34,9 @@ def test_clients_are_listed_with_their_share(whole, capsys):
 
 def test_a_client_leaves_and_comes_back(whole, tmp_path, capsys):
     before, without, again = contents(whole), tmp_path / "without", tmp_path / "again"
-    assert run_command_line(["clients", "remove", str(whole), "1", "--output", str(without)]) == 0
+    assert call("clients", "remove", whole, "1", "--output", without) == 0
     assert "2 clients" in capsys.readouterr().out
-    assert run_command_line(["clients", "add", str(without), str(whole), "1", "--output", str(again)]) == 0
+    assert call("clients", "add", without, whole, "1", "--output", again) == 0
     assert contents(whole) == before
     own, left, back = (Held.load(folder / "clients.npz") for folder in (whole, without, again))
     assert list(left.rows) == ["0", "2"] and set(back.rows) == {"0", "1", "2"}
@@ -47,11 +46,9 @@ def test_a_client_leaves_and_comes_back(whole, tmp_path, capsys):
 
 def test_refusals(whole, tmp_path, capsys):
     output = ["--output", str(tmp_path / "new")]
-    assert run_command_line(["clients", "remove", str(whole), "7", *output]) == 2
-    assert "There is no client '7'" in capsys.readouterr().err
+    assert "There is no client '7'" in refusal(capsys, "clients", "remove", whole, "7", *output)
     other = tmp_path / "other"
     other.mkdir()
     state_of(5, 6).save(other / "clients.npz")
-    assert run_command_line(["clients", "add", str(whole), str(other), *output]) == 2
-    assert "of another algorithm" in capsys.readouterr().err
+    assert "of another algorithm" in refusal(capsys, "clients", "add", whole, other, *output)
     assert not (tmp_path / "new").exists()

@@ -12,11 +12,10 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
-from tests.kit import info_of, summary_of
+from tests.kit import call, info_of, summary_of
 from tests.units import in_units
 from tfp_bfl.algorithms.factors.work import FACTORS_INFERENCE
 from tfp_bfl.algorithms.fixed_points import default_rule
-from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run.predict import predict
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import fields as all_fields
@@ -59,7 +58,7 @@ def build(input_shape, num_classes):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "default"
-    assert run_command_line(["run", *FLAGS, "--model", "mlp", "--output", str(folder)]) == 0
+    assert call("run", *FLAGS, "--model", "mlp", "--output", folder) == 0
     return folder
 
 
@@ -103,7 +102,7 @@ def test_report_and_card_state_method_and_temperature(run):
 
 
 def test_runs_lists_the_rule_that_was_used(run, capsys):
-    assert run_command_line(["runs", str(run)]) == 0
+    assert call("runs", run) == 0
     assert f"done   {DEFAULTS['rule']}" in capsys.readouterr().out
 
 
@@ -115,7 +114,7 @@ def test_predict_states_the_temperature_beside_its_answer(run, tmp_path, capsys,
     info = bfl.export.read_info(run / "saved_model")
     named = info._replace(data={**info.data, "columns": [[name, 0.0, 1.0] for name in columns]})
     bfl.export.save(run, tmp_path / "model", named)
-    assert run_command_line(["predict", str(tmp_path / "model"), str(rows), "--format", form]) == 0
+    assert call("predict", tmp_path / "model", rows, "--format", form) == 0
     out, err = capsys.readouterr()
     words = f"posterior at temperature {TEMPERATURE:g}: as if each example had been seen"
     assert (words in out, words in err) == (form == "table", form != "table")
@@ -148,7 +147,7 @@ def test_a_run_goes_on_from_its_record(run, tmp_path, leaves_open):
     if leaves_open:
         config |= dict.fromkeys(DEFAULTS)
         (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    assert call("run", "--resume", folder) == 0
     wanted, found = summary_of(run), summary_of(folder)
     assert {name: found[name] for name in ("method", "test_nll")} == {n: wanted[n] for n in ("method", "test_nll")}
 

@@ -101,6 +101,7 @@ def test_rows_to_ask_a_model_about(tmp_path):
             {"label": "sick", "client": "centre"},
             "inf in row 8, which is not finite",
         ),
+        (TABLE, {"label": "sick", "client": "sick"}, "'sick' is label and client-column: name two columns"),
         (TABLE, {}, "has no column 'label': name the column with the labels by --label; its columns are 'age', 'dose'"),
         (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
         (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),

@@ -230,6 +230,8 @@ def test_text_is_one_name_of_a_column(tmp_path, option):
     path = write(tmp_path / "d.csv", ["ab", "a", "label"], *columns)
     names = {"drop": ["a"], "only": ["ab"], "categorical": ["ab[1]", "ab[2]", "ab[3]", "a"]}[option]
     assert [c.name for c in read_own(path, **{option: "ab"}).train.columns] == names
+    twice = read_own(path, **{option: ["ab", "ab"]}).train.columns
+    assert [c.name for c in twice] == names
     found = read_design(path, Outcome("label", "bernoulli"), **{option: "ab"}).names
     assert found == {**dict.fromkeys(["drop", "only"], names), "categorical": ["ab[2]", "ab[3]", "a"]}[option]
 
@@ -318,6 +320,11 @@ def test_text_far_down_a_column_is_named(tmp_path):
         (repeated("yes"), "classification", "labels of the column 'label' of .*d.csv are all 'yes': a model requires"),
         (repeated("0.1"), "regression", "labels of the column 'label' of .* are 0.1 in all training rows"),
         (X, "classification", "are numbers with fractions, such as .*--task regression"),
+        (
+            repeated("0", "1", "0.0", "1.0"),
+            "classification",
+            "'0' and '0.0', which differ in the way to write a number",
+        ),
         (np.arange(ROWS), "classification", "have 60 distinct values in 60 examples: .*--task regression"),
         ([f"text {i}" for i in range(ROWS)], "classification", "60 distinct values .* choose a column that names"),
     ],
@@ -326,17 +333,6 @@ def test_labels_of_which_nothing_is_learnt(tmp_path, labels, task, message):
     path = write(tmp_path / "d.csv", ["x", "label"], X, labels)
     with pytest.raises(InvalidArgument, match=message):
         read_own(path, task=task)
-
-
-def test_numbers_of_classes_that_are_written_in_two_ways_are_refused(tmp_path):
-    path = write(tmp_path / "d.csv", ["x", "label"], X, repeated("0", "1", "0.0", "1.0"))
-    with pytest.raises(InvalidArgument, match=r"'0' and '0.0', which differ in the way to write a number: write them"):
-        read_own(path)
-
-
-def test_labels_are_no_clients(tmp_path):
-    with pytest.raises(InvalidArgument, match="'label' is label and client-column: name two columns"):
-        read_own(write(tmp_path / "d.csv", ["x", "label"], X, LABELS), client="label")
 
 
 def test_one_site_may_have_one_class(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
@@ -202,7 +203,12 @@ def two_inputs():
         (ending(layers.Dense(3), layers.Activation(lambda x: tf.nn.softmax(x))), "sum to 1: they are probabilities"),
         (ending(layers.Dense(3, "sigmoid")), "all lie between 0 and 1, as those of a sigmoid do"),
         (ending(layers.Dense(3), layers.Lambda(tf.sigmoid)), "all lie between 0 and 1, as those of a sigmoid do"),
-        (ending(layers.Dense(3, "softmax")), "gives probabilities, but must give logits"),
+        (ending(layers.Dense(3, "softmax")), "The last layer, 'dense.*', gives probabilities, but must give logits"),
+        (ending(layers.Dense(3), layers.Softmax()), "gives probabilities, but must give logits"),
+        (ending(layers.Dense(3), layers.Activation("softmax")), "gives probabilities, but must give logits"),
+        (ending(keras.Sequential([layers.Dense(3, "softmax")])), "gives probabilities, but must give logits"),
+        (ending(layers.Dense(3, kernel_regularizer="l2")), "losses of its own"),
+        (ending(tfp.layers.DenseFlipout(3)), "use the layers of tfp_bfl.layers"),
         (two_inputs, "has 2 inputs, but must have one: concatenate them"),
         (lambda: None, "The function of the model returns None, but must return a Keras model"),
         (Subclassed, r"\(Subclassed\) is subclassed, or has no input shape: build it as a functional model"),
@@ -238,7 +244,7 @@ def test_a_sigmoid_is_no_error_where_numbers_are_predicted():
 
 def test_models_of_this_library_pass():
     for name, shape in {"mlp": (4,), "lenet": (28, 28, 1), "conv_net": (32, 32, 3), "resnet20": (32, 32, 3)}.items():
-        for kind in ("deterministic", "mc_dropout", "flipout"):
+        for kind in bfl.models.KINDS:
             model = bfl.models.MODELS[name](kind, shape, 10)
             bfl.weights.check_form(model)
             bfl.weights.check_layers(model)

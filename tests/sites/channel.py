@@ -45,7 +45,7 @@ class Channel:
         return site.reply(task, content)
 
 
-def put(folder, name, table, more="", suffix=".csv", test=None):
+def put(folder, name, table, more="", suffix=".parquet", test=None):
     (local := folder / name / "local").mkdir(parents=True, exist_ok=True)
     write = pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table
     for file, content in {"rows": table, "test": test}.items():

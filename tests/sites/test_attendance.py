@@ -1,6 +1,7 @@
 """The sites that take part in a federation, the reasons of absent ones, and their return."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tests.kit import json_of, lines_of, summary_of
 from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
+from tfp_bfl.sites.deployment.attendance import Attendance, Submission
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Answer, Counted, Refusal
 from tfp_bfl.sites.deployment.demo import HOSPITALS
 from tfp_bfl.sites.deployment.job import make_job
@@ -209,10 +211,15 @@ class Silent:
         yield from ((name, to_bytes(MESSAGE)) for name in what if name not in gone)
 
 
+def carrier_of(channel, note, quorum=1):
+    run = Submission("a", None, channel, quorum, types.SimpleNamespace(note=note))
+    return Carrier(run, Attendance({name: {} for name in NAMES}, {}), dict.fromkeys(NAMES, b""))
+
+
 def carried(away, rounds, quorum=1):
     """The channel, the numbers that answered in each round, and the messages about them."""
     channel, reported, answered = Silent(away), [], []
-    carrier = Carrier(channel, NAMES, dict.fromkeys(NAMES, b""), {}, reported.append, quorum)
+    carrier = carrier_of(channel, reported.append, quorum)
     for number in range(rounds):
         channel.round = number
         replies = dict(carrier.ask(range(len(NAMES)), MESSAGE))
@@ -252,6 +259,6 @@ def test_a_site_that_the_quorum_needs_is_asked(quorum):
 
 def test_scores_do_not_wait_for_a_site_that_was_silent_in_the_round():
     channel = Silent({"west": range(9)})
-    carrier = Carrier(channel, NAMES, {}, {}, lambda text: None)
+    carrier = carrier_of(channel, print)
     list(carrier.ask(range(len(NAMES)), MESSAGE))
     assert carrier.silent == {"west"} and channel.deadlines == 1

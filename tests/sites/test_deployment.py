@@ -41,6 +41,15 @@ def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
         return serve(options, Submission(name, folder / "runs" / name, Counted(channel), quorum, tell, **how))
 
 
+def predicted(folder, done, label, task="classification", **options):
+    """What the exported model predicts for the test data of all sites by name, and these data."""
+    files = [folder / name / "local" / "patients.csv" for name in sorted(HOSPITALS)]
+    tests = [bfl.data.read_own(file, label, task=task).test for file in files]
+    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    model = bfl.export.load(done / "saved_model")
+    return model.predict(np.concatenate(raw).astype(np.float32), **options), tests
+
+
 def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     channel = Channel(hospitals)
     done = run(hospitals, channel)
@@ -79,9 +88,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     limit = bfl.evaluation.abstention_limit(*bfl.evaluation.as_examples(sums), coverage=0.8).limit
     assert np.mean(central.entropy <= limit + 1e-6) >= 0.8 and np.mean(central.entropy <= limit - 1 / 200) < 0.8
     # And the exported model is that one, by draws of its own.
-    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in sorted(HOSPITALS)]
-    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
-    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32))
+    answer, _ = predicted(hospitals, done, "diagnosis")
     assert np.mean(answer["label"] == central.probabilities.argmax(-1)) > 0.98
     info = bfl.export.read_info(done / "saved_model")
     assert info.class_names == ["benign", "malignant"] and info.data["parties"] == sorted(HOSPITALS)
@@ -112,9 +119,7 @@ def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algori
     done = run(hospitals, channel, options={**options, **({} if algorithm == "qlsd" else {"local_epochs": 3})})
     summary = summary_of(done)
     assert set(summary["parties"]) == set(HOSPITALS)
-    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in HOSPITALS]
-    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
-    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32), num_samples=60)
+    answer, _ = predicted(hospitals, done, "diagnosis", num_samples=60)
     assert np.mean(answer["epistemic"]) == pytest.approx(summary["epistemic"], rel=0.2, abs=1e-7)
     if kind:
         assert summary["epistemic"] > 1e-6
@@ -184,11 +189,8 @@ def test_a_federation_that_predicts_numbers_has_scores_in_their_units(tmp_path):
     done = run(tmp_path, Channel(tmp_path), options=options)
     summary = summary_of(done)
     # What they score together is what the exported model scores on all of their test data.
-    tests = [bfl.data.read_own(tmp_path / n / "local" / "patients.csv", "progression", task="regression").test
-             for n in HOSPITALS]  # fmt: skip
-    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    answer, tests = predicted(tmp_path, done, "progression", "regression")
     truth = np.concatenate([t.labels * t.target.stddev + t.target.mean for t in tests])
-    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32))
     assert np.sqrt(np.mean((answer["mean"] - truth) ** 2)) == pytest.approx(summary["rmse"], rel=0.02)
     assert summary["rmse"] < 0.9 * truth.std() and 0.7 < summary["coverage"] <= 1
     assert set(summary["parties"]["north"]) == {"rmse", "mae", "test_nll", "coverage", "interval_width", "aleatoric",

@@ -13,6 +13,18 @@ from tfp_bfl.files.arrays import to_bytes
 from tfp_bfl.glm.agreement import check_description
 from tfp_bfl.sites.deployment.channel import SUMS, TALK, Withheld
 
+
+def why_s1_is_left_out(done):
+    assert summary_of(done)["parties"] == ["s0", "s2"]
+    return json_of(done / "parties.json")["s1"]["refused"]
+
+
+def described(channel, options=ILL, secure_sums=False):
+    """The description that s1 sends."""
+    message = {"step": "describe", "options": options, "secure_sums": secure_sums}
+    return json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+
+
 COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
 
 
@@ -31,8 +43,7 @@ COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stag
 def test_the_sender_of_an_answer_that_can_not_be_is_left_out(kits, options, at, lie, reason):
     lies = {(SUMS, "s1", number): lie for number in ([at] if isinstance(at, int) else at)}
     done = run(kits, Channel(kits, lies), options)
-    assert summary_of(done)["parties"] == ["s0", "s2"]
-    assert reason in json_of(done / "parties.json")["s1"]["refused"]
+    assert reason in why_s1_is_left_out(done)
 
 
 def test_the_sender_of_a_masked_answer_of_another_length_is_named(kits):
@@ -70,25 +81,21 @@ def test_a_description_has_no_columns_beside_those_of_the_job():
 def test_the_sender_of_a_description_that_can_not_be_is_left_out(kits):
     lie = json.dumps({"columns": [["z", "category", []]], "events": [], "version": "0"}).encode()
     done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}))
-    assert summary_of(done)["parties"] == ["s0", "s2"]
-    assert "required form" in json_of(done / "parties.json")["s1"]["refused"]
+    assert "required form" in why_s1_is_left_out(done)
 
 
 def test_the_sender_of_a_key_offer_without_its_signature_is_left_out(kits):
     channel = Channel(kits)
-    message = {"step": "describe", "options": ILL, "secure_sums": True}
-    lie = json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+    lie = described(channel, ILL, True)
     lie["offer"]["signature"] = "AAAA"
     channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
     done = run(kits, channel, secure_sums=True)
-    assert summary_of(done)["parties"] == ["s0", "s2"]
-    assert "is not signed by s1" in json_of(done / "parties.json")["s1"]["refused"]
+    assert "is not signed by s1" in why_s1_is_left_out(done)
 
 
 def test_the_sender_of_a_key_offer_that_can_not_be_is_left_out(kits):
     lie = json.dumps({"columns": [], "events": [], "version": "0", "offer": {"public": 3}}).encode()
-    done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}), secure_sums=True)
-    assert summary_of(done)["parties"] == ["s0", "s2"]
+    assert why_s1_is_left_out(run(kits, Channel(kits, {(TALK, "s1", 0): lie}), secure_sums=True))
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -100,14 +107,11 @@ def test_a_site_with_text_among_numbers_is_left_out_and_told(kits, secure_sums):
     cells[place] = '"n. a."'
     path.write_text("\n".join([head, ",".join(cells), *rest]) + "\n")
     channel = Channel(kits)
-    options = {**ILL, "secure_sums": secure_sums}
-    describe = json.dumps({"step": "describe", "options": ILL, "secure_sums": options.pop("secure_sums")})
     with pytest.raises(Withheld, match="Cells of 'days' can't be used") as raised:
-        channel.sites["s1"].converse(describe.encode())
+        described(channel, ILL, secure_sums)
     assert "'days' holds 'n. a.' in row 1" in raised.value.at_site and "n. a." not in str(raised.value)
     done = run(kits, channel, secure_sums=secure_sums)
-    assert summary_of(done)["parties"] == ["s0", "s2"]
-    assert "n. a." not in (done / "parties.json").read_text()
+    assert why_s1_is_left_out(done) and "n. a." not in (done / "parties.json").read_text()
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -121,20 +125,17 @@ def test_a_site_with_text_among_numbers_is_left_out_and_told(kits, secure_sums):
 )
 def test_a_site_that_does_not_fit_the_others_is_left_out(kits, change, reason, secure_sums):
     channel, options = Channel(kits), {**ILL, "missing": "drop"}
-    message = {"step": "describe", "options": options, "secure_sums": secure_sums}
-    lie = json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+    lie = described(channel, options, secure_sums)
     columns = {x[0]: x for x in lie["columns"]}
     lie["columns"] = [*{**columns, **change}.values()]
     channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
     done = run(kits, channel, options, secure_sums=secure_sums)
-    assert summary_of(done)["parties"] == ["s0", "s2"]
-    assert re.search(reason, json_of(done / "parties.json")["s1"]["refused"])
+    assert re.search(reason, why_s1_is_left_out(done))
 
 
 def test_of_two_sites_that_do_not_fit_neither_is_left_out(kits):
     channel = Channel(kits)
-    message = {"step": "describe", "options": ILL, "secure_sums": False}
-    lie = json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
+    lie = described(channel)
     lie["columns"] = [["age", "category", ["old"]] if x[0] == "age" else x for x in lie["columns"]]
     channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
     with pytest.raises(InvalidArgument, match="'age' holds numbers at s0 and text at s1"):

@@ -54,7 +54,7 @@ def heart(tmp_path):
         rows, test = own.filter(pyarrow.array(~held)), own.filter(pyarrow.array(held))
         parts[site] = rows, test
         without = ["hospital", *(["chol"] if site == "switzerland" else [])]  # It has no value there.
-        put(tmp_path, site, rows.drop_columns(without), test=test.drop_columns(without))
+        put(tmp_path, site, rows.drop_columns(without), suffix=".csv", test=test.drop_columns(without))
     for name, number in {"train": 0, "test": 1}.items():
         pyarrow.csv.write_csv(pyarrow.concat_tables([x[number] for x in parts.values()]), tmp_path / f"{name}.csv")
     return tmp_path
@@ -136,6 +136,15 @@ def table(seed=0, rows=ROWS, **columns):
     return pyarrow.table({**own, **columns})
 
 
+def undated(*given, **columns):
+    return table(*given, **columns).drop_columns(["seen"])
+
+
+def fill(folder, *tables):
+    for name, own in zip(("north", "south", "west"), tables):
+        put(folder, name, own)
+
+
 def agreed(folder, **options):
     """The schema of all sites, and the sites."""
     channel, asked = sites(folder), TableOptions(**options)
@@ -144,9 +153,7 @@ def agreed(folder, **options):
 
 
 def test_dates_order_truth_and_missing_columns(tmp_path):
-    put(tmp_path, "north", table(0), suffix=".parquet")
-    put(tmp_path, "south", table(1).drop_columns(["age", "sex"]), suffix=".parquet")
-    put(tmp_path, "west", table(2, sex=[None] * ROWS), suffix=".parquet")
+    fill(tmp_path, table(0), table(1).drop_columns(["age", "sex"]), table(2, sex=[None] * ROWS))
     schema, channel = agreed(tmp_path, date_unit="years", drop=("smokes",))
     found = {x.name: x for x in schema.encoding}
     assert list(found) == ["age", "sex", "seen", "stage"]
@@ -165,8 +172,7 @@ def test_dates_order_truth_and_missing_columns(tmp_path):
 
 
 def test_a_site_that_restarts_has_the_same_encoding(tmp_path):
-    for k, name in enumerate(("north", "south")):
-        put(tmp_path, name, table(k), suffix=".parquet")
+    fill(tmp_path, table(0), table(1))
     channel = sites(tmp_path)
     lost = []
 
@@ -186,8 +192,7 @@ def test_a_site_that_restarts_has_the_same_encoding(tmp_path):
 
 def test_a_server_that_stopped_before_it_knew_its_sites_asks_them_again(tmp_path):
     """The encoding of a run without the list of its sites may be one of other sites."""
-    for k, name in enumerate(("north", "south")):
-        put(tmp_path, name, table(k).drop_columns(["seen"]), suffix=".parquet")
+    fill(tmp_path, undated(0), undated(1))
     done = run(tmp_path, sites(tmp_path), options=OPTIONS)
     whole = (done / SCHEMA).read_text()
     shutil.rmtree(done / "checkpoints")
@@ -208,12 +213,11 @@ BAD = {
 def test_a_bad_cell_is_reported_at_its_site_alone(tmp_path, name):
     columns, message = BAD[name]
     drop = [] if name == "dates" else ["seen"]
-    put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")
-    put(tmp_path, "south", table(1).drop_columns(["seen"]), suffix=".parquet")
+    fill(tmp_path, undated(), undated(1))
     own = table(2).drop_columns([*columns, *drop])
     for column, values in columns.items():
         own = own.append_column(column, pyarrow.array(values))
-    local = put(tmp_path, "west", own, suffix=".parquet")
+    local = put(tmp_path, "west", own)
     channel = sites(tmp_path)
     with pytest.raises(Withheld) as raised:
         channel.sites["west"].describe()
@@ -227,8 +231,7 @@ def test_a_bad_cell_is_reported_at_its_site_alone(tmp_path, name):
 
 
 def test_kinds_that_differ_between_sites_end_the_run_before_training(tmp_path):
-    put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")
-    put(tmp_path, "south", table(1, sex=np.arange(ROWS) % 2 * 1.5).drop_columns(["seen"]), suffix=".parquet")
+    fill(tmp_path, undated(), undated(1, sex=np.arange(ROWS) % 2 * 1.5))
     with pytest.raises(
         InvalidArgument, match="column 'sex' holds numbers at south and text at north: give --categorical"
     ):
@@ -245,7 +248,7 @@ def test_rare_categories_are_pooled_and_their_names_are_not_kept(tmp_path):
     for k, name in enumerate(("north", "south")):
         sex = np.resize(["f", "m"], 20 * ROWS).astype(object)
         sex[:10] = f"rare at {name}"
-        put(tmp_path, name, table(k, 20 * ROWS, sex=sex).drop_columns(["seen"]), suffix=".parquet")
+        put(tmp_path, name, undated(k, 20 * ROWS, sex=sex))
     channel = sites(tmp_path)
     done = run(tmp_path, channel, options={**OPTIONS, "rounds": 1})
     names = [x["levels"] for x in json.loads((done / SCHEMA).read_text())["encoding"] if x["name"] == "sex"]
@@ -263,7 +266,7 @@ def test_rare_categories_are_pooled_and_their_names_are_not_kept(tmp_path):
 
 
 def test_with_masks_no_category_leaves_a_site(tmp_path):
-    local = put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")
+    local = put(tmp_path, "north", undated())
     site = Site(local)
     request = {"table": TableOptions()._asdict(), "secure_sums": True}
     with pytest.raises(InvalidArgument, match=r"describes no categories \('sex', 'stage'\): which .* is no sum"):
@@ -282,13 +285,11 @@ def test_many_categories_and_lies_about_columns(tmp_path):
     rng = np.random.default_rng(0)
     number = 2 * MOST_CATEGORIES
     many = {"code": [f"c{k}" for k in range(number)], "disease": rng.choice(["yes", "no"], number)}
-    local = put(tmp_path, "north", pyarrow.table(many))
+    local = put(tmp_path, "north", pyarrow.table(many), suffix=".csv")
     request = {"table": TableOptions(categorical=("code",))._asdict(), "secure_sums": False}
     with pytest.raises(InvalidArgument, match="code"):
         Site(local).describe(json.dumps(request))
-    put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")
-    put(tmp_path, "south", table(1).drop_columns(["seen"]), suffix=".parquet")
-    put(tmp_path, "west", table(2).drop_columns(["seen"]), suffix=".parquet")
+    fill(tmp_path, undated(), undated(1), undated(2))
     own = json.loads(Site(tmp_path / "west" / "local").describe())
     sex = next(x for x in own["table"] if x["name"] == "sex")
     for lie in (
@@ -323,18 +324,18 @@ def test_a_run_gets_no_more_categories_of_a_column_than_the_site_allows(tmp_path
     content = pyarrow.table({**rows, "disease": ["yes", "no"] * 20})
     for name in rows:
         request = json.dumps({"table": TableOptions(categorical=(name,))._asdict(), "secure_sums": False})
-        local = put(tmp_path, "north", content.select([name, "disease"]))
+        local = put(tmp_path, "north", content.select([name, "disease"]), suffix=".csv")
         with pytest.raises(InvalidArgument, match=f"'{name}' has .* at most 30 are described") as error:
             Site(local).describe(request)
         assert "Patient" not in str(error.value) and "1007" not in str(error.value)
-        local = put(tmp_path, "north", content.select([name, "disease"]), "max_categories: 40\n")
+        local = put(tmp_path, "north", content.select([name, "disease"]), "max_categories: 40\n", suffix=".csv")
         described = json.loads(Site(local).describe(request))["table"]
         number = sum(next(x for x in described if x["name"] == name)["levels"].values())
         assert 30 < number <= 40
 
 
 def test_a_site_can_not_claim_more_rows_for_a_column_than_it_has(tmp_path):
-    own = json.loads(Site(put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")).describe())
+    own = json.loads(Site(put(tmp_path, "north", undated())).describe())
     bfl.sites.check_description("north", own)
     more = [{**x, "rows": 2**31 - 1, "filled": 0 if x["name"] == "age" else x["filled"]} for x in own["table"]]
     one = [more[0], *own["table"][1:]]
@@ -342,7 +343,7 @@ def test_a_site_can_not_claim_more_rows_for_a_column_than_it_has(tmp_path):
         with pytest.raises(InvalidArgument, match="The description of north's data does not have the form"):
             bfl.sites.check_description("north", {**own, "table": lie})
     # With a bound on examples the server counts fewer than there are rows, the same share of each column.
-    local = put(tmp_path, "south", table(1).drop_columns(["seen"]), suffix=".parquet")
+    local = put(tmp_path, "south", undated(1))
     other = json.loads(Site(local).describe())
     bounded = bfl.sites.agree(
         "patients", {"north": {**own, "num_examples": 10}, "south": {**other, "num_examples": 10}}
@@ -355,7 +356,7 @@ def test_a_site_can_not_claim_more_rows_for_a_column_than_it_has(tmp_path):
 def test_columns_that_differ_in_case_and_columns_of_one_site(tmp_path):
     described = []
     for k, name in enumerate(("north", "south")):
-        local = put(tmp_path, name, table(k).drop_columns(["seen"]), suffix=".parquet")
+        local = put(tmp_path, name, undated(k))
         described.append(json.loads(Site(local).describe()))
     own, other = described
     spelled = [{**x, "name": "Age" if x["name"] == "age" else x["name"]} for x in other["table"]]
@@ -372,16 +373,14 @@ def test_columns_that_differ_in_case_and_columns_of_one_site(tmp_path):
 
 def test_what_holds_for_all_sites_is_no_option_of_one(tmp_path):
     for name in ("only", "categorical", "date_unit"):
-        local = put(tmp_path, "north", table(), f"{name}: years\n", suffix=".parquet")
+        local = put(tmp_path, "north", table(), f"{name}: years\n")
         with pytest.raises(InvalidArgument, match=f"{name} of .*party.yaml holds for all sites alike: whoever submits"):
             read_file(local)
 
 
 def test_warnings_of_other_units_and_spellings(tmp_path):
-    put(tmp_path, "north", table().drop_columns(["seen"]), suffix=".parquet")
-    put(tmp_path, "south", table(1).drop_columns(["seen"]), suffix=".parquet")
-    odd = table(2, age=np.arange(ROWS) + 2e4, sex=np.resize(["F", "M"], ROWS)).drop_columns(["seen"])
-    put(tmp_path, "west", odd, suffix=".parquet")
+    odd = undated(2, age=np.arange(ROWS) + 2e4, sex=np.resize(["F", "M"], ROWS))
+    fill(tmp_path, undated(), undated(1), odd)
     channel = sites(tmp_path)
     doubts = bfl.sites.doubts({name: json.loads(site.describe()) for name, site in channel.sites.items()})
     assert any("west reports means far outside" in x and "'age'" in x for x in doubts)

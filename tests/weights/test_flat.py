@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tests.kit import assert_same
 from tfp_bfl import models, posterior
 from tfp_bfl.layers import DenseFlipout, MCDropout, sampling
 from tfp_bfl.weights import FlatWeights, get_weights
@@ -54,13 +55,6 @@ def mixed():
 
 def vector(tensors):
     return np.concatenate([np.reshape(t, -1) for t in tensors] or [np.zeros(0, np.float32)])
-
-
-def assert_same(actual, wanted, rtol=0.0, atol=0.0):
-    tf.nest.assert_same_structure(actual, wanted)
-    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
-        assert a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 def without_variance(weights):

@@ -142,7 +142,7 @@ def read_columns(
     # Points that can only be decimal in another column: notations then differ by column.
     commas = "" if are_numbers.intersection(table.points) else next((x for x in table.commas if x in are_numbers), "")
     read, suspect = [], None
-    for name in names:
+    for name in dict.fromkeys(names):
         column = table[name]
         if name in kinds:
             read.append(_read_as(column, kinds[name], troubles, date_unit, commas, signs.get(name)))

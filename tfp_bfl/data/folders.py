@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Iterator
 
 from tfp_bfl import files
-from tfp_bfl.data.examples import Examples
 from tfp_bfl.data.images import FORMATS, is_hidden, read_images, shape_of
 from tfp_bfl.data.names import as_names, as_text, canonical
+from tfp_bfl.data.read_examples import Examples
 from tfp_bfl.errors import InvalidArgument, shown
 
 _TRAIN = ("train", "training")

@@ -18,7 +18,10 @@ from tfp_bfl.data.agreement import fit_encoding
 from tfp_bfl.data.checks import checked_labels, checked_targets, exact_features, of_one_form
 from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
-from tfp_bfl.data.examples import (
+from tfp_bfl.data.folders import image_files, read_folder, splits
+from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
+from tfp_bfl.data.parts import Part, PartData
+from tfp_bfl.data.read_examples import (
     Examples,
     Reading,
     check_no_table,
@@ -28,9 +31,6 @@ from tfp_bfl.data.examples import (
     of_arrays,
     of_named_arrays,
 )
-from tfp_bfl.data.folders import image_files, read_folder, splits
-from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
-from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.sources import TEST_SHARE, Source, standardised_target
 from tfp_bfl.data.statistics import Column, column_of
 from tfp_bfl.data.tables import TABLES, is_table, read_table

@@ -17,8 +17,8 @@ from tfp_bfl import files
 from tfp_bfl.data.cells import check_full, read_columns
 from tfp_bfl.data.columns import Troubles
 from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
-from tfp_bfl.data.examples import check_columns
 from tfp_bfl.data.names import as_names, canonical, client_names
+from tfp_bfl.data.read_examples import check_columns
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.data.tables import read_table
 

@@ -152,7 +152,7 @@ def fit_hierarchical(
       random: names of the coefficients that differ between clients, at most three.
       between_stddev: s of a half-normal prior on the diagonal of L; None for a flat one.
       restricted: "gaussian" only: variances by restricted maximum likelihood, which integrates the coefficients out,
-        and intervals of Student's t by Satterthwaite's degrees of freedom (`variances`); None for True, unless
+        and intervals of Student's t by Satterthwaite's degrees of freedom (`restricted`); None for True, unless
         second_order. False for maximum likelihood, whose variances are too small with few clients.
       second_order: as of `fit`, over all parameters.
       secure_sums: as of `fit`. The effects of the clients, which are no sums, are computed beside them.

@@ -16,8 +16,8 @@ from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
 from tfp_bfl.glm.posterior import Posterior, Satterthwaite, mean_outcome
+from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, Scaled, is_flat, units_of
 from tfp_bfl.glm.rows import INTERCEPT, Rows
-from tfp_bfl.glm.variances import DIFFERENCE, Restricted, Scaled, is_flat, units_of
 
 _MOST_RANDOM = 3
 _NODES = {1: 15, 2: 9, 3: 5}

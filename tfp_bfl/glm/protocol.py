@@ -98,14 +98,10 @@ class Answers:
         self.most_numbers, self.numbers = len(rows.design) * width * (num_clients if is_secure else 1), 0
 
     def answer(self, question: Question, total: np.ndarray) -> np.ndarray:
-        """Return the sums over the rows; NaN if the coefficients are out of bounds, so that the server halves its step.
+        """Answer by sums over the rows; NaN if the coefficients are out of bounds, so that the server halves its step.
 
-        Args:
-          question: of the server.
-          total: of the last question; any array before the first one.
-
-        Raises:
-          InvalidArgument: the question does not follow from the totals, or exceeds a bound.
+        `total` is that of the last question, any array before the first one. A question that does not follow from the
+        totals, or exceeds a bound, is refused.
         """
         if self._last is not None:
             check_total(*self._last, total, self._family)
@@ -145,15 +141,9 @@ class Answers:
 
 
 def check_same(asked: Question, expected: Question, rows: Rows, family: str) -> None:
-    """Check that a question is the expected one, up to rounding of the linear predictors of a client's rows.
-
-    Raises:
-      InvalidArgument: it is another one.
-    """
-    is_same = (asked.kind, asked.columns, asked.nodes) == (expected.kind, expected.columns, expected.nodes)
-    is_same = is_same and np.array_equal(asked.times, expected.times) and asked.points.shape == expected.points.shape
-    is_same = is_same and asked.centre.shape == expected.centre.shape
-    is_same = is_same and np.allclose(asked.centre, expected.centre, _ROUNDING, 0)
+    """Refuse a question that is not the expected one, up to rounding of the linear predictors of a client's rows."""
+    shape = lambda x: (x.kind, x.columns, x.nodes, x.times.tolist(), x.points.shape, x.centre.shape)
+    is_same = shape(asked) == shape(expected) and np.allclose(asked.centre, expected.centre, _ROUNDING, 0)
     if is_same and all(
         np.max(np.abs(x - y), initial=0) <= _ROUNDING * (1 + np.max(np.abs(y), initial=0))
         for one, other in zip(asked.points, expected.points)
@@ -180,10 +170,6 @@ def broken_bound(rows: Rows, family: str, question: Question) -> str:
     """Return a sentence on the bound that a question exceeds at a client's rows, or "".
 
     Gaussian answers follow from one of them at any coefficients, and those to "risk" hold single rows anyway.
-
-    Args:
-      rows: of the client.
-      family, question: as of `federation.answer`.
     """
     if family == "gaussian" or question.kind not in ("sums", "effects", "stratum", "trend"):
         return ""
@@ -209,11 +195,7 @@ def broken_bound(rows: Rows, family: str, question: Question) -> str:
 
 
 def check_total(question: Question, own: np.ndarray, total: np.ndarray, family: str) -> None:
-    """Check that the total of all clients can hold the answer of one: more rows, events and information.
-
-    Raises:
-      InvalidArgument: it can't.
-    """
+    """Refuse a total of all clients that can't hold the answer of one: more rows, events and information."""
     wrong = InvalidArgument(f"The total of the last question ({question.kind}) can't hold the sums of this site.")
     if question.kind in (TIMES, "risk"):
         return
@@ -240,10 +222,6 @@ def count_numbers(family: str, question: Question, size: int) -> int:
     """Return how many different numbers an answer adds to what the server has; a symmetric matrix counts its half.
 
     All Gaussian answers follow from that at 0. Those to "risk" are not counted: they hold single rows.
-
-    Args:
-      family, question: as of `federation.answer`.
-      size: the number of columns of the design.
     """
     of_sums = lambda p: 1 + p + p * (p + 1) // 2 + len(NO_PEARSON) * (family == "poisson")
     if question.kind in ("risk", TIMES) or (family == "gaussian" and question.kind != "sums"):

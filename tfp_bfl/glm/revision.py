@@ -64,15 +64,14 @@ def revise(
       >>> np.allclose(left.posterior.mean, bfl.glm.fit(clients[:3] + clients[4:]).mean)
       True
     """
-    _check_sums(posterior)
-    parts, family = [], FAMILIES[posterior.family]
-    has_intercept = INTERCEPT in posterior.names
+    parts: list[tuple[Sums, int, int]] = []
+    has_intercept, at = INTERCEPT in posterior.names, posterior.sums_at
     for given, exposure, sign in ((add, add_exposure, 1), (remove, remove_exposure, -1)):
-        if isinstance(given, Sequence) and not len(given):
+        if at is None or (isinstance(given, Sequence) and not len(given)):
             continue
+        family = FAMILIES[posterior.family]
         table = read(given, family, posterior.names[has_intercept:], exposure, has_intercept)
-        assert posterior.sums_at is not None
-        own = [client_sums(rows, posterior.sums_at, family) for rows in table.clients]
+        own = [client_sums(rows, at, family) for rows in table.clients]
         parts.append((functools.reduce(Sums.add, own), sign, len(own)))
     return revise_by_sums(posterior, parts)
 
@@ -84,8 +83,11 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
       posterior: as of `revise`.
       parts: sums at `posterior.sums_at`, 1 to add or -1 to subtract them, and the number of their clients.
     """
-    _check_sums(posterior)
-    assert posterior.sums is not None and posterior.sums_at is not None
+    if posterior.sums is None or posterior.sums_at is None:
+        raise InvalidArgument(
+            "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
+            "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
+        )
     sums, clients, is_binary = posterior.sums, posterior.num_clients, posterior.family == "bernoulli"
     for own, sign, number in parts:
         sums, clients = sums.add(own, sign), clients + sign * number
@@ -128,11 +130,3 @@ def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]])
         warnings=warnings,
     )
     return Revised(revised, moved)
-
-
-def _check_sums(posterior: Posterior) -> None:
-    if posterior.sums is None or posterior.sums_at is None:
-        raise InvalidArgument(
-            "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
-            "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
-        )

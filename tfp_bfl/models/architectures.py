@@ -1,16 +1,18 @@
-"""The networks: a multilayer perceptron for tables, LeNet-5, the network of Jeon et al. 2023, and ResNet-20."""
+"""The networks: a multilayer perceptron for tables, LeNet-5, the network of Jeon et al. 2023, and ResNet-20; and any
+differentiable log density as a Keras model, so that rounds, chains and files take it as they take a network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import keras
-from tfp_bfl import keras as keras_2
-from tfp_bfl.errors import InvalidArgument, check_count, lookup
-from tfp_bfl.models.kinds import NORMALIZATIONS, Blocks, KindOptions, check_classes, check_image_shape
+from tfp_bfl.errors import InvalidArgument, check_count, check_counts, lookup
+from tfp_bfl.models.blocks import NORMALIZATIONS, Blocks, KindOptions, check_classes, check_image_shape
 
 
 def mlp(
@@ -71,7 +73,7 @@ def lenet(
       input_shape: [height, width, channels], at least 8 x 8.
       num_classes: C.
       normalization: "none", "batch" or "group", after each convolution.
-      **options: of `tfp_bfl.models.kinds.Blocks`: prior_stddev ("fan_in", or the standard deviation of the prior on
+      **options: of `tfp_bfl.models.blocks.Blocks`: prior_stddev ("fan_in", or the standard deviation of the prior on
         every weight of kind "flipout"), dropout_rate (0.2, of kind "mc_dropout"), variational_bias, initial_stddev,
         min_stddev, variational_layers, variational_initializer, parametrization, logit_range, kl_weight, precision,
         seed; keras=3 for a `keras.Model` of Keras 3.
@@ -149,7 +151,7 @@ def resnet20(
     num_classes: int = 10,
     normalization: str = "batch",
     **options: Unpack[KindOptions],
-) -> keras_2.Model:
+) -> keras.Model:
     """Build ResNet-20: a 3 x 3 convolution, nine blocks of two (three each with 16, 32, 64 filters), pooling, dense.
 
     Shortcuts have no weights (option A: stride 2, zeros for the new channels). About 0.27 million point weights.
@@ -181,10 +183,61 @@ def resnet20(
     return blocks.keras.Model(images, logits, name=f"resnet20_{kind}")
 
 
-def _shrink(keras: Any, x: Any) -> Any:
+def _shrink(of: Any, x: Any) -> Any:
     """Return [B, H, W, D] -> [B, H / 2, W / 2, 2 D]: every second pixel, zeros for the new channels."""
     new = x.shape[-1] // 2
     # The mean of one pixel: half the time of slicing with strides, forth and back.
-    x = keras.layers.AveragePooling2D(pool_size=1, strides=2)(x)
-    pad = tf.pad if keras is keras_2 else keras.ops.pad
+    x = of.layers.AveragePooling2D(pool_size=1, strides=2)(x)
+    pad = tf.pad if of is keras else of.ops.pad
     return pad(x, [[0, 0], [0, 0], [0, 0], [new, new]])
+
+
+class _LogDensity(keras.layers.Layer):
+    def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], start: np.ndarray, **options: object):
+        super().__init__(**options)
+        self._given = {"function": function, "start": start}
+        self._function = function
+        self.parameters = self.add_weight("parameters", start.shape, initializer=tf.constant_initializer(start))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self._given}
+
+    def call(self, rows: tf.Tensor) -> tf.Tensor:
+        return self._function(self.parameters, rows)[:, tf.newaxis]
+
+
+def density(
+    log_density: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    num_parameters: int,
+    num_features: int,
+    start: object = 0.0,
+) -> keras.Model:
+    """Return a model with one vector as its weight, and the log density of each row of the data as output.
+
+        log_density = lambda theta, rows: -tf.reduce_sum(tf.square(rows - theta), -1) / 2
+        model = bfl.models.density(log_density, 2, 2)
+
+    Args:
+      log_density: (theta [D], rows [B, F]) -> log p(row | theta) in nats [B], differentiable in theta.
+      num_parameters: D.
+      num_features: F.
+      start: theta at first, [D] or one number for all.
+
+    Returns:
+      A model for `likelihood="density"`; labels of the data are zeros.
+
+    Raises:
+      InvalidArgument: numbers below 1, a start of another shape, or a function that does not give [B].
+    """
+    check_counts(num_parameters=num_parameters, num_features=num_features)
+    start = np.asarray(start, np.float32)
+    if start.shape not in ((), (num_parameters,)):
+        raise InvalidArgument(f"start has the shape {start.shape}, but must be one number or ({num_parameters},).")
+    values = log_density(tf.zeros([num_parameters]), tf.zeros([3, num_features]))
+    if tuple(values.shape) != (3,):
+        raise InvalidArgument(
+            f"log_density gives {tuple(values.shape)} for three rows, but must give one number a row: (3,)."
+        )
+    rows = keras.Input((num_features,))
+    layer = _LogDensity(log_density, np.broadcast_to(start, num_parameters))
+    return keras.Model(rows, layer(rows), name="density")

@@ -244,5 +244,5 @@ class LinearLayer(Group):
         "likelihood.",
     )
     rounds: Count | None = option(
-        None, "Number of messages from each client; by default 1 for regression, 10 for classes."
+        None, "Number of messages from each client; by default 1 for regression, 10 for classes.", argument=None
     )

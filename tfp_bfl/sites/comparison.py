@@ -62,8 +62,7 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
             same, name = [own[key] for own in rest if key in own], key[0]
             if not same:
                 continue
-            low, high = min(x[0] for x in same), max(x[0] for x in same)
-            least, most = min(x[1] for x in same), max(x[1] for x in same)
+            (low, high), (least, most) = ((min(x), max(x)) for x in zip(*same))
             if max(low - mean, mean - high) > _FAR * (most or stddev):
                 means.append(f"{shown(name)} ({mean:.4g}, the others' {_between(low, high)})")
             elif stddev > _MANY_TIMES * most > 0 or 0 < stddev * _MANY_TIMES < least:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,6 +54,20 @@ def add_mask(leaves: Sequence[np.ndarray], seed: bytes, sign: int) -> None:
     stream = hashlib.shake_256(seed).digest(8 * sum(sizes))
     for leaf, mask in zip(leaves, np.split(np.frombuffer(stream, np.int64), np.cumsum(sizes)[:-1])):
         (np.add if sign > 0 else np.subtract)(leaf, mask.reshape(leaf.shape), out=leaf)
+
+
+def add_masks(leaves: Sequence[np.ndarray], keys: Mapping[int, bytes], context: bytes, number: int) -> None:
+    """Add the pairwise masks of site `number` with all others, by their keys, in place."""
+    for other, key in keys.items():
+        add_mask(leaves, seed_of(key, context), 1 if other > number else -1)
+
+
+def table_of(contents: Mapping[int, bytes], number: int) -> np.ndarray:
+    """Return proofs or seeds by the numbers of sites [K, 32], zeros for sites without."""
+    rows = np.zeros([number, KEY_BYTES], np.uint8)
+    for site, content in contents.items():
+        rows[site] = np.frombuffer(content, np.uint8)
+    return rows
 
 
 class PromiseStore(Protocol):

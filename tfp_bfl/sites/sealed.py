@@ -32,8 +32,8 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.faults import FAULTS, is_sound
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
+from tfp_bfl.sites import masks
 from tfp_bfl.sites.arrays import NO_ANSWER, Answer, Arrays, from_arrays, selected, to_arrays
-from tfp_bfl.sites.masks import KEY_BYTES, Promises, PromiseStore, add_mask, context_of, proof_of, seed_of
 from tfp_bfl.sites.party import Party, PartyEngine, Transport, result_spec
 
 # Attempts at the sum of one round: a site that leaves before it has agreed costs one.
@@ -102,13 +102,13 @@ class SealedParty(Party):
         *arguments: Any,
         keys: Mapping[int, bytes],
         min_parties: int = 2,
-        promises: PromiseStore | None = None,
+        promises: masks.PromiseStore | None = None,
         **options: Any,
     ):
         super().__init__(process, *arguments, **options)
-        self._keys, self._min_parties, self._promises = dict(keys), min_parties, Promises(promises)
-        if any(len(key) != KEY_BYTES for key in self._keys.values()):
-            raise InvalidArgument(f"A key of two sites does not have {KEY_BYTES} bytes: exchange the keys again.")
+        self._keys, self._min_parties, self._promises = dict(keys), min_parties, masks.Promises(promises)
+        if any(len(key) != masks.KEY_BYTES for key in self._keys.values()):
+            raise InvalidArgument(f"A key of two sites does not have {masks.KEY_BYTES} bytes: exchange the keys again.")
         if len(self._keys) + 1 < min_parties:
             raise InvalidArgument(f"The site reveals no sum of fewer than {min_parties} sites.")
         scalar = tf.TensorSpec([], tf.int32)
@@ -116,7 +116,7 @@ class SealedParty(Party):
         self._seal = tf.function(_sealing(process), autograph=False).get_concrete_function(*types)
         number, byte = len(self._keys) + 1, tf.uint8
         self._set = SetOfParties(scalar, scalar, tf.TensorSpec([number], byte))
-        self._agreed = AgreedSet(self._set, tf.TensorSpec([number, number, KEY_BYTES], byte))
+        self._agreed = AgreedSet(self._set, tf.TensorSpec([number, number, masks.KEY_BYTES], byte))
         # The digest and result of the last message, for further attempts at its sum.
         self._last: tuple[bytes, Any] = (b"", None)
 
@@ -146,11 +146,10 @@ class SealedParty(Party):
         self._promises.answer(done, digest, attempt, _digest((sealed.statistics, sealed.training)))
         masked = sealed.statistics, sealed.training
         leaves = [np.array(x) for x in tf.nest.flatten(masked)]
-        context = context_of(self._run, self._job, digest, attempt)
-        for other, key in self._keys.items():
-            add_mask(leaves, seed_of(key, context), 1 if other > self.number else -1)
+        context = masks.context_of(self._run, self._job, digest, attempt)
+        masks.add_masks(leaves, self._keys, context, self.number)
         if attempt is not None:
-            add_mask(leaves, seed_of(self._own, context), 1)
+            masks.add_mask(leaves, masks.seed_of(self._own, context), 1)
         statistics, training = tf.nest.pack_sequence_as(masked, leaves)
         return to_arrays(Sealed(statistics, training, sealed.report))
 
@@ -172,27 +171,21 @@ class SealedParty(Party):
                 f"The sum is over {there} sites, but must include this site and at least {self._min_parties} sites."
             )
         digest = self._promises.agree(done, attempt, members)
-        context = context_of(self._run, self._job, digest, attempt)
-        rows = self._rows({other: proof_of(key, context, members, self.number) for other, key in self._keys.items()})
-        return {"proofs": rows}
+        context = masks.context_of(self._run, self._job, digest, attempt)
+        proofs = {other: masks.proof_of(key, context, members, self.number) for other, key in self._keys.items()}
+        return {"proofs": masks.table_of(proofs, len(members))}
 
     def _reveal(self, agreed: AgreedSet) -> dict[str, np.ndarray]:
         (number, attempt_text, members), proofs = agreed
         done, attempt = int(number), self._attempt(attempt_text)
-        context = context_of(self._run, self._job, self._promises.agreed(done, attempt), attempt)
+        context = masks.context_of(self._run, self._job, self._promises.agreed(done, attempt), attempt)
         for other, key in self._keys.items():
-            wanted = proof_of(key, context, members, other)
+            wanted = masks.proof_of(key, context, members, other)
             if members[other] and not hmac.compare_digest(wanted, proofs[other, self.number].tobytes()):
                 raise InvalidArgument(f"Site {other} has not agreed to this sum.")
         self._promises.reveal(done, attempt, members)
-        seeds = {other: seed_of(key, context) for other, key in self._keys.items() if not members[other]}
-        return {"seeds": self._rows({**seeds, self.number: seed_of(self._own, context)})}
-
-    def _rows(self, contents: Mapping[int, bytes]) -> np.ndarray:
-        rows = np.zeros([len(self._keys) + 1, KEY_BYTES], np.uint8)
-        for number, content in contents.items():
-            rows[number] = np.frombuffer(content, np.uint8)
-        return rows
+        seeds = {other: masks.seed_of(key, context) for other, key in self._keys.items() if not members[other]}
+        return {"seeds": masks.table_of({**seeds, self.number: masks.seed_of(self._own, context)}, len(members))}
 
 
 class SealedEngine(PartyEngine):
@@ -211,7 +204,7 @@ class SealedEngine(PartyEngine):
         super().__init__(process, result, parties, transport, quorum)
         message, scalar = types_of(process.round.broadcast, types_of(process.round.initialize)).message, tf.int32
         self._sealed = types_of(_sealing(process), message, result, *[tf.TensorSpec([], scalar)] * 2)
-        self._table = tf.TensorSpec([parties.num_clients, KEY_BYTES], tf.uint8)
+        self._table = tf.TensorSpec([parties.num_clients, masks.KEY_BYTES], tf.uint8)
         self._last_read = -1
         # Masked losses and counts of the sites that have answered.
         self._training: dict[int, np.ndarray] = {}
@@ -296,9 +289,9 @@ class SealedEngine(PartyEngine):
         leaves = [np.array(x) for x in (*tf.nest.flatten(total.statistics), training)]
         if seeds is not None:
             for i in there:
-                add_mask(leaves, seeds[i, i].tobytes(), -1)
+                masks.add_mask(leaves, seeds[i, i].tobytes(), -1)
                 for j in set(range(self._parties.num_clients)).difference(there):
-                    add_mask(leaves, seeds[i, j].tobytes(), -1 if j > i else 1)
+                    masks.add_mask(leaves, seeds[i, j].tobytes(), -1 if j > i else 1)
         *clear, training = leaves
         statistics = tf.nest.pack_sequence_as(total.statistics, list(map(tf.constant, clear)))
         self._last_read = done

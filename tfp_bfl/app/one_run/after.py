@@ -82,10 +82,6 @@ class FinishedRun(NamedTuple):
 
     Fields:
       folder: the new folder, which does not exist.
-      config: of the run.
-      data: of the run.
-      clients: of the training.
-      model_fn: builds the model.
       weights: after the last round.
       held_out: rows on which no client trained, as one client; None without hold_out.
     """

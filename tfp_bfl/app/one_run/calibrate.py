@@ -12,8 +12,7 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.one_run.ensembles import num_samples
-from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, read_predictions
-from tfp_bfl.app.options.config import make_config
+from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_columns, read_predictions
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
@@ -82,7 +81,7 @@ def calibrate(
     info = bfl.export.read_info(model)
     if bfl.export.target_of(info) is not None:
         raise InvalidArgument(f"calibrate is for classifiers, and {files.name(folder)} predicts numbers.")
-    config = make_config(folder / "config.yaml", {}, runs_code=False)
+    config = config_in(folder)
     held = read_predictions(folder / HELD_OUT, _MOST_EXAMPLES, (info.model or {})["num_classes"])
     names = held.pop("client_names", None)
     if each_client and names is None:
@@ -198,8 +197,7 @@ def clients_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     }
     lines = [["client", "n", *(heads.get(name, name) for name in used)]]
     lines += [[str(row["client"]), str(row["n"]), *(_in_words(row, name) for name in used)] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    return in_columns(lines)
 
 
 def _in_words(row: Mapping[str, Any], name: str) -> str:

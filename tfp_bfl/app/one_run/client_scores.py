@@ -32,7 +32,6 @@ class RowsByClient(NamedTuple):
     """Rows of a source that belong to clients.
 
     Fields:
-      source: of the rows.
       rows: of each client, places in the source; a client may have none.
       names: of the clients in the data; () where the data name none.
     """

@@ -14,8 +14,8 @@ import numpy as np
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.ensembles import num_samples
 from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
-from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, is_private, read_predictions
-from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, read_predictions
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
@@ -44,8 +44,6 @@ class DriftReport(NamedTuple):
 
     Fields:
       rows: of features and scores.
-      number: of new examples.
-      of_training: the number of training examples.
       reference: the examples with whose scores the new ones are compared, in words.
       failures: (name, reason) of each image that could not be read.
       level: the probability that any row has drift though both samples have one distribution, at most.
@@ -70,7 +68,6 @@ class Drifted(NamedTuple):
     """A feature or a score of two samples.
 
     Fields:
-      name: of the row.
       test: gives distance and p-value for the p-value that matters (`evaluation.homogeneity`).
       least: gives the smallest p-value of a number of new examples.
     """
@@ -126,7 +123,7 @@ def drift(
     folder = pathlib.Path(run)
     model = bfl.export.find(folder)
     if not (folder / HISTOGRAMS).is_file():
-        if (folder / "config.yaml").is_file() and is_private(_config(folder)):
+        if (folder / "config.yaml").is_file() and is_private(config_in(folder)):
             raise InvalidArgument(
                 f"{name(run)} is a run with differential privacy, which records no {HISTOGRAMS}: counts of its "
                 "examples are not covered by epsilon."
@@ -152,7 +149,7 @@ def drift(
     reference = read_predictions(
         folder / (HELD_OUT if held_out else PREDICTIONS), _MOST_EXAMPLES, int((info.model or {})["num_classes"])
     )
-    answers = _answers(model, examples.pixels, _config(folder))
+    answers = _answers(model, examples.pixels, config_in(folder))
     compared = [
         *compare_features(training, new),
         *compare_scores(reference, answers, (info.data or {}).get("unusual")),
@@ -162,10 +159,6 @@ def drift(
     return DriftReport(
         rows, len(features), int(training.counts[0].counts.sum()), which, examples.failures, level=level, needed=needed
     )
-
-
-def _config(folder: pathlib.Path) -> RunConfig:
-    return make_config(folder / "config.yaml", {}, runs_code=False)
 
 
 def _answers(model: pathlib.Path, examples: Any, config: RunConfig) -> dict[str, np.ndarray]:
@@ -265,9 +258,8 @@ def _read(path: pathlib.Path) -> bfl.evaluation.Histograms:
     names, bins, lower, counts = (arrays.get(key, np.zeros(0)) for key in ("names", "bins", "lower", "counts"))
     well = names.dtype.kind == "U" and names.ndim == bins.ndim == lower.ndim == counts.ndim == 1 and len(names) > 0
     well = well and bins.dtype.kind == counts.dtype.kind == "i" and lower.dtype.kind == "f"
-    if not well or np.any(bins < 1) or np.any(counts < 0) or not len(names) == len(bins):
-        raise InvalidArgument(f"{name(path)} is not a run's file of histograms.")
-    if not len(lower) == len(counts) == bins.sum():
+    well = well and np.all(bins >= 1) and np.all(counts >= 0) and len(names) == len(bins)
+    if not (well and len(lower) == len(counts) == bins.sum()):
         raise InvalidArgument(f"{name(path)} is not a run's file of histograms.")
     ends = np.cumsum(bins)[:-1]
     parts = zip(np.split(lower, ends), np.split(counts, ends))

@@ -28,18 +28,13 @@ class Job(NamedTuple):
 
     Fields:
       config: the configuration with all defaults filled in.
-      code: in the place of what the configuration names.
-      weights: what the model's weights are (`resolve.weights_of`).
-      engine: its name.
       sample: one example or more of the training data.
-      train, test: the data.
       shares: the clients, and what the server holds.
       shown: the test examples of evaluations after rounds.
       process: the federated process; of an ensemble, that of the first member.
       trained: what `simulate` runs: the process, or the ensemble.
       everybody: the clients in training, and those that are not.
       shards: of each of these the test rows; None where the data name no clients and nobody asked for their scores.
-      notes: sentences on the user's data.
     """
 
     config: RunConfig

@@ -47,7 +47,6 @@ class Finished(NamedTuple):
       scores: of the test rows; of a trial those of held-out training rows.
       cost: seconds and megabytes.
       rounds: a row a round; of a cell the rounds that were evaluated.
-      warnings: one sentence each.
     """
 
     options: Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,19 +40,8 @@ MOST_ROUNDS_BYTES = 2**28
 _MOST_NAMES_BYTES = 2**24  # With the headers of the arrays.
 # What a report draws or rounds, of a summary or a round.
 _NUMBERS = (
-    *(
-        "round",
-        "accuracy",
-        "rmse",
-        "coverage",
-        "nll",
-        "test_nll",
-        "ece",
-        "epistemic_share",
-        "stddev_q05",
-        "stddev_median",
-        "stddev_q95",
-    ),
+    *("round", "accuracy", "rmse", "coverage", "nll", "test_nll", "ece", "epistemic_share"),
+    *("stddev_q05", "stddev_median", "stddev_q95"),
     *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
     *("upload_mb", "download_mb", "pruned_weights"),
 )
@@ -63,6 +52,17 @@ def is_done(folder: pathlib.Path) -> bool:
     return (folder / SUMMARY).exists()
 
 
+def config_in(folder: pathlib.Path) -> RunConfig:
+    """Return the configuration of a run, whose code is not run."""
+    return make_config(folder / "config.yaml", {}, runs_code=False)
+
+
+def in_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust) -> str:
+    """Return the rows of a table as lines, each column as wide as its content."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
+
+
 def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConfig:
     """Return the configuration of a run with code that may be run.
 
@@ -70,7 +70,7 @@ def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConf
       code: option -> FILE.py:FUNCTION of the run's code, which the command names again.
     """
     path = pathlib.Path(run) / "config.yaml"
-    there = make_config(path, {}, runs_code=False)
+    there = config_in(pathlib.Path(run))
     for option in code:
         value = getattr(there, option)
         if not names_code(value):
@@ -183,7 +183,7 @@ def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
             raise InvalidArgument(
                 f"{files.name(folder)} has no {part}, of which a report is made: name a folder that tfp-bfl run wrote."
             )
-    config = make_config(folder / "config.yaml", {}, runs_code=False)
+    config = config_in(folder)
     (summary,) = read_json(folder / "summary.json", "summary", MOST_SUMMARY_BYTES)
     return config, summary
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets
-from tfp_bfl.app.one_run.records import MOST_SUMMARY_BYTES, config_with_code, read_json
+from tfp_bfl.app.one_run.records import MOST_SUMMARY_BYTES, config_with_code, in_columns, read_json
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
@@ -49,8 +49,7 @@ def describe(state: Any) -> str:
     heading, numbers = state.settings.measured(state.rows)
     rows = [("client", "examples", heading)]
     rows += [(name, str(int(row.num_examples)), f"{x:.2g}") for (name, row), x in zip(state.rows.items(), numbers)]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths)) for row in rows)
+    return in_columns(rows, str.rjust)
 
 
 def revise(

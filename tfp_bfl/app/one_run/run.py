@@ -78,21 +78,17 @@ def resume(
     *,
     console: Console | None = None,
     progress: str | None = None,
-    model: str | None = None,
-    rule: str | None = None,
-    algorithm: str | None = None,
-    dataset: str | None = None,
     code: Code = NO_CODE,
     on_round: OnRound | None = None,
+    **named: str,
 ) -> pathlib.Path:
     """Resume an interrupted run from its last checkpoint, and return its folder.
 
     Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
 
     Args:
-      model, rule, algorithm, dataset: FILE.py:FUNCTION of the run, named again, as its code is run; None for names
-        of the library.
       code: for a run with a model, rule or data from Python.
+      **named: model, rule, algorithm and dataset of the run that are FILE.py:FUNCTION, as this code is run.
 
     Raises:
       InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
@@ -103,8 +99,6 @@ def resume(
         raise InvalidArgument(f"{folder} is not the folder of a run: it has no config.yaml.")
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
-    own = (("model", model), ("rule", rule), ("algorithm", algorithm), ("dataset", dataset))
-    named = {name: value for name, value in own if value}
     config = make_config(folder / "config.yaml", named, code=code)
     with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as status:
         return _run(config, folder, status, code, on_round)

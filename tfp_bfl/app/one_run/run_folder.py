@@ -18,7 +18,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import client_scores, ensembles, records
 from tfp_bfl.app.one_run.progress import Reporter
 from tfp_bfl.app.one_run.revise import CLIENTS
-from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
 from tfp_bfl.errors import Error, InvalidArgument
@@ -70,15 +70,10 @@ def owned(
             with begun(folder, remove=True):
                 file.write(config.record())
                 file.flush()
-        elif there != config.record() and settle(_config_in(folder)).record() != config.record():
+        elif there != config.record() and settle(records.config_in(folder)).record() != config.record():
             raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
         with space(folder):
             yield
-
-
-def _config_in(folder: pathlib.Path) -> RunConfig:
-    """Return a run's configuration as this version reads it."""
-    return make_config(folder / "config.yaml", {}, runs_code=False)
 
 
 def free_folder(config: RunConfig, output: str | pathlib.Path | None) -> pathlib.Path:

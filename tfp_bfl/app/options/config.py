@@ -12,12 +12,15 @@ import pydantic
 import yaml
 from pydantic.fields import FieldInfo
 
-from tfp_bfl.app.options.datasets import is_table, names_clients, recorded_data
+from tfp_bfl import data
+from tfp_bfl.app.options.given_data import is_table, names_clients, recorded, with_defaults
 from tfp_bfl.app.options.own_model import NO_CODE, Code, check_trust, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.parameters import Value
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
 from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
+from tfp_bfl.data.cohorts import check_cohort_size
+from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.options import choices, fits, methods
@@ -234,15 +237,10 @@ class RunConfig(NoTruthAsNumber):
         fits.check(self)
         for kind in method_of(self.algorithm).groups:
             of_config(kind, self).check(self)
-        # Late, so that `--help` does without NumPy.
-        from tfp_bfl import data
-        from tfp_bfl.data.cohorts import check_cohort_size
-        from tfp_bfl.data.partitions import check_alpha
-
         data.parse_partition(self.partition, self.clients)
         check_folder(self)
         if not data.is_own(self.dataset):
-            check_no_file(self, in_memory=recorded_data(self.dataset) is not None or names_code(self.dataset))
+            check_no_file(self, in_memory=recorded(self.dataset) is not None or names_code(self.dataset))
         if self.partition != "given":  # Else the data say how many clients there are.
             check_cohort_size(self.clients, self.cohort_size)
         if self.popularity is not None:
@@ -252,9 +250,7 @@ class RunConfig(NoTruthAsNumber):
     @property
     def data_name(self) -> str:
         """The name of the dataset: of a path the name of the file without its suffix."""
-        from tfp_bfl import data
-
-        given = recorded_data(self.dataset)
+        given = recorded(self.dataset)
         if given:
             return given.name
         is_file = names_code(self.dataset) or data.is_own(self.dataset)
@@ -362,8 +358,6 @@ def make_config(
     is_option = lambda name: name in fields() and serves(name, algorithm)
     values, parameters = split(values, fields(), is_option, runs_code, code)
     if runs_code and names_code(values.get("dataset")):
-        from tfp_bfl.app.options.given_data import with_defaults  # Late, as it requires NumPy.
-
         values = with_defaults(values, parameters)
     options_class, values = _of_algorithm(values)
     try:

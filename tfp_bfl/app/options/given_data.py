@@ -29,10 +29,8 @@ class Recorded(NamedTuple):
     """Hold what a record says of data that a program gave.
 
     Fields:
-      name: of the data.
       names_clients: the data say who holds what.
       digest: the SHA-256 sum of `data.digest`.
-      is_table: examples are rows of numbers.
     """
 
     name: str
@@ -46,8 +44,22 @@ def recorded(dataset: object) -> Recorded | None:
     found = _RECORD.fullmatch(dataset) if isinstance(dataset, str) else None
     if not found:
         return None
-    is_table = found["shape"].count(",") == 1
-    return Recorded(found["name"] or NAME, found["clients"] is not None, found["digest"], is_table)
+    of_rows = found["shape"].count(",") == 1
+    return Recorded(found["name"] or NAME, found["clients"] is not None, found["digest"], of_rows)
+
+
+def names_clients(dataset: object, client_column: object) -> bool:
+    """Return whether user-supplied data assign their examples to clients."""
+    if given := recorded(dataset):
+        return given.names_clients
+    return client_column is not None or (isinstance(dataset, str) and data.names_clients(dataset))
+
+
+def is_table(dataset: object) -> bool:
+    """Return whether the examples of a dataset are rows of numbers, by its name."""
+    if given := recorded(dataset):
+        return given.is_table
+    return isinstance(dataset, str) and (dataset in data.EMBEDDED_TABLES or dataset.lower().endswith(data.TABLES))
 
 
 class GivenData:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union
 
 import pydantic
 
-from tfp_bfl.app.options.refusals import must_be
+from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 
 Value = str | int | float | bool | None
@@ -77,18 +77,12 @@ def _in_words(annotation: object) -> str:
 
 def value_of(role: str, function: object, name: str, value: object) -> Value:
     """Return the value of a parameter as its type has it, of the text or number that was given."""
-    annotation = type_of(role, function, name)
-    # pydantic takes True for 1.
-    wrong = isinstance(value, bool) and not {bool, Literal} & {
-        typing.get_origin(x) or x for x in _alternatives(annotation)
-    }
+    annotation: Any = type_of(role, function, name), pydantic.Field(alias=name)
+    kind: Any = pydantic.create_model("Parameter", __base__=NoTruthAsNumber, value=annotation)
     try:
-        if wrong:
-            annotation = pydantic.StrictInt if int in _alternatives(annotation) else pydantic.StrictFloat
-        found: Value = pydantic.TypeAdapter(annotation).validate_python(value)
+        found: Value = kind(**{name: value}).value
     except pydantic.ValidationError as error:
-        forms = dict.fromkeys(must_be(one) for one in error.errors())
-        raise InvalidArgument(f"{name} is {shown(value)}, but must be {' or '.join(forms)}.") from None
+        raise refusal(error) from None
     if isinstance(found, str) and not found.isprintable():
         raise InvalidArgument(f"{name} is {shown(found)}, but must be printable characters.")
     if isinstance(found, float):

@@ -9,6 +9,8 @@ from typing import Any
 import pydantic
 from pydantic_core import PydanticKnownError
 
+from tfp_bfl import data
+from tfp_bfl.data.loading import EMBEDDED, FEDERATIONS
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as name_of
 
@@ -89,9 +91,6 @@ def refusal(error: pydantic.ValidationError, of: str = "") -> InvalidArgument:
 
 def check_folder(config: Any) -> None:
     """Raise InvalidArgument where data_dir is given for a dataset that TFDS does not read."""
-    from tfp_bfl import data
-    from tfp_bfl.data.loading import EMBEDDED, FEDERATIONS
-
     is_plain = re.fullmatch(r"[\w/.-]+", config.dataset) and not data.is_own(config.dataset)
     if config.data_dir is not None and not (is_plain and config.dataset not in {*EMBEDDED, *FEDERATIONS}):
         raise InvalidArgument(

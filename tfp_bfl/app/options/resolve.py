@@ -15,7 +15,9 @@ from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files.code import names_code
+from tfp_bfl.options.group import fields_of
 from tfp_bfl.options.methods import OWN, method_of
+from tfp_bfl.options.training_groups import Inference, RoundPosterior
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
@@ -28,7 +30,7 @@ else:
 LIKELIHOOD = "heteroscedastic"
 GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point weights"
 # Options of a posterior over weights, which a model without Gaussian weights does not use.
-_OF_POSTERIOR = ("rule", "inference", "noise", "kl", "temperature", "update_prior", "pretrained")
+_OF_POSTERIOR = ("rule", *fields_of(Inference), *fields_of(RoundPosterior))
 _OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_layers")
 _OF_MODEL = (*_OF_GAUSSIANS, "dropout_rate", "parametrization")
 # What a summary states of the method.

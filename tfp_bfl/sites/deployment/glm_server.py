@@ -25,7 +25,7 @@ from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revision import revise_by_sums
 from tfp_bfl.glm.sums import PARTS, Sums, decode
-from tfp_bfl.sites.deployment import keys
+from tfp_bfl.sites.deployment import glm_job, keys
 from tfp_bfl.sites.deployment.attendance import (
     Attendance,
     SitesLeft,
@@ -35,16 +35,6 @@ from tfp_bfl.sites.deployment.attendance import (
     without_misfits,
 )
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, SUMS, TALK, TRAFFIC, Channel, collect, read_json
-from tfp_bfl.sites.deployment.glm_job import (
-    CELLS,
-    Answered,
-    GlmJob,
-    Revision,
-    fit_job,
-    make_glm_job,
-    names_of,
-    to_arrays,
-)
 from tfp_bfl.sites.masks import KEY_BYTES
 
 Forms = Mapping[str, tuple[type, tuple[int, ...]]]
@@ -66,7 +56,7 @@ class Sites:
 
     def __init__(self, channel: Channel, asked: Sequence[str], family: str, secure_sums: bool):
         self._family, self._channel, self.asked, self.is_secure = family, channel, list(asked), secure_sums
-        self.num_clients, self.step, self.answered, self.most_bytes = len(self.asked), 0, Answered(), 0
+        self.num_clients, self.step, self.answered, self.most_bytes = len(self.asked), 0, glm_job.Answered(), 0
         self.names: Sequence[str] = ()
         # Of the last sums at coefficients, without masks.
         self.parts: dict[str, Sums] = {}
@@ -112,21 +102,21 @@ class Sites:
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
         size = len(self.names)
-        length = self.num_cells if question.kind == CELLS else answer_length(self._family, question, size)
+        length = self.num_cells if question.kind == glm_job.CELLS else answer_length(self._family, question, size)
         if self.is_secure:
             return self._masked_total(question, length)
         parts = self._answers(question, {"sums": (np.float64, (length,))}, "sums")
         # At coefficients that are too large sums of rows are not finite either.
         self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
         self._in_a_row = {site: self._in_a_row.get(site, 0) + 1 for site in self.not_finite}
-        most = 0 if question.kind in (CELLS, "first", "columns") else _MOST_NOT_FINITE
+        most = 0 if question.kind in (glm_job.CELLS, "first", "columns") else _MOST_NOT_FINITE
         if wrong := [site for site, number in self._in_a_row.items() if number > most]:
             raise SitesLeft(dict.fromkeys(wrong, _NOT_FINITE))
         if question.kind == "sums":
             self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
         signs = {site: -1 if site in self.removed else 1 for site in parts}
         total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0)
-        self.answered = Answered(total)
+        self.answered = glm_job.Answered(total)
         return total
 
     def _masked_total(self, question: Question, length: int) -> np.ndarray:
@@ -134,7 +124,7 @@ class Sites:
         proofs = np.uint8, (len(self.asked), KEY_BYTES)
         parts = self._answers(question, {"masked": (np.int64, (length + 1, PARTS)), "proofs": proofs})
         stacked = {name: np.stack([part[name] for part in parts.values()]) for name in ("masked", "proofs")}
-        self.answered = Answered(**stacked)
+        self.answered = glm_job.Answered(**stacked)
         return decode(np.sum(stacked["masked"], 0, np.int64))
 
     def event_times(self) -> np.ndarray:
@@ -145,7 +135,7 @@ class Sites:
         if wrong:
             raise SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
         times = np.unique(np.concatenate([*parts.values()]))
-        self.answered = Answered(times)
+        self.answered = glm_job.Answered(times)
         return times
 
     def _answers(self, question: Question, forms: Forms, only: str = "") -> dict[str, Any]:
@@ -153,7 +143,7 @@ class Sites:
 
         `forms` has the type and shape of each array; -1 stands for any length.
         """
-        content = to_bytes(to_arrays(question, self.step, self.answered))
+        content = to_bytes(glm_job.to_arrays(question, self.step, self.answered))
         self.step += 1
         parts, reasons = collect(
             self._channel, SUMS, dict.fromkeys(self.asked, content), lambda _, reply: self._read(reply, forms)
@@ -188,7 +178,7 @@ def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
     """
     if run.max_examples is not None:
         raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
-    job = make_glm_job(options, run.secure_sums, run.without)
+    job = glm_job.make_glm_job(options, run.secure_sums, run.without)
     run.progress.phase("asking the sites for their columns")
     how: dict[str, Any] = {"options": dict(options), "secure_sums": run.secure_sums}
     asked: list[str] | None = None
@@ -230,23 +220,27 @@ def _columns(plan: AgreedColumns) -> list[Any]:
     return [[column.name, column.kind, list(column.levels)] for column in plan.columns]
 
 
-def _fit(sites: Sites, job: GlmJob, plan: AgreedColumns) -> tuple[Posterior | Hierarchical, Encoding, list[str]]:
+def _fit(
+    sites: Sites, job: glm_job.GlmJob, plan: AgreedColumns
+) -> tuple[Posterior | Hierarchical, Encoding, list[str]]:
     """Return the fit, how rows are encoded, and sentences on the columns.
 
     Raises:
       SitesLeft: sites did not answer, or refused.
     """
     sites.num_cells = num_sums(plan)
-    encoding, notes = settle(plan, job.missing, sites.total(Question(CELLS, np.zeros((1, 0)))))
-    sites.encode(encoding, names_of(job.family, encoding, plan))
+    encoding, notes = settle(plan, job.missing, sites.total(Question(glm_job.CELLS, np.zeros((1, 0)))))
+    sites.encode(encoding, glm_job.names_of(job.family, encoding, plan))
     try:
-        return fit_job(job, sites), encoding, notes
+        return glm_job.fit_job(job, sites), encoding, notes
     except (Error, ValueError):
         sites.check_finite()
         raise
 
 
-def _revise(run: Submission, job: GlmJob, revision: Revision, attendance: Attendance, how: Mapping[str, Any]) -> None:
+def _revise(
+    run: Submission, job: glm_job.GlmJob, revision: glm_job.Revision, attendance: Attendance, how: Mapping[str, Any]
+) -> None:
     """Add the sums of sites that join an earlier fit, and subtract those of sites that leave; no other site computes.
 
     Raises:
@@ -300,7 +294,7 @@ def _revise(run: Submission, job: GlmJob, revision: Revision, attendance: Attend
 def _finish(
     sites: Sites,
     run: Submission,
-    job: GlmJob,
+    job: glm_job.GlmJob,
     result: Posterior | Hierarchical,
     notes: Sequence[str],
     attendance: Attendance,

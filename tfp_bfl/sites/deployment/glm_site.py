@@ -32,33 +32,11 @@ from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
 from tfp_bfl.glm.sums import decode, encode
 from tfp_bfl.sites.arrays import Arrays, digest_of
+from tfp_bfl.sites.deployment import glm_job, member
 from tfp_bfl.sites.deployment.channel import MOST_BYTES, NO_RUN, TALK, withholding
-from tfp_bfl.sites.deployment.glm_job import (
-    GLM,
-    Answered,
-    GlmJob,
-    fit_job,
-    from_arrays,
-    make_glm_job,
-    names_of,
-    signs_of,
-)
 from tfp_bfl.sites.deployment.job import check_name
-from tfp_bfl.sites.deployment.member import (
-    MEMBERS,
-    NO_FORM,
-    ONLY_SECURE,
-    Member,
-    PromiseFiles,
-    RowSet,
-    bind,
-    check_members,
-    check_number,
-    digest_of_job,
-    parsed,
-)
 from tfp_bfl.sites.deployment.party_file import PartyFile, read_file
-from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_mask, context_of, proof_of_answer, seed_of
+from tfp_bfl.sites.masks import KEY_BYTES, Promises, add_masks, context_of, proof_of_answer, table_of
 
 # Folder of the results at a site.
 RESULTS = "linear_models"
@@ -82,7 +60,7 @@ class _Job(pydantic.BaseModel):
     offers: dict[str, Any]
 
 
-class GlmSite(Member):
+class GlmSite(member.Member):
     """A site of linear models, which refuses what its file forbids."""
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -107,14 +85,14 @@ class GlmSite(Member):
         except InvalidArgument:
             raise
         except (LookupError, TypeError, ValueError, AttributeError):
-            raise InvalidArgument(NO_FORM) from None
+            raise InvalidArgument(member.NO_FORM) from None
 
     def _describe(self, options: object, secure_sums: bool) -> dict[str, Any]:
         file = read_file(self._folder)
         job = self._allowed(file, options, secure_sums)
         with withholding("table"):
             table, where = self._table(file, job.categorical)
-        check_number(table.num_rows, file.min_rows)
+        member.check_number(table.num_rows, file.min_rows)
         with withholding("table"):
             chosen = job.only, job.drop, job.categorical, job.date_unit
             summary = describe(table, job.columns, where, *chosen)
@@ -127,7 +105,7 @@ class GlmSite(Member):
         self._asked, self._last = 0, _NOTHING
         self._open.close()
         self._is_bound = False
-        file, content = read_file(self._folder), parsed(_Job, job)
+        file, content = read_file(self._folder), member.parsed(_Job, job)
         self._secure_sums, self._sites = content.secure_sums, content.sites
         self._job = self._allowed(file, content.options, self._secure_sums)
         # The least number of sites of which the server reads a sum, and of which the fit is.
@@ -139,20 +117,20 @@ class GlmSite(Member):
         self._run, self._number, self._most = run, int(number), file.max_rounds
         columns = tuple(AgreedColumn(*column) for column in content.columns)
         self._plan = AgreedColumns(columns, content.events, (), self._job.date_unit)
-        self._digest = digest_of_job(job)
+        self._digest = member.digest_of_job(job)
         self._masks, offers = bytes.fromhex(self._digest), content.offers if self._secure_sums else None
         self._shared = self._keys(self._memory, self._number, content.sites, offers)
         if self._secure_sums:
-            self._signs = signs_of(content.offers, self._job.revise)
-            check_members(self._memory, self._signs)
-            self._promises = Promises(PromiseFiles(self._memory / "promises"))
+            self._signs = glm_job.signs_of(content.offers, self._job.revise)
+            member.check_members(self._memory, self._signs)
+            self._promises = Promises(member.PromiseFiles(self._memory / "promises"))
         with withholding("table"):
             table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
             cells = SiteCells(table, self._job.columns, self._plan, self._job.missing, where)
             if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
                 cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
-        check_number(int(cells.chosen.sum()), file.min_rows)
-        self._set = RowSet(self._folder, self._run, self._digest, self._plan.names, cells.chosen)
+        member.check_number(int(cells.chosen.sum()), file.min_rows)
+        self._set = member.RowSet(self._folder, self._run, self._digest, self._plan.names, cells.chosen)
         self._set.check(file.min_rows)
         self._cells = cells
         if self._secure_sums:
@@ -170,8 +148,8 @@ class GlmSite(Member):
             raise InvalidArgument("It has encoded its rows in this run: one encoding follows from the sums of columns.")
         with withholding("table"):
             self._rows = self._begun().rows(encoding)
-        job, names = self._job, names_of(self._job.family, encoding, self._plan)
-        fit = None if job.revise else functools.partial(fit_job, job)
+        job, names = self._job, glm_job.names_of(self._job.family, encoding, self._plan)
+        fit = None if job.revise else functools.partial(glm_job.fit_job, job)
         most = MOST_QUESTIONS + (2 * len(names) + 1) * job.second_order
         of_run = names, self._sites, self._secure_sums, most
         self._answers, self._encoding = Answers(self._rows, job.family, fit, *of_run), encoding
@@ -196,7 +174,7 @@ class GlmSite(Member):
         """Return the answer to a question: sums over the rows, masked where the job says so."""
         cells = self._begun()
         size = 0 if self._rows is None else self._rows.design.shape[1]
-        question, step, answered = from_arrays(message, self._job, size)
+        question, step, answered = glm_job.from_arrays(message, self._job, size)
         digest = digest_of(message)
         if digest == self._last[0]:  # The same message again, whose answer was lost.
             return self._last[1]
@@ -241,23 +219,19 @@ class GlmSite(Member):
 
     def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
         if not self._is_bound:  # Once a masked answer leaves the site.
-            self._open = bind(self._memory, self._digest)
-            check_members(self._memory, self._signs)
-            write_whole(self._memory / MEMBERS, json.dumps(self._signs))
+            self._open = member.bind(self._memory, self._digest)
+            member.check_members(self._memory, self._signs)
+            write_whole(self._memory / member.MEMBERS, json.dumps(self._signs))
             self._is_bound = True
         sign = self._signs[sorted(self._signs)[self._number]]
         encoded, digest = encode(sign * numbers), bytes.fromhex(digest_of(message))
         self._promises.answer(step, digest, None, hashlib.sha256(encoded.tobytes()).digest())
-        context = context_of(self._run, self._masks, digest)
-        for other, key in self._shared.items():
-            add_mask([encoded], seed_of(key, context), 1 if other > self._number else -1)
-        proofs = np.zeros((len(self._signs), KEY_BYTES), np.uint8)
-        for other, key in self._shared.items():
-            proofs[other] = np.frombuffer(proof_of_answer(key, context, encoded), np.uint8)
-        self._context = context
-        return {"masked": encoded, "proofs": proofs}
+        self._context = context_of(self._run, self._masks, digest)
+        add_masks([encoded], self._shared, self._context, self._number)
+        proofs = {other: proof_of_answer(key, self._context, encoded) for other, key in self._shared.items()}
+        return {"masked": encoded, "proofs": table_of(proofs, len(self._signs))}
 
-    def _total(self, answered: Answered) -> np.ndarray:
+    def _total(self, answered: glm_job.Answered) -> np.ndarray:
         """Compute the total of the last question from the masked answers, each of which its site has proved."""
         masked, proofs, own = answered.masked, answered.proofs, self._last[1]["masked"]
         shape = len(self._signs), *own.shape
@@ -275,18 +249,15 @@ class GlmSite(Member):
             raise InvalidArgument(NO_RUN)
         return self._cells
 
-    def _allowed(self, file: PartyFile, options: object, secure_sums: bool) -> GlmJob:
-        if file.algorithms and GLM not in file.algorithms:
-            raise InvalidArgument(f"Its file allows algorithm {' or '.join(file.algorithms)}, not {GLM}.")
-        if (file.models or file.rules) and GLM not in file.algorithms:
-            raise InvalidArgument(f"Its file limits models or rules, but its algorithms do not name {GLM}.")
-        if file.only_secure_sums and not secure_sums:
-            raise InvalidArgument(ONLY_SECURE)
+    def _allowed(self, file: PartyFile, options: object, secure_sums: bool) -> glm_job.GlmJob:
+        self._check_allowed(file, secure_sums, algorithm=glm_job.GLM)
+        if (file.models or file.rules) and glm_job.GLM not in file.algorithms:
+            raise InvalidArgument(f"Its file limits models or rules, but its algorithms do not name {glm_job.GLM}.")
         if file.max_example_epsilon is not None:
             raise InvalidArgument(
                 "Its file allows only runs with differential privacy, which linear models do not have."
             )
-        job = make_glm_job(options, secure_sums)
+        job = glm_job.make_glm_job(options, secure_sums)
         if job.family == "cox" and not job.stratified and not file.allow_single_posteriors:
             raise InvalidArgument(
                 "Its file allows only sums, and one baseline hazard requires times of events: submit with --stratified."

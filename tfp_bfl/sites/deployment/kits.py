@@ -22,7 +22,7 @@ import yaml
 
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.sites.deployment.party_file import FILE
+from tfp_bfl.sites.deployment.party_file import FILE, new_file
 
 ADMIN, SERVER = "admin", "server"
 _ROLE = "tfp_bfl.json"
@@ -31,25 +31,6 @@ _USER = "admin@federation.local"
 _PROJECT = "federation"
 _NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
 CLASSES = "tfp_bfl.sites.deployment.flare."
-_TEMPLATE = """# The data of this site and the runs that it accepts. Never sent. See docs/deployment.md.
-data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, relative to this file
-label: label             # the column of the labels
-# drop: [patient_id]      # columns to leave out
-# max_categories: 30     # largest number of categories of a column, which a run may request
-# separator: ";"         # column separator of a .csv file; default: the separator of its header
-# test_data: test.csv    # test data; default: a fifth of the data
-# algorithms: [variational, partitioned_vi]    # accepted algorithms; default: all
-# models: [mlp, lenet]   # accepted models; default: all
-# rules: [mean_precision_average]    # accepted aggregation rules; default: all
-# max_rounds: 1000       # largest number of rounds of a run
-# min_parties: 2         # smallest number of sites of a run
-# min_rows: 20           # smallest number of training rows of a run
-# max_runs: 100          # largest number of runs in which the site answers
-# share_scores: true     # send sums of a model's scores on the test data
-# allow_single_posteriors: true   # false: only rules that need only the sum of the sites' messages
-# only_secure_sums: false   # true: only runs with masked messages
-# max_example_epsilon: 8    # epsilon of one example over all runs; then only runs with --example-clip-norm
-"""
 _README = "readme.txt"
 _TRUST_SECONDS = 5.0
 # The first bytes of HTTP/2, which a gRPC server answers. In TLS 1.3 the client considers the connection established
@@ -190,7 +171,7 @@ def _finish(kit: pathlib.Path, name: str, host: str) -> None:
     }
     (local / "authorization.json").write_text(json.dumps(rules, indent=1), encoding="utf-8")
     if role == "party":
-        (local / FILE).write_text(_TEMPLATE, encoding="utf-8")
+        (local / FILE).write_text(new_file(), encoding="utf-8")
 
 
 def role_of(kit: str | pathlib.Path) -> dict[str, str]:

@@ -32,7 +32,6 @@ MEMORY, ROWS = "memory", "rows"
 # Files with the digest of the job, and with the sites of a linear model, in the memory of a run with masks.
 JOB, MEMBERS = "job", "members.json"
 _MOST_BYTES = 2**33
-ONLY_SECURE = "Its file allows only runs with secure sums: submit with --secure-sums."
 NO_FORM = "The message of the server does not have the required form."
 _OTHER_JOB = "It has sent masked messages in another run of the name {}: give this one another name."
 Message = TypeVar("Message", bound=pydantic.BaseModel)
@@ -70,6 +69,16 @@ class Member:
         """Return a description with the site's key offer for masks, if it has a certificate."""
         offer = keys.offer(self._startup, secret_of(self._folder))
         return dict(summary) if offer is None else {**summary, keys.OFFER: offer}
+
+    @staticmethod
+    def _check_allowed(file: PartyFile, is_secure: bool, **chosen: str) -> None:
+        """Check masks, and the chosen algorithm, model or rule, against the site's file."""
+        if file.only_secure_sums and not is_secure:
+            raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
+        for name, value in chosen.items():
+            allowed = getattr(file, f"{name}s")
+            if allowed and value not in allowed:
+                raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {value}.")
 
     def _check_run(self, file: PartyFile, run: str, version: str, sites: int) -> pathlib.Path:
         """Check the version of the server, and the bounds of the site's file on all runs; return this run's memory.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
+from typing import Any
 
 import pydantic
 
@@ -22,53 +23,68 @@ _SECRET_BYTES = 32
 _OF_RUNS = tuple(name for name in TableOptions._fields if name != "drop")
 
 
+def _option(default: Any, words: str, example: str, **bounds: Any) -> Any:
+    """Declare an option of the file, with its words and an example for the line in a new file; "" for no line."""
+    return pydantic.Field(default, description=words, examples=[example], **bounds)
+
+
 class PartyFile(NoTruthAsNumber, pydantic.BaseModel):
     """The configuration of a site, which the site never sends.
 
-    Attributes:
-      data: path of a table, an archive or a folder of images (`data.read_own`).
-      label: column of the labels.
-      test_data: path of the test data; None for a fifth of the data.
-      task: classification or regression.
-      drop: columns of a table to leave out.
-      separator: column separator of a .csv file (`data.read_own`).
-      max_categories: largest number of categories of a column that the site describes: each is a value of its data.
-      algorithms: accepted algorithms; empty for all.
-      models: accepted models; empty for all.
-      rules: accepted aggregation rules, by their names in `tfp-bfl list`; empty for all.
-      max_rounds: largest number of rounds of a run.
-      min_parties: smallest number of sites of a run.
-      min_rows: smallest number of training rows of a run, and by which the rows of two linear models may differ.
-      max_runs: largest number of runs in which the site answers.
-      share_scores: whether the site sends sums of a model's scores on its test data.
-      allow_single_posteriors: whether a rule may use the single messages of the sites and not only their sum.
-      only_secure_sums: whether only runs with masked messages are accepted.
-      max_example_epsilon: bound on the epsilon of one example over all runs (`training.ExamplePrivacy`); None for no
-        bound. With a bound, scores are not shared.
-      delta: delta of that epsilon.
+    With a bound on epsilon scores are not shared. Paths are those of `data.read_own`, and rules are named as in
+    `tfp-bfl list`. By `min_rows` at least the rows of two linear models differ, too.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    data: str
-    label: str = "label"
-    test_data: str | None = None
-    task: str = "classification"
-    drop: list[str] = []
-    separator: str | None = None
-    max_categories: int = pydantic.Field(MOST_LEVELS, ge=1, le=MOST_CATEGORIES)
-    algorithms: list[str] = []
-    models: list[str] = []
-    rules: list[str] = []
-    max_rounds: int = pydantic.Field(1000, ge=1)
-    min_parties: int = pydantic.Field(2, ge=1)
-    min_rows: int = pydantic.Field(20, ge=1)
-    max_runs: int = pydantic.Field(100, ge=1)
-    share_scores: bool = True
-    allow_single_posteriors: bool = True
-    only_secure_sums: bool = False
-    max_example_epsilon: float | None = pydantic.Field(None, gt=0, allow_inf_nan=False)
-    delta: float = pydantic.Field(1e-5, ge=MIN_DELTA, lt=1)
+    data: str = _option(
+        ..., "a table (.csv, .parquet), an archive (.npz) or a folder of images, relative to this file", "FILL_IN.csv"
+    )
+    label: str = _option("label", "the column of the labels", "label")
+    task: str = _option("classification", "classification or regression", "")
+    drop: list[str] = _option([], "columns to leave out", "[patient_id]")
+    max_categories: int = _option(
+        MOST_LEVELS,
+        "largest number of categories of a column, which a run may request",
+        f"{MOST_LEVELS}",
+        ge=1,
+        le=MOST_CATEGORIES,
+    )
+    separator: str | None = _option(
+        None, "column separator of a .csv file; default: the separator of its header", '";"'
+    )
+    test_data: str | None = _option(None, "test data; default: a fifth of the data", "test.csv")
+    algorithms: list[str] = _option([], "accepted algorithms; default: all", "[variational, partitioned_vi]")
+    models: list[str] = _option([], "accepted models; default: all", "[mlp, lenet]")
+    rules: list[str] = _option([], "accepted aggregation rules; default: all", "[mean_precision_average]")
+    max_rounds: int = _option(1000, "largest number of rounds of a run", "1000", ge=1)
+    min_parties: int = _option(2, "smallest number of sites of a run", "2", ge=1)
+    min_rows: int = _option(20, "smallest number of training rows of a run", "20", ge=1)
+    max_runs: int = _option(100, "largest number of runs in which the site answers", "100", ge=1)
+    share_scores: bool = _option(True, "send sums of a model's scores on the test data", "true")
+    allow_single_posteriors: bool = _option(
+        True, "false: only rules that need only the sum of the sites' messages", "true"
+    )
+    only_secure_sums: bool = _option(False, "true: only runs with masked messages", "false")
+    max_example_epsilon: float | None = _option(
+        None,
+        "epsilon of one example over all runs; then only runs with --example-clip-norm",
+        "8",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    delta: float = _option(1e-5, "delta of that epsilon", "", ge=MIN_DELTA, lt=1)
+
+
+def new_file() -> str:
+    """Return the text of a file to fill in: each option in a line with its words."""
+    lines = ["# The data of this site and the runs that it accepts. Never sent. See docs/deployment.md."]
+    for name, field in PartyFile.model_fields.items():
+        (example,) = field.examples or [""]
+        if example:
+            given = f"{'' if name in ('data', 'label') else '# '}{name}: {example}"
+            lines.append(f"{given:<23}  # {field.description}")
+    return "\n".join(lines) + "\n"
 
 
 def read_file(folder: str | os.PathLike[str]) -> PartyFile:

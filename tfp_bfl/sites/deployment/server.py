@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.sites.arrays import NO_ANSWER
 from tfp_bfl.sites.comparison import unseen
+from tfp_bfl.sites.deployment import channel
 from tfp_bfl.sites.deployment.attendance import (
     PARTIES,
     Attendance,
@@ -31,17 +32,6 @@ from tfp_bfl.sites.deployment.attendance import (
     gather,
     resumed,
     without_misfits,
-)
-from tfp_bfl.sites.deployment.channel import (
-    BEGIN,
-    MOST_BYTES,
-    NO_RUN,
-    ROUND,
-    SCORE,
-    Channel,
-    Refusal,
-    Reply,
-    collect,
 )
 from tfp_bfl.sites.deployment.glm_job import GLM
 from tfp_bfl.sites.deployment.glm_server import serve_glm
@@ -136,7 +126,7 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
         progress.announce(
             f"{len(names)} sites with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
-        carrier = Carrier(run.channel, names, jobs, attendance.refused, progress.note, quorum)
+        carrier = Carrier(run, attendance, jobs)
         scores = _Scores(carrier, {site: reported[site].get("num_test", 0) for site in names}, schema)
         with recorder(folder, config, progress, None) as on_round:
             result = bfl.sites.simulate_parties(
@@ -205,28 +195,17 @@ class Carrier:
     requires it, the site is asked anyway.
 
     Args:
-      channel: channel to the sites.
-      names: names of the sites, in the order of their numbers.
+      run: channel to the sites, quorum of a round, and progress.
+      attendance: sites of the run; their reasons of absence are updated.
       jobs: name -> job of that site.
-      refused: name -> reason of absence of that site; updated in place.
-      progress: called with a line when a site does not answer, and when it answers again.
-      quorum: smallest number of answers in a round.
 
     Attributes:
       silent: sites that did not answer the last time they were asked.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        names: Sequence[str],
-        jobs: Mapping[str, bytes],
-        refused: dict[str, str],
-        progress: Callable[[str], None],
-        quorum: int = 1,
-    ):
-        self.channel, self._names, self._jobs, self._refused = channel, names, jobs, refused
-        self.progress, self._quorum = progress, quorum
+    def __init__(self, run: Submission, attendance: Attendance, jobs: Mapping[str, bytes]):
+        self.run, self._attendance, self._jobs = run, attendance, jobs
+        self._names = attendance.names
         self._again: set[str] = set()
         self.silent: set[str] = set()
         # For each site: consecutive rounds without an answer, and remaining rounds without asking it.
@@ -242,17 +221,17 @@ class Carrier:
         asked = [site for site in invited if site not in resting]
         self._begin_again([site for site in asked if site in self._again])
         silent = set(asked)
-        for site, reply in self.channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
+        for site, reply in self.run.channel.ask(channel.ROUND, dict.fromkeys(asked, to_bytes(message))):
             silent.discard(site)
-            if isinstance(reply, Refusal) and reply == NO_RUN:
+            if isinstance(reply, channel.Refusal) and reply == channel.NO_RUN:
                 self._again.add(site)
-            elif not isinstance(reply, Refusal):
-                self._refused.pop(site, None)
+            elif not isinstance(reply, channel.Refusal):
+                self._attendance.refused.pop(site, None)
             yield self._names.index(site), _arrays(reply)
         for site in sorted(silent - self.silent):
-            self.progress(f"{site} did not answer in time: rounds continue without it until it answers again")
+            self.run.progress.note(f"{site} did not answer in time: rounds continue without it until it answers again")
         for site in sorted(self.silent.intersection(asked) - silent):
-            self.progress(f"{site} answers again")
+            self.run.progress.note(f"{site} answers again")
         for site in asked:
             self._misses[site] = self._misses[site] + 1 if site in silent else 0
             beyond = self._misses[site] - _PATIENCE
@@ -262,7 +241,7 @@ class Carrier:
     def _resting(self, invited: Sequence[str]) -> list[str]:
         """Return the sites that are not asked in this round, after rounds without their answers."""
         resting = [site for site in invited if self._rest[site]]
-        if len(invited) - len(resting) < self._quorum:
+        if len(invited) - len(resting) < self.run.quorum:
             return []
         for site in resting:
             self._rest[site] -= 1
@@ -270,12 +249,16 @@ class Carrier:
 
     def _begin_again(self, sites: Sequence[str]) -> None:
         jobs = {site: self._jobs[site] for site in sites}
-        begun, refused = collect(self.channel, BEGIN, jobs, lambda site, reply: "it takes part") if jobs else ({}, {})
+        begun, refused = (
+            channel.collect(self.run.channel, channel.BEGIN, jobs, lambda site, reply: "it takes part")
+            if jobs
+            else ({}, {})
+        )
         for site, outcome in {**begun, **refused}.items():
             if outcome != NO_ANSWER:
                 self._again.discard(site)
                 logger.warning("%s got the job again: %s", site, outcome)
-        self._refused.update({site: why for site, why in refused.items() if why != NO_ANSWER})
+        self._attendance.refused.update({site: why for site, why in refused.items() if why != NO_ANSWER})
 
 
 class _Scores:
@@ -307,19 +290,23 @@ class _Scores:
         content = to_bytes(bfl.sites.to_arrays(bfl.weights.predictive_weights(model)))
 
         def read(site: str, reply: bytes) -> dict[str, np.ndarray]:
-            sums = bfl.sites.from_arrays(stored_arrays(reply, "answer", MOST_BYTES), self._spec)
+            sums = bfl.sites.from_arrays(stored_arrays(reply, "answer", channel.MOST_BYTES), self._spec)
             bfl.evaluation.check_sums(sums, self._sizes[site])
             return sums
 
         asked = [site for site in self._sizes if site not in self._carrier.silent]
-        self.last, reasons = collect(self._carrier.channel, SCORE, dict.fromkeys(asked, content), read)
+        self.last, reasons = channel.collect(
+            self._carrier.run.channel, channel.SCORE, dict.fromkeys(asked, content), read
+        )
         for site, reason in reasons.items():
             if reason != NO_ANSWER:
                 logger.warning("The scores are without those of %s: %s", site, reason)
         without = [site for site in self._sizes if site not in self.last]
         if without != self._without and self.last:
             over = f"the test data of {_and([*self.last])}"
-            self._carrier.progress(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
+            self._carrier.run.progress.note(
+                f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}"
+            )
         self._without = without
         if not self.last:
             return {}
@@ -333,10 +320,10 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _arrays(reply: Reply) -> Any:
-    if isinstance(reply, Refusal):
+def _arrays(reply: channel.Reply) -> Any:
+    if isinstance(reply, channel.Refusal):
         return str(reply)
     try:
-        return stored_arrays(reply, "answer", MOST_BYTES)
+        return stored_arrays(reply, "answer", channel.MOST_BYTES)
     except InvalidArgument as error:
         return str(error)

@@ -22,19 +22,10 @@ from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.comparison import rare_classes
+from tfp_bfl.sites.deployment import member
 from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN, ROUND, SCORE, Withheld, withholding
 from tfp_bfl.sites.deployment.job import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.ledger import Ledger
-from tfp_bfl.sites.deployment.member import (
-    ONLY_SECURE,
-    Member,
-    PromiseFiles,
-    VersionFiles,
-    bind,
-    check_number,
-    digest_of_job,
-    parsed,
-)
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
 from tfp_bfl.sites.schema import TABLE, parse_options, text_columns
 from tfp_bfl.sites.steps import SentWeights
@@ -64,7 +55,7 @@ class _Job(pydantic.BaseModel):
     max_examples: int | None = None
 
 
-class Site(Member):
+class Site(member.Member):
     """A site that answers the requests of a server, and refuses what its file forbids."""
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -104,7 +95,7 @@ class Site(Member):
         """
         options, is_secure = self._asked(request)
         data = self.data(options)
-        check_number(data.train.num_examples, self._file.min_rows)
+        member.check_number(data.train.num_examples, self._file.min_rows)
         if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
             few = f"{', '.join(map(shown, texts[:5]))}{' and others' if len(texts) > 5 else ''}"
             raise InvalidArgument(
@@ -119,11 +110,9 @@ class Site(Member):
         """Return the options of tables in a request for a description, and whether the run has masks."""
         if not request:
             return NO_OPTIONS, self._file.only_secure_sums
-        asked = parsed(_Request, request)
-        options, is_secure = parse_options(asked.table), asked.secure_sums
-        if self._file.only_secure_sums and not is_secure:
-            raise InvalidArgument(ONLY_SECURE)
-        return options, is_secure
+        asked = member.parsed(_Request, request)
+        self._check_allowed(self._file, asked.secure_sums)
+        return parse_options(asked.table), asked.secure_sums
 
     def begin(self, message: str) -> None:
         """Begin a run with the job of the server: options, schema, name, and the number of the site."""
@@ -135,15 +124,15 @@ class Site(Member):
             raise
 
     def _begin(self, message: str) -> bfl.sites.Party:
-        job = parsed(_Job, message)
+        job = member.parsed(_Job, message)
         config, sums, run = make_job(job.options, job.parties), job.secure_sums, job.run
         memory = self._check_run(self._file, run, job.version, job.parties)
         self._check(config, sums)
-        digest, self._ledger = digest_of_job(json.loads(message)), None
+        digest, self._ledger = member.digest_of_job(json.loads(message)), None
         schema = from_json(job.content)
         self._config = config
         data = self.data(table_options(job.options))
-        check_number(data.train.num_examples, self._file.min_rows)
+        member.check_number(data.train.num_examples, self._file.min_rows)
         with withholding("data"):
             self._source, self._held = bfl.sites.fitted(data.train, schema), bfl.sites.fitted(data.test, schema)
         if schema.columns:
@@ -154,12 +143,12 @@ class Site(Member):
         # A server that resumes from a checkpoint requires the memory of the rounds since that checkpoint.
         back = config.checkpoint_every * config.keep_checkpoints
         shared = self._keys(memory, job.number, job.parties, None if sums is None else job.offers)
-        steps = SentWeights(self._process, VersionFiles(memory / "weights", back), job.parties)
+        steps = SentWeights(self._process, member.VersionFiles(memory / "weights", back), job.parties)
         # After the checks, which cost nothing, and before the name is bound to the job.
         ledger = self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
         arguments = self._process, self._source, job.number, secret_of(self._folder), run
         fields: dict[str, Any] = {
-            "memory": VersionFiles(memory, back),
+            "memory": member.VersionFiles(memory, back),
             "charge": None if ledger is None else ledger.charge,
             "max_examples": job.max_examples,
             "rounds": config.rounds,
@@ -169,8 +158,8 @@ class Site(Member):
         if sums is None:
             return bfl.sites.Party(*arguments, **fields)
         self._open.close()
-        self._open = bind(memory, digest)
-        fields |= {"keys": shared, "promises": PromiseFiles(memory / "promises")}
+        self._open = member.bind(memory, digest)
+        fields |= {"keys": shared, "promises": member.PromiseFiles(memory / "promises")}
         return bfl.sites.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
@@ -209,8 +198,7 @@ class Site(Member):
         name = str(self._process.description["rule"])
         # Quantisation and clipping are compatible with sums.
         plain = name.removeprefix("quantised ").removeprefix("clipped ")
-        if self._file.rules and plain not in self._file.rules:
-            raise InvalidArgument(f"Its file allows rule {' or '.join(self._file.rules)}, not {plain}.")
+        self._check_allowed(self._file, sums is not None, rule=plain)
         is_sum = self._process.is_sum or sums is not None  # Masks leave the server nothing but sums.
         if not is_sum and not self._file.allow_single_posteriors:
             raise InvalidArgument(
@@ -225,8 +213,7 @@ class Site(Member):
         return f"The server sees each message of this site. The rule {plain} {use}."
 
     def _check(self, config: RunConfig, sums: object) -> None:
-        if sums is None and self._file.only_secure_sums:
-            raise InvalidArgument(ONLY_SECURE)
+        self._check_allowed(self._file, sums is not None, algorithm=config.algorithm, model=config.model)
         if self._file.max_example_epsilon is not None and not (config.example_clip_norm and config.example_noise):
             raise InvalidArgument(
                 "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
@@ -236,9 +223,6 @@ class Site(Member):
             raise InvalidArgument(
                 f"The largest weight of secure sums is {shown(sums)}, but must be a number above zero."
             )
-        for name, allowed in {"algorithm": self._file.algorithms, "model": self._file.models}.items():
-            if allowed and getattr(config, name) not in allowed:
-                raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {getattr(config, name)}.")
         if config.rounds > self._file.max_rounds:
             raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
 
