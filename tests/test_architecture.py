@@ -92,7 +92,7 @@ FOR_EVERYONE = {"defaults", "errors", "faces", "files", "keras", "labels", "logs
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "federated/compiled.py", "engines/ray/cluster.py", "sites/party.py"),
-    *("engines/tff/engine.py", "engines/tff/process.py"),
+    "engines/tff/engine.py",
 )
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}

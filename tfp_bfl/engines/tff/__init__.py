@@ -35,10 +35,10 @@ def is_installed() -> bool:
 
 
 def learning_process(*args: Any) -> Any:
-    """Call `tfp_bfl.engines.tff.process.learning_process`."""
-    from tfp_bfl.engines.tff import process
+    """Call `tfp_bfl.engines.tff.engine.learning_process`."""
+    from tfp_bfl.engines.tff import engine
 
-    return process.learning_process(*args)
+    return engine.learning_process(*args)
 
 
 def process_type() -> type | None:
