@@ -12,7 +12,7 @@ import numpy as np
 from tfp_bfl.bench import ranks, reading, summary
 from tfp_bfl.bench.reading import Bench, BenchRecord
 from tfp_bfl.files.tables import FORMATS
-from tfp_bfl.plots.repeats import compare
+from tfp_bfl.plots.score_tables import compare
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE / "README.md"

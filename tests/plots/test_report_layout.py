@@ -15,7 +15,7 @@ from tfp_bfl.bench import page as bench_page
 from tfp_bfl.evaluation.sums import score_sums
 from tfp_bfl.glm import report as glm_report
 from tfp_bfl.plots import tables
-from tfp_bfl.plots.repeats import Repeated
+from tfp_bfl.plots.score_tables import Repeated
 from tfp_bfl.sites.deployment.outcome import sections
 
 WIDTHS = (390, 1024, 1366)

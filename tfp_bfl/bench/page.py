@@ -23,7 +23,7 @@ from tfp_bfl.files.tables import to_csv, to_markdown
 from tfp_bfl.files.writing import write_bytes, write_whole
 from tfp_bfl.labels import label_of
 from tfp_bfl.plots.page import Cell, Table, environment, table
-from tfp_bfl.plots.repeats import Repeated, compare_all, difference_cells, digits, score_cells
+from tfp_bfl.plots.score_tables import Repeated, compare_all, difference_cells, digits, score_cells
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
 
 _FIRST = "test_nll"  # Classification and regression have it.

@@ -16,7 +16,7 @@ from scipy import stats
 
 from tfp_bfl.bench.reading import Bench, score_of, shorten
 from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.plots.repeats import Repeated
+from tfp_bfl.plots.score_tables import Repeated
 
 ALPHA = 0.05
 # Of the figure, in units of its view box.

@@ -14,7 +14,7 @@ import pydantic
 from tfp_bfl import files
 from tfp_bfl.app.options.refusals import refusal
 from tfp_bfl.errors import InvalidArgument, lookup, shown
-from tfp_bfl.plots.repeats import Repeated
+from tfp_bfl.plots.score_tables import Repeated
 
 RECORDS = "records.jsonl"
 _MOST_BYTES = 2**28

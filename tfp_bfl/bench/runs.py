@@ -33,9 +33,9 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import read_regular
 from tfp_bfl.files.tables import FORMATS, Rows, note_in, to_csv
 from tfp_bfl.labels import ALIASES, duration
-from tfp_bfl.plots import repeats
+from tfp_bfl.plots import score_tables
 from tfp_bfl.plots.page import Table
-from tfp_bfl.plots.repeats import Repeated, ScoreForm
+from tfp_bfl.plots.score_tables import Repeated, ScoreForm
 from tfp_bfl.plots.tables import text
 
 # Names the run folders of a sweep.
@@ -234,16 +234,16 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
     if suffix == ".csv" and (style.digits is not None or style.percent):
         raise InvalidArgument("digits and percent are of .md and .tex, and a .csv holds all digits: leave them out.")
     rows = _in_order(groups, style.rows)
-    keys = repeats.keys_of(rows) if style.columns is None else _columns(groups, style.columns)
+    keys = score_tables.keys_of(rows) if style.columns is None else _columns(groups, style.columns)
     if suffix == ".csv":
         return to_csv(_numeric(rows, keys))
-    table = repeats.scores(rows, keys, ScoreForm(style.digits, style.percent))
+    table = score_tables.scores(rows, keys, ScoreForm(style.digits, style.percent))
     numbers = sorted({len(group.scores) for group in rows})
     if style != DEFAULT and len(numbers) == 1:
         table = table._replace(rows=table.rows[1:])  # Without the number of seeds.
     parts = [FORMATS[suffix](_transposed(table))]
-    if style == DEFAULT and any(repeats.compare(other, rows[0], key) for other in rows[1:] for key in keys):
-        parts.append(FORMATS[suffix](_transposed(repeats.differences(rows, keys))))
+    if style == DEFAULT and any(score_tables.compare(other, rows[0], key) for other in rows[1:] for key in keys):
+        parts.append(FORMATS[suffix](_transposed(score_tables.differences(rows, keys))))
     return "\n".join([*parts, note_in(suffix, _note(rows, numbers))])
 
 
@@ -327,6 +327,6 @@ def _numeric(groups: Sequence[Repeated], keys: Sequence[str]) -> Rows:
     parts = ("mean", "sd", "difference", "low", "high")
     rows = [["group", "seeds", *(f"{key}_{part}" for key in keys for part in parts)]]
     for group in groups:
-        numbers = (repeats.digits(group, groups[0], key) for key in keys)
+        numbers = (score_tables.digits(group, groups[0], key) for key in keys)
         rows.append([group.name, str(len(group.scores)), *(x for each in numbers for x in each)])
     return rows

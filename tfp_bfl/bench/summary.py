@@ -12,7 +12,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.repeats import Difference, over_seeds
 from tfp_bfl.labels import duration
 from tfp_bfl.plots.page import Cell, Table, table
-from tfp_bfl.plots.repeats import Repeated, ScoreForm, compare_all, difference_cells, score_cells
+from tfp_bfl.plots.score_tables import Repeated, ScoreForm, compare_all, difference_cells, score_cells
 from tfp_bfl.plots.tables import DASH, text
 
 # Costs of a cell -> heading, in the order of tables.

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.page import write_page
-from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults
+from tfp_bfl.plots.score_tables import Repeated
 from tfp_bfl.plots.sections import sections
 
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_bfl.plots.calibration import reliability_diagram
-from tfp_bfl.plots.clients import client_labels
+from tfp_bfl.plots.client_figures import client_labels
 from tfp_bfl.plots.examples import uncertain_examples
 from tfp_bfl.plots.learning import learning_curve
 from tfp_bfl.plots.page import Section
-from tfp_bfl.plots.regression import regression_figures
-from tfp_bfl.plots.retention import retention_curves
+from tfp_bfl.plots.regression_figures import regression_figures
+from tfp_bfl.plots.reliability import reliability_diagram
+from tfp_bfl.plots.retention_figures import retention_curves
 
 
 class RunResults(NamedTuple):

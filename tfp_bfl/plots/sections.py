@@ -9,17 +9,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tfp_bfl.plots import repeats, tables
-from tfp_bfl.plots.calibration import reliability_diagram
-from tfp_bfl.plots.clients import client_labels
+from tfp_bfl.plots import score_tables, tables
+from tfp_bfl.plots.client_figures import client_labels
+from tfp_bfl.plots.detection import uncertainty_density
 from tfp_bfl.plots.examples import are_images, extremes
 from tfp_bfl.plots.learning import learning_comparison
-from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.page import Example, Gallery, Picture, Section, picture, uri
-from tfp_bfl.plots.regression import regression_figures
-from tfp_bfl.plots.repeats import Repeated
+from tfp_bfl.plots.regression_figures import regression_figures
+from tfp_bfl.plots.reliability import reliability_diagram
 from tfp_bfl.plots.results import RunResults, run_figures
-from tfp_bfl.plots.retention import retention_comparison, retention_curves
+from tfp_bfl.plots.retention_figures import retention_comparison, retention_curves
+from tfp_bfl.plots.score_tables import Repeated
 
 RELIABILITY = (
     "Bars that end on the dashed line mean that accuracy equals confidence. Lower bars mean overconfidence, higher "
@@ -89,12 +89,12 @@ def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture
 
 def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[Section]:
     """Return the section on all seeds; figures and the other sections are of one."""
-    keys = repeats.keys_of(repeated)
+    keys = score_tables.keys_of(repeated)
     yield Section(
         "Results over seeds",
         "On the test set: mean ± standard deviation over the seeds. Bold: better than every other group over the same "
         "seeds; the 95 % interval of the paired difference excludes 0. The other sections show the first seed.",
-        tables=[repeats.scores(repeated, keys)],
+        tables=[score_tables.scores(repeated, keys)],
         is_wide=True,
     )
     if len(repeated) > 1:
@@ -102,7 +102,7 @@ def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[Section]:
             f"Differences to {repeated[0].name}",
             "Paired by seed: mean and 95 % interval (Student's t). Bold: the interval excludes 0. A dash: fewer than "
             "two common seeds.",
-            tables=[repeats.differences(repeated, keys)],
+            tables=[score_tables.differences(repeated, keys)],
             is_wide=True,
         )
 
