@@ -17,11 +17,11 @@ EDGES = ("glm", "sites", "bench")
 BOUNDS = {
     "core lines": (47_450, 38_000),
     "edge lines": (14_600, 11_500),
-    "test lines": (58_950, 48_000),
+    "test lines": (59_000, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
-    "file names in two folders": (39, 30),
+    "file names in two folders": (29, 29),
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
