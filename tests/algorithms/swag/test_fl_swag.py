@@ -66,7 +66,11 @@ def test_grown_states_are_read_where_their_axes_may_grow(simulate, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "part", [".data-00000-of-00001", pytest.param(".index", marks=pytest.mark.deep(after="test_checkpoints.py"))]
+    "part",
+    [
+        ".data-00000-of-00001",
+        pytest.param(".index", marks=pytest.mark.deep(after="tests/federated/test_checkpoints.py")),
+    ],
 )
 def test_a_damaged_checkpoint_of_a_grown_state_is_named_and_the_one_before_it_is_used(simulate, tmp_path, part, caplog):
     wanted = simulate(3, checkpoint_dir=tmp_path).state
