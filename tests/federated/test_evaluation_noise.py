@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.personal.evaluation import evaluate_clients
+from tfp_bfl.algorithms.personal.work import meta_learning
 from tfp_bfl.errors import InvalidArgument
 
 EVERYBODY = bfl.data.load("breast_cancer").partition(bfl.data.iid(3), seed=0)
@@ -105,7 +106,7 @@ def test_pruned_weights_have_one_mask(trained):
     assert found == evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=wanted)
 
 
-@pytest.mark.parametrize("work", ["meta_learning", "variational"])
+@pytest.mark.parametrize("work", [meta_learning, bfl.clients.variational])
 def test_adaptation_leaves_pruned_weights_at_zero(work, trained):
     process, result = trained
     pruned = process.personal_weights(result.state, 0)
@@ -117,7 +118,7 @@ def test_adaptation_leaves_pruned_weights_at_zero(work, trained):
         found.append(bfl.weights.get_weights(model).posterior)
         return {}
 
-    step = getattr(bfl.clients, work)(model_fn, local_epochs=1, batch_size=8)
+    step = work(model_fn, local_epochs=1, batch_size=8)
     evaluate_clients(process, result, EVERYBODY, TEST, keep, adaptation=step, weights=[pruned] * 3)
     before, after = found[0], found[1]
     for x, y, variance, other in zip(before.mean, after.mean, before.variance, after.variance):

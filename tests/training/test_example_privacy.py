@@ -147,7 +147,7 @@ def test_without_noise_and_clipping_it_is_training_on_all_examples(kind, batch_s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"example_privacy": (1.0, 1.0)}, r"example_privacy is \(1\.0, 1\.0\), but must be a clients\.ExamplePrivacy"),
+        ({"example_privacy": (1.0, 1.0)}, r"example_privacy is \(1\.0, 1\.0\), but must be a training\.ExamplePrivacy"),
         ({"example_privacy": ExamplePrivacy(0.0, 1.0)}, "clip_norm is 0"),
         ({"example_privacy": ExamplePrivacy(1.0, -1.0)}, "noise_multiplier is -1"),
         ({"example_privacy": ExamplePrivacy(1.0, 1.0), "inference": "ivon"}, "'ivon' asks the examples for curvature"),
