@@ -7,7 +7,6 @@ if a file that it wrote is missing. `make docs` does the same before it reads th
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import importlib
 import io
@@ -17,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 
-from experiments import WITHOUT_RECORDS, claims
+from experiments import claims
 from experiments.bench import page
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -45,8 +44,6 @@ STUDIES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "robustness": WHOLE,
 }
 LIBRARY = ("tfp_bfl/bench", "tfp_bfl/evaluation", "tfp_bfl/files", "tfp_bfl/plots")
-# Numbers of every cell or client, for programs: no page shows them.
-FOR_PROGRAMS = ("raw.csv", "clients.csv", "digits.csv")
 
 
 def results_of(study: str) -> pathlib.Path:
@@ -58,7 +55,7 @@ def sources(study: str) -> list[pathlib.Path]:
     programs = [*HERE.glob("*.py"), *(HERE / study).glob("*.py")]
     for folder in LIBRARY:
         programs += (ROOT / folder).rglob("*.py")
-    return sorted([*programs, *results_of(study).rglob("records.jsonl"), *_unrecorded(study)])
+    return sorted([*programs, *results_of(study).rglob("records.jsonl")])
 
 
 def digest(paths: Iterable[pathlib.Path]) -> str:
@@ -98,22 +95,11 @@ def build(study: str, arguments: Sequence[str], results: pathlib.Path) -> None:
         command.main([*arguments, *folders, "--tables"], prog_name=study, standalone_mode=False)
 
 
-def show_unrecorded(study: str) -> None:
-    """Write each table without records from its stored CSV, as Markdown."""
-    from tfp_bfl.files.tables import FORMATS
-
-    for path in _unrecorded(study):
-        if path.name not in FOR_PROGRAMS:
-            with open(path, newline="", encoding="utf-8") as file:
-                path.with_suffix(".md").write_text(FORMATS[".md"](list(csv.reader(file))), encoding="utf-8")
-
-
 def build_study(study: str) -> None:
     """Write all tables and figures of a study, and note what they were made of."""
     before = digest(sources(study))
     for folder, arguments in STUDIES[study]:
         build(study, arguments, results_of(study) / folder)
-    show_unrecorded(study)
     files = sorted(str(path.relative_to(ROOT)) for path in results_of(study).rglob("*") if path.is_file())
     STAMPS.mkdir(parents=True, exist_ok=True)
     (STAMPS / f"{study}.json").write_text(json.dumps({"sources": before, "files": files}))
@@ -128,10 +114,6 @@ def main() -> None:
             print(f"{study}: tables and figures built in {time.perf_counter() - started:.1f} s", flush=True)
     claims.fill_page()
     page.fill_page()
-
-
-def _unrecorded(study: str) -> list[pathlib.Path]:
-    return sorted(path for path in results_of(study).rglob("*.csv") if WITHOUT_RECORDS in path.parts)
 
 
 if __name__ == "__main__":

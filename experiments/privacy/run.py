@@ -16,27 +16,14 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
-from experiments.privacy.config import (
-    COLUMNS,
-    FEDERATIONS,
-    MANY,
-    METHODS,
-    NOISES,
-    PARTIES,
-    SENT,
-    Options,
-    Sent,
-    cell_name,
-    cells,
-)
-from experiments.privacy.tables import costs, extra_losses, table
+from experiments.privacy.config import COLUMNS, MANY, PARTIES, SENT, Options, Sent, cell_name, cells
+from experiments.privacy.tables import costs, extra_losses
 from experiments.tables import write
 from tfp_bfl.federated.round import types_of
 from tfp_bfl.privacy import Privacy, composed_epsilon, example_steps
 from tfp_bfl.sites.party import result_spec
 
 HERE = pathlib.Path(__file__).parent
-TABLES = {**{f"{clients}_clients": name for name, (clients, _) in FEDERATIONS.items()}, "5_parties": PARTIES}
 COSTS = {"costs_1000_clients": MANY, "costs_5_parties": PARTIES}
 
 
@@ -148,13 +135,9 @@ def main(study: Study) -> None:
     study.run(every, run_cell, describe)
     if not study.listed:
         summaries = list(study.records(every).values())
-        made = {name: table(summaries, federation) for name, federation in TABLES.items()}
-        # Of noises that were not run again, what was written stays.
-        made = {name: rows for name, rows in made.items() if len(rows) == 1 + len(METHODS) * len(NOISES)}
         for name, federation in COSTS.items():
-            made |= {name: costs(summaries, federation), f"extra_{name}": extra_losses(summaries, federation)}
-        for name, rows in made.items():
-            write(rows, study.results / name)
+            write(costs(summaries, federation), study.results / name)
+            write(extra_losses(summaries, federation), study.results / f"extra_{name}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.privacy.config import COLUMNS, METHODS, NOISES, PARTIES, SENT, Options
+from experiments.privacy.config import COLUMNS, METHODS, NOISES, SENT, Options
 from experiments.tables import interval, less, mean_and_sd, paired
 
 Summary = dict[str, Any]
@@ -26,20 +26,6 @@ def same(summaries: list[Summary], **wanted: Any) -> list[Summary]:
     """Return the results of a federation, a method, a noise and a form of message that did not fail."""
     has = lambda options: all(options.get(name) == value for name, value in {"sent": None, **wanted}.items())
     return [one for one in summaries if has(one["options"]) and "failed" not in one]
-
-
-def table(summaries: list[Summary], federation: str) -> list[list[str]]:
-    """Return each method's and noise's means and standard deviations over the seeds."""
-    rows = [["method", "noise", "epsilon", *COLUMNS, "clipped", "seeds"]]
-    for method, noise in itertools.product(METHODS, NOISES):
-        group = same(summaries, federation=federation, method=method, noise=noise)
-        if group:
-            scores = [mean_and_sd([s[key] for s in group], 3) for key in COLUMNS.values()]
-            how = {None: "no privacy", 0.0: "clipping alone"}.get(noise, str(noise))
-            # Not reported for privacy of examples.
-            clipped = "" if federation == PARTIES else f"{np.mean([s['clipped'] for s in group]):.0%}"
-            rows.append([method, how, _epsilon(group[0]), *scores, clipped, str(len(group))])
-    return rows
 
 
 def costs(summaries: list[Summary], federation: str) -> list[list[str]]:
@@ -83,7 +69,7 @@ def extra_losses(summaries: list[Summary], federation: str) -> list[list[str]]:
         plain = of(None)
         return {seed: accuracy - plain[seed] for seed, accuracy in of(noise).items() if seed in plain}
 
-    for noise, method in itertools.product(NOISES, METHODS):
+    for noise, method in itertools.product(NOISES[federation], METHODS):
         if noise and method != "FedAvg" and lost(method, noise):
             rows.append([method, str(noise), less(lost(method, noise), lost("FedAvg", noise))])
     return rows

@@ -1,11 +1,11 @@
-"""Tables and figures of the studies follow from the records; what records cannot give stays in the repository."""
+"""Tables and figures of the studies follow from the records."""
 
 import shutil
 import subprocess
 
 import pytest
 
-from experiments import WITHOUT_RECORDS, build_tables
+from experiments import build_tables
 
 STUDY = "privacy"
 RESULTS = f"experiments/{STUDY}/results"
@@ -14,10 +14,8 @@ RESULTS = f"experiments/{STUDY}/results"
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A repository with the results of one study, in which nothing is built."""
-    tracked = build_tables.results_of(STUDY)
-    results = tmp_path / RESULTS
-    shutil.copytree(tracked / WITHOUT_RECORDS, results / WITHOUT_RECORDS, ignore=shutil.ignore_patterns("*.md"))
-    shutil.copy(tracked / "records.jsonl", results)
+    (tmp_path / RESULTS).mkdir(parents=True)
+    shutil.copy(build_tables.results_of(STUDY) / "records.jsonl", tmp_path / RESULTS)
     monkeypatch.setattr(build_tables, "ROOT", tmp_path)
     monkeypatch.setattr(build_tables, "HERE", tmp_path / "experiments")
     monkeypatch.setattr(build_tables, "STAMPS", tmp_path / "build")
@@ -35,31 +33,13 @@ def test_a_study_is_built_once(root, capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
-def test_a_table_without_records_is_shown_as_its_csv_has_it(root):
-    build_tables.main()
-    path = root / RESULTS / WITHOUT_RECORDS / "100_clients.csv"
-    lines = path.with_suffix(".md").read_text().splitlines()
-    head, *rows = path.read_text().splitlines()
-    assert lines[0] == "| " + head.replace(",", " | ") + " |" and len(lines) == len(rows) + 2
-
-
-def test_a_table_for_programs_gets_no_page(root):
-    (root / RESULTS / WITHOUT_RECORDS / "raw.csv").write_text("name,score\na,1\n")
-    build_tables.main()
-    assert not (root / RESULTS / WITHOUT_RECORDS / "raw.md").exists()
-
-
-@pytest.mark.parametrize(
-    "change", ["records", "a table without records", "a missing output", "the library", "the study"]
-)
+@pytest.mark.parametrize("change", ["records", "a missing output", "the library", "the study"])
 def test_a_change_builds_the_study_again(root, change):
     build_tables.main()
     assert build_tables.is_built(STUDY)
     if change == "records":
         records = root / RESULTS / "records.jsonl"
         records.write_text("".join(sorted(records.read_text().splitlines(keepends=True), reverse=True)))
-    elif change == "a table without records":
-        (root / RESULTS / WITHOUT_RECORDS / "new.csv").write_text("a,b\n1,2\n")
     elif change == "a missing output":
         (root / RESULTS / "costs_5_parties.csv").unlink()
     else:
@@ -98,6 +78,4 @@ def test_every_file_of_records_is_built():
 
 def test_the_repository_holds_no_result_that_can_be_built():
     results = [path for path in tracked("experiments") if "/results/" in path]
-    built = [path for path in results if not path.endswith("/records.jsonl") and f"/{WITHOUT_RECORDS}/" not in path]
-    pages = [path for path in results if path.endswith(".md") and not path.endswith("/README.md")]
-    assert results and built == pages == []
+    assert results and [path for path in results if not path.endswith("/records.jsonl")] == []
