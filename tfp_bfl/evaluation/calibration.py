@@ -82,7 +82,7 @@ def _gaps(bins: Reliability) -> tf.Tensor:
 def expected_calibration_error(
     probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
-    """Compute ece = sum_m count_m / sum count * |accuracy_m - confidence_m| (`reliability`).
+    """Compute ece = sum_m count_m / sum count * abs(accuracy_m - confidence_m) (`reliability`).
 
     The estimate is biased upwards where bins hold few examples. Over classes most probabilities are small and right, so
     that it is small too: compare it with others of as many classes. Source: Naeini et al. 2015; Guo et al. 2017
@@ -101,7 +101,7 @@ def expected_calibration_error(
 def maximum_calibration_error(
     probabilities: object, labels: object, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
-    """Compute mce = max_m |accuracy_m - confidence_m| over the bins with examples (`reliability`).
+    """Compute mce = max_m abs(accuracy_m - confidence_m) over the bins with examples (`reliability`).
 
     One example in a bin is enough to set it: read it beside the counts. Source: as of `expected_calibration_error`,
     equation 5.
