@@ -22,6 +22,7 @@ def arrays(structure):
 class OneByOne:
     """Run the clients of a round one after another in this process, and count the bytes of the messages to them."""
 
+    accepts = "datasets"  # what stands for the data of the clients of a round
     concurrent_calls = 1  # into how many datasets the clients of a round are divided
 
     def __init__(self, process):

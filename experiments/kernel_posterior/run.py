@@ -137,8 +137,6 @@ def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProces
         options["shrinkage"] = cell.get("shrinkage", options["shrinkage"])
     if "burn_in_share" in options:
         options["burn_in_rounds"] = int(options.pop("burn_in_share") * cell["rounds"])
-    if "averaged_rounds" in options:
-        options["thinning"] = bfl.federated.Thinning(options.pop("burn_in_rounds"), most=options.pop("averaged_rounds"))
     if recipe == "fed_be":
         # Of the clients' own data, without labels: the server of the study holds some.
         rows = np.random.default_rng([cell["seed"], 8]).permutation(np.concatenate(clients.indices))[
@@ -146,16 +144,15 @@ def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProces
         ]
         options["features"] = clients.source.features[rows]
     server = SERVERS[cell["server"]]
-    return getattr(bfl.algorithms, recipe)(
-        lambda: NETWORKS[cell["network"]](clients.source.num_classes, cell["seed"]),
-        server_optimizer=bfl.federated.server_optimizer(**server) if server else None,
-        weighting="train_size",
-        element_spec=clients.element_spec,
-        local_epochs=cell["local_epochs"],
-        batch_size=cell["batch_size"],
-        learning_rate=cell["learning_rate"],
-        **options,
-    )
+    optimizer = bfl.federated.server_optimizer(**server) if server else None
+    model_fn = lambda: NETWORKS[cell["network"]](clients.source.num_classes, cell["seed"])
+    local = {name: cell[name] for name in ("local_epochs", "batch_size", "learning_rate")}
+    shared = {"weighting": "train_size", "element_spec": clients.element_spec}
+    if "averaged_rounds" in options:  # Federated averaging with the samples of a chain: its later rounds.
+        thinning = bfl.federated.Thinning(options.pop("burn_in_rounds"), most=options.pop("averaged_rounds"))
+        work, step = bfl.clients.variational(model_fn, **local, **options), bfl.servers.optimize(optimizer)
+        return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", step, thinning=thinning, **shared)
+    return getattr(bfl.algorithms, recipe)(model_fn, server_optimizer=optimizer, **shared, **local, **options)
 
 
 def run_cell(folder: pathlib.Path, cell: Cell) -> None:

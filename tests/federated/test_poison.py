@@ -204,8 +204,9 @@ def test_where_all_fail_at_once_the_option_and_a_rate_to_try_are_named():
     process = algorithms.fed_prox(build, proximal=0.1, local_epochs=2, learning_rate=1e6)
     with pytest.raises(errors.Error, match=r"look at learning_rate \(1000000.0\) first: training diverges .* 100000\."):
         federated.simulate(process, units(1.0), rounds=2, engine="local")
-    for option, value in {"initial_stddev": 1e18, "prior_stddev": 1e-30, "min_stddev": 1e-30}.items():
+    wrong = {"initial_stddev": (1e18, "10"), "prior_stddev": (1e-30, "1e+06"), "min_stddev": (1e-30, "1e+06")}
+    for option, (value, most) in wrong.items():
         with pytest.raises(
-            errors.InvalidArgument, match=re.escape(f"{option} is {value}, but must lie between 1e-12 and 1e+06")
+            errors.InvalidArgument, match=re.escape(f"{option} is {value}, but must lie between 1e-12 and {most}")
         ):
             models.mlp("flipout", input_shape=(64,), **{option: value})

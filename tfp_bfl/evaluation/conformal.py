@@ -93,7 +93,7 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float, score: str
       >>> sure = np.random.default_rng(0).uniform(0.5, 1, 200)
       >>> labels = (np.random.default_rng(1).uniform(size=200) > sure).astype(int)
       >>> print(round(bfl.evaluation.conformal_limit(np.stack([sure, 1 - sure], axis=1), labels, coverage=0.9), 3))
-      0.289
+      0.294
     """
     check_share(coverage, "coverage")
     true = scores_of_labels(probabilities, labels, score)

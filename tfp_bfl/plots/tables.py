@@ -39,6 +39,7 @@ _COSTS: dict[str, Callable[[float], str]] = {
 }
 # Of a summary, what other parts of the page show.
 _ELSEWHERE = (
+    "trained",  # Stated above the table, as far as the model uses it.
     *("versions", "warnings", "method", "baselines", "classes", "confusion_matrix", "clients", "adapted_clients"),
 )
 # A score of a client -> its heading and form.
