@@ -258,7 +258,7 @@ def _read(path: pathlib.Path) -> bfl.evaluation.Histograms:
     names, bins, lower, counts = (arrays.get(key, np.zeros(0)) for key in ("names", "bins", "lower", "counts"))
     well = names.dtype.kind == "U" and names.ndim == bins.ndim == lower.ndim == counts.ndim == 1 and len(names) > 0
     well = well and bins.dtype.kind == counts.dtype.kind == "i" and lower.dtype.kind == "f"
-    well = well and np.all(bins >= 1) and np.all(counts >= 0) and len(names) == len(bins)
+    well = well and bool(np.all(bins >= 1)) and bool(np.all(counts >= 0)) and len(names) == len(bins)
     if not (well and len(lower) == len(counts) == bins.sum()):
         raise InvalidArgument(f"{name(path)} is not a run's file of histograms.")
     ends = np.cumsum(bins)[:-1]
