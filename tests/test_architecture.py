@@ -83,8 +83,8 @@ QUICK = (
     *("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data"),
     *(f"{edge.package}.edge" for edge in EDGES.values()),
 )
-# Reads the data of a run, and refuses what is wrong with them.
-REFUSES = "tfp_bfl.app.one_run.run"
+# Refuse what is wrong with runs: the first reads their data.
+REFUSES = ("tfp_bfl.app.one_run.run", "tfp_bfl.bench.runs", "tfp_bfl.bench.sweep")
 # What fits and reports linear models.
 STATISTICS = ("tfp_bfl.glm.fitting", "tfp_bfl.glm.report", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
 TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
@@ -273,7 +273,7 @@ def test_modules_have_no_cycle():
     ("start", "slow"),
     [
         *((x, TENSORFLOW | {"sklearn", "scipy", "matplotlib"}) for x in QUICK),
-        *((x, TENSORFLOW) for x in (*STATISTICS, REFUSES)),
+        *((x, TENSORFLOW) for x in (*STATISTICS, *REFUSES)),
     ],
 )
 def test_what_must_be_quick_imports_no_tensorflow(start, slow):

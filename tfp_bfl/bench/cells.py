@@ -31,6 +31,8 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
 
+# Names the run folders of a sweep.
+ORDER = "runs.txt"
 _PARENT_DEATH = 1
 
 Options = Mapping[str, Any]

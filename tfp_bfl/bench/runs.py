@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfp_bfl.app.one_run.records import (
     MOST_ROUNDS_BYTES,
@@ -28,18 +28,21 @@ from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.given_data import recorded
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import resolved
+from tfp_bfl.bench.cells import ORDER
 from tfp_bfl.data import is_own
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.faces import Later
 from tfp_bfl.files import read_regular
 from tfp_bfl.files.tables import FORMATS, Rows, note_in, to_csv
 from tfp_bfl.labels import ALIASES, duration
-from tfp_bfl.plots import score_tables
-from tfp_bfl.plots.page import Table
-from tfp_bfl.plots.score_tables import Repeated, ScoreForm
-from tfp_bfl.plots.tables import text
 
-# Names the run folders of a sweep.
-ORDER = "runs.txt"
+if TYPE_CHECKING:
+    from tfp_bfl.plots import score_tables, tables
+    from tfp_bfl.plots.page import Table
+    from tfp_bfl.plots.score_tables import Repeated
+else:  # With TensorFlow, which refusals do without.
+    score_tables, tables = Later("tfp_bfl.plots.score_tables"), Later("tfp_bfl.plots.tables")
+
 _HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "time")
 # Options that decide no score, or are the seed itself.
 _ASIDE = ("seed", "data_dir", "tensorboard", "checkpoint_every", "keep_checkpoints", "evaluate_every")
@@ -136,7 +139,7 @@ def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[RunG
         config = records[runs[0]][0]
         scores = {records[i][0].seed: numbers_in(records[i][1]) for i in runs}
         data = config.dataset if recorded(config.dataset) else config.data_name
-        groups.append(RunGroup(Repeated(name, scores, data), runs, first))
+        groups.append(RunGroup(score_tables.Repeated(name, scores, data), runs, first))
     return groups
 
 
@@ -146,7 +149,7 @@ def _names(records: Sequence[tuple[RunConfig, Mapping[str, Any]]], options: Sequ
     An option was chosen if at least one group has another value than its algorithm takes by default.
     """
     every = list(dict.fromkeys(name for values in options for name in values))
-    differing = [name for name in every if len({text(values.get(name)) for values in options}) > 1]
+    differing = [name for name in every if len({tables.text(values.get(name)) for values in options}) > 1]
     chosen = [name for name in differing if not all(map(functools.partial(_is_default, name), records))]
     join = lambda values, keep: ", ".join(
         f"{x}={_shown(x, values[x])}" for x in chosen if x in values and keep(values[x])
@@ -164,7 +167,7 @@ def _shown(name: str, value: Any) -> str:
     if given:
         return f"{given.name} {given.digest[:8]}"
     is_file = names_code(value) or (name == "dataset" and is_own(value))
-    return pathlib.PurePath(value).name if is_file else text(value)
+    return pathlib.PurePath(value).name if is_file else tables.text(value)
 
 
 def _is_default(name: str, record: tuple[RunConfig, Mapping[str, Any]]) -> bool:
@@ -177,7 +180,7 @@ def _is_default(name: str, record: tuple[RunConfig, Mapping[str, Any]]) -> bool:
     except InvalidArgument:  # Other options need it.
         return False
     without = resolved(without, "rmse" in summary, weights_in(summary))
-    return name not in config.recorded() or text(without.recorded().get(name)) == text(value)
+    return name not in config.recorded() or tables.text(without.recorded().get(name)) == tables.text(value)
 
 
 def numbers_in(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -237,7 +240,7 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
     keys = score_tables.keys_of(rows) if style.columns is None else _columns(groups, style.columns)
     if suffix == ".csv":
         return to_csv(_numeric(rows, keys))
-    table = score_tables.scores(rows, keys, ScoreForm(style.digits, style.percent))
+    table = score_tables.scores(rows, keys, score_tables.ScoreForm(style.digits, style.percent))
     numbers = sorted({len(group.scores) for group in rows})
     if style != DEFAULT and len(numbers) == 1:
         table = table._replace(rows=table.rows[1:])  # Without the number of seeds.
@@ -306,7 +309,7 @@ def _place(groups: Sequence[RunGroup], row: str) -> int:
     wanted = {name.strip().replace("-", "_"): value.strip() for name, value in wanted.items()}
     for name in wanted:
         lookup(fields(), name, "option")
-    has = lambda options, name, value: name in options and value in (str(options[name]), text(options[name]))
+    has = lambda options, name, value: name in options and value in (str(options[name]), tables.text(options[name]))
     places = [i for i, g in enumerate(groups) if all(has(g.options, name, x) for name, x in wanted.items())]
     if len(places) != 1:
         names = "; ".join(groups[i].repeated.name for i in places or range(len(groups)))

@@ -19,6 +19,7 @@ from tfp_bfl.app.options.config import RunConfig, fields, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.bench.cells import (
+    ORDER,
     check_cells,
     check_data_of,
     check_output,
@@ -27,7 +28,6 @@ from tfp_bfl.bench.cells import (
     read_summary,
     run_cells,
 )
-from tfp_bfl.bench.runs import ORDER
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
 
