@@ -16,7 +16,7 @@ def rows(folder):
 
 
 def summary(folder):
-    """What a run recorded at its end, without times and memory."""
+    """Return the record of a run without times and memory."""
     return {name: x for name, x in summary_of(folder).items() if name not in CLOCK}
 
 

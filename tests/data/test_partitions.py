@@ -300,7 +300,7 @@ def test_clients_of_pachinko_are_disjoint_and_of_equal_size(clients, each, alpha
 
 
 def test_a_tiny_alpha_of_pachinko_gives_each_client_one_group_and_a_large_beta_its_classes_alike():
-    """Of 8 clients of 30 examples no group runs out, whoever takes it."""
+    """Draw 8 clients of 30 examples: no group of examples runs out."""
     table = counts(data.pachinko(8, 1e-4, 1e6, groups=TWO, examples_per_client=30)(LABELS, seed=2), LABELS)
     by_group = np.stack([table[:, :3].sum(1), table[:, 3:].sum(1)], 1)
     assert np.all(by_group.max(1) == 30) and len(np.unique(by_group.argmax(1))) == 2

@@ -154,7 +154,7 @@ def test_clients_that_do_not_differ_are_rarely_named(task, sizes):
 @pytest.mark.deep(after="tests/evaluation/test_client_scores.py")
 @pytest.mark.parametrize(("number", "accuracy"), [(3, 0.9), (12, 0.9), (40, 0.6)])
 def test_false_warnings_are_as_rare_as_measured(number, accuracy):
-    """Of 2,000 federations at most 60: by chance more in .0011 if the rate is .02 (measured .003 to .019)."""
+    """Bound warnings of 2,000 federations by 60: more by chance in .0011 if the rate is .02 (measured .003 to .019)."""
     named = 0
     for seed in range(2000):
         rng = np.random.default_rng([seed, number])

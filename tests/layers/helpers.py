@@ -159,7 +159,7 @@ def draws_of_tfp(layer, inputs, number):
 
 
 def check_gradients(layer, inputs, variables, mode, places=24):
-    """Those of a sum of the outputs, each with a slope of its own, in float64 and at some places of each variable."""
+    """Check gradients of a sum of the outputs, each with another slope, at some places of each variable, in float64."""
     inputs = tf.Variable(inputs)
 
     @tf.function

@@ -62,8 +62,8 @@ def test_present_weights_of_every_layer_are_copied():
     assert kinds[kinds.index("ReLU") + 1] == "MCDropout" and kinds[-1] == "Dense"
 
 
-def test_models_in_models_are_converted():
-    part = tf.keras.Sequential([tf.keras.Input((4,)), bfl.layers.DenseFlipout(3, activation="relu")])
+def test_models_in_models_and_derived_layers_are_converted():
+    part = tf.keras.Sequential([tf.keras.Input((4,)), Named(3, activation="relu")])
     model = tf.keras.Sequential([tf.keras.Input((4,)), part, bfl.layers.DenseFlipout(2)])
     rows = np.random.default_rng(0).random((5, 4), np.float32)
     twin = bfl.models.mc_dropout(model)
@@ -96,6 +96,10 @@ def _time_distributed():
     return tf.keras.Sequential([tf.keras.Input((5, 4)), KERAS.TimeDistributed(bfl.layers.DenseFlipout(3))])
 
 
+Named = type("Named", (bfl.layers.DenseFlipout,), {})
+Halved = type("Halved", (Named,), {"call": lambda self, x: super(Halved, self).call(x / 2)})
+
+
 class Closed(KERAS.Layer):
     """A layer without a configuration."""
 
@@ -119,6 +123,7 @@ class Subclassed(tf.keras.Model):
             r"The layer 'time_distributed.*' \(TimeDistributed\) holds layers of tfp_bfl.layers inside",
         ),
         (lambda: tf.keras.Sequential([tf.keras.Input((4,)), Closed()]), r"\(Closed\) cannot be built again"),
+        (lambda: tf.keras.Sequential([tf.keras.Input((4,)), Halved(2)]), r"\(Halved\) has its own call, which Keras"),
         (Subclassed, "is neither functional nor a Sequential model"),
     ],
 )

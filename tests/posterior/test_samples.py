@@ -183,7 +183,7 @@ def test_potential_scale_reduction():
 
 @pytest.mark.parametrize(("size", "wanted"), [(2, 4.605170), (50, 38.076946)])
 def test_highest_density_of_a_gaussian(size, wanted):
-    """Of 2e5 draws the quantile has a standard error of about 0.5 %."""
+    """Draw 2e5 samples: the quantile has a standard error of about 0.5 %."""
     draws = np.random.default_rng(1).normal(size=(200_000, size))
     assert posterior.hpd_level(np.square(draws).sum(-1) / 2) == pytest.approx(wanted, rel=0.02)
 

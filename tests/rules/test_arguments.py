@@ -165,7 +165,7 @@ def test_reweighted_is_the_rule_with_these_weights(name, weigh):
 
 
 def sent(client):
-    """What a client might send: any structure, with numbers that are no floats among it."""
+    """Hold what a client might send: any structure, with numbers that are no floats."""
     return {"client": tf.constant(client), "weights": (tf.fill([2, 3], 1.0 + client), tf.fill([], client > 2))}
 
 

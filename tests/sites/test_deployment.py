@@ -42,7 +42,7 @@ def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
 
 
 def predicted(folder, done, label, task="classification", **options):
-    """What the exported model predicts for the test data of all sites by name, and these data."""
+    """Predict the test data of all sites by name with the exported model; return these data too."""
     files = [folder / name / "local" / "patients.csv" for name in sorted(HOSPITALS)]
     tests = [bfl.data.read_own(file, label, task=task).test for file in files]
     raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]

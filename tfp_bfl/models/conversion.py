@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ def deterministic(model: keras.Model) -> keras.Model:
       model: a functional or Sequential Keras 2 model. It is not changed.
 
     Raises:
-      InvalidArgument: the model is neither, or a layer holds Gaussian layers inside or cannot be copied.
+      InvalidArgument: the model is neither, or a layer holds Gaussian layers inside, adds methods to one, or cannot be
+        copied.
 
     Example:
       >>> model = bfl.models.deterministic(bfl.models.mlp("flipout", input_shape=(30,), num_classes=2))
@@ -132,6 +134,11 @@ class _Twins:
         if isinstance(layer, keras.Model):
             return self._model(layer, is_inner=True)
         if isinstance(layer, GaussianLayer):
+            if own := _own_methods(layer):
+                raise InvalidArgument(
+                    f"The layer {layer.name!r} ({type(layer).__name__}) has its own {own[0]}, which Keras' layer of "
+                    "point weights would lack: build the model of the wanted kind."
+                )
             return _point(layer)
         if any(isinstance(x, (GaussianLayer, MCDropout)) for x in layer._flatten_layers(include_self=False)):
             raise InvalidArgument(
@@ -149,6 +156,14 @@ class _Twins:
                 f"The layer {layer.name!r} ({type(layer).__name__}) cannot be built again from its configuration "
                 f"({type(error).__name__}): define get_config, or build the model of the wanted kind."
             ) from error
+
+
+def _own_methods(layer: GaussianLayer) -> list[str]:
+    """Return the methods by which a class derived from one of this library's computes something else."""
+    classes = type(layer).__mro__
+    own = itertools.takewhile(lambda x: not x.__module__.startswith("tfp_bfl.layers."), classes)
+    methods = [name for x in own for name, value in vars(x).items() if callable(value)]
+    return [name for name in methods if name not in ("__init__", "get_config")]
 
 
 def _point(layer: Any) -> keras.layers.Layer:
