@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import federated, rules, servers
+from tfp_bfl import algorithms, federated, rules, servers
 from tfp_bfl.data import Clients, cohort
 from tfp_bfl.errors import ComputationError, Diverged, InvalidArgument
 from tfp_bfl.federated import simulate
@@ -252,3 +252,15 @@ def test_cores_are_the_users_where_the_environment_says_so_and_tensorflows_once_
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", None)
     federated.share_cores(10)
     assert tf.config.threading.get_intra_op_parallelism_threads() == before
+
+
+def test_cores_share_a_graph_unless_an_operation_keeps_what_a_call_gave_it():
+    """Two batches of different sizes at once end the process in oneDNN's normalization of rows (TensorFlow 2.21)."""
+    shared = []
+    for layer in (tf.keras.layers.ReLU, tf.keras.layers.LayerNormalization, tf.keras.layers.BatchNormalization):
+        model_fn = lambda layer=layer: tf.keras.Sequential([tf.keras.Input((2,)), layer(), tf.keras.layers.Dense(2)])
+        process = algorithms.fed_opt(model_fn, local_epochs=1, batch_size=2, learning_rate=0.1)
+        process.local.concurrent_calls = 2
+        process.local.next(process.local.initialize(), [UNEQUAL.dataset(k) for k in range(2)])
+        shared.append(len({id(lane.works[False].graph) for lane in process.local._lanes}) == 1)
+    assert shared == [True, False, True]

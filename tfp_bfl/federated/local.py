@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -133,7 +134,7 @@ def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
 
 def _work(round: Round, lane: _Lane, first: _Lane, of_rows: bool) -> Callable[..., Contribution]:
     """Return the function that sums over a lane: the first lane's graph on its own variables, if it needs no more."""
-    if of_rows in first.works:
+    if of_rows in first.works and not needs_own_kernels(first.works[of_rows]):
         copied = with_variables(first.works[of_rows], first.variables, lane.variables)
         if copied:
             return copied
@@ -153,6 +154,18 @@ def with_variables(work: Any, own: Sequence[tf.Variable], others: Sequence[tf.Va
         return None
     copied.set_external_captures([handles.get(id(x), x) for x in copied.captured_inputs])
     return copied
+
+
+def needs_own_kernels(work: Any) -> bool:
+    """Return whether two threads must not run one graph: an operation in it keeps what a call gave it.
+
+    oneDNN's batch normalization keeps the number of channels of the call that began last, so two calls with different
+    numbers write past the end of their arrays. The channels of a network are constants, but LayerNormalization of
+    Keras 2 gives the rows of a batch as channels, in the format NCHW.
+    """
+    graph = work.graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+    return any(x.op.startswith("FusedBatchNorm") and x.attr["data_format"].s == b"NCHW" for x in nodes)
 
 
 def check_once(clients: np.ndarray) -> None:
