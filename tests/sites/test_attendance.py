@@ -132,7 +132,7 @@ def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_the
             yield from super().ask(task, {name: x for name, x in what.items() if not (gone and name == "west")})
 
     noted = []
-    monkeypatch.setattr("tfp_bfl.app.one_run.progress.Reporter.note", lambda self, text: noted.append(text))
+    monkeypatch.setattr("tfp_bfl.app.one_run.run_folder.Reporter.note", lambda self, text: noted.append(text))
     done = run(hospitals, Silent(hospitals), options={**OPTIONS, "rounds": 3})
     rows = lines_of(done / "metrics.jsonl")
     assert [row["num_scored"] for row in rows] == [3, 2, 3]
