@@ -11,6 +11,7 @@ from tests.glm.test_agreement import sites_of
 from tests.kit import json_of, summary_of
 from tests.sites.linear_models import ILL, SITES, WHOLE, Channel, check_equal, pooled, run
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import describe
@@ -256,7 +257,7 @@ def test_what_a_site_describes_has_no_row(kits):
     summary = json.loads(sent)
     assert summary.pop("version") and set(summary) == {"columns", "events"}
     assert summary == json.loads(json.dumps(describe(sites_of(WHOLE, "site")["s0"], Outcome("ill", "bernoulli"), "x",
-                                                     categorical=["stage"])))  # fmt: skip
+                                                     TableOptions(categorical=("stage",)))))  # fmt: skip
 
 
 @pytest.mark.parametrize(

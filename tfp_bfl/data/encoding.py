@@ -2,18 +2,20 @@
 
 number, truth, date   the number; an empty cell becomes the mean m of the filled cells
 category              0 or 1 for each level, and for all rare levels together; an empty cell becomes their shares
+factor                0 or 1 for each level but the first, the reference (linear models)
 ordinal               0 or 1 for each level but the first: is the cell at least that level?
 missing               0 or 1 for a column with empty cells in training: is the cell empty?
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import TEXT_KINDS, Cells
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, blank, read_columns
+from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import shown
 
@@ -66,7 +68,7 @@ class Feature(NamedTuple):
     @property
     def _first(self) -> int:
         """The first level with a column: of two levels one column says all."""
-        return int(len(self.levels) > 1 and (self.kind == "ordinal" or (len(self.levels) == 2 and not self.has_rare)))
+        return int(len(self.levels) > 1 and (self.kind != "category" or (len(self.levels) == 2 and not self.has_rare)))
 
     @property
     def codes(self) -> np.ndarray:
@@ -116,6 +118,28 @@ class Raw:
 
     def __getitem__(self, rows: Any) -> Raw:
         return Raw([cells._replace(values=cells.values[rows]) for cells in self.columns], self.unit)
+
+
+def read_features(
+    table: Columns,
+    features: Sequence[Feature],
+    troubles: Troubles,
+    unit: str | None = None,
+    among: Collection[str] = (),
+) -> Raw:
+    """Read the columns of a table in the form that a model requires; a column that is not there is empty.
+
+    Args:
+      table: of `read_table`.
+      features: of the model.
+      troubles, among: as of `read_columns`.
+      unit: of dates.
+    """
+    there = [x for x in features if x.name in table.column_names]
+    kinds, signs = {x.name: x.kind for x in there}, {x.name: x.sign for x in there}
+    read = read_columns(table, [*kinds], troubles, date_unit=unit, kinds=kinds, signs=signs, among=among)
+    found = {x.name: x for x in read}
+    return Raw([found.get(x.name) or blank(x.name, table.num_rows, x.kind) for x in features], unit)
 
 
 def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:

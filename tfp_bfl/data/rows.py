@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import check_full, read_columns
+from tfp_bfl.data.cells import check_full
 from tfp_bfl.data.columns import Troubles
-from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
+from tfp_bfl.data.encoding import Feature, Raw, encode, read_features, unknown_levels
 from tfp_bfl.data.names import as_names, canonical, client_names
 from tfp_bfl.data.read_examples import check_columns
 from tfp_bfl.data.statistics import Column
@@ -70,8 +70,7 @@ def _read(
     check_columns(table, names, where)
     troubles = Troubles(where, advice)
     unit = next((x.unit for x in features if x.kind == "date"), None)
-    kinds, signs = {x.name: x.kind for x in features}, {x.name: x.sign for x in features}
-    raw = Raw(read_columns(table, names, troubles, date_unit=unit, kinds=kinds, signs=signs))
+    raw = read_features(table, features, troubles, unit)
     for cells in raw.columns if is_full else ():
         check_full(table[cells.name].empty, cells.name, troubles)
     troubles.check()

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pydantic
 
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm.agreement import MISSING, AgreedColumns
-from tfp_bfl.glm.design import Encoding
+from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question
 from tfp_bfl.glm.fitting import Model, fit_federation
@@ -85,6 +85,11 @@ class GlmJob(pydantic.BaseModel):
     def model(self) -> Model:
         """The options of the fit."""
         return Model(**{name: getattr(self, name) for name in Model._fields if name in GlmJob.model_fields})
+
+    @property
+    def table(self) -> TableOptions:
+        """The options of reading tables."""
+        return TableOptions(tuple(self.drop), tuple(self.only), tuple(self.categorical), self.date_unit)
 
     @property
     def columns(self) -> Outcome:

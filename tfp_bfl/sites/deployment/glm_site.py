@@ -25,8 +25,8 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, describe
-from tfp_bfl.glm.design import Encoding, SiteCells, settle
+from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, Encoding, describe
+from tfp_bfl.glm.design import SiteCells, settle
 from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
@@ -94,8 +94,7 @@ class GlmSite(member.Member):
             table, where = self._table(file, job.categorical)
         member.check_number(table.num_rows, file.min_rows)
         with withholding("table"):
-            chosen = job.only, job.drop, job.categorical, job.date_unit
-            summary = describe(table, job.columns, where, *chosen)
+            summary = describe(table, job.columns, where, job.table)
         summary = {**summary, "version": bfl.__version__}
         return self._with_offer(summary) if secure_sums else summary
 
