@@ -103,12 +103,7 @@ def parse_features(given: object) -> tuple[Feature, ...]:
 
 
 class Raw:
-    """The columns of a table as they are, which can be indexed by rows.
-
-    Args:
-      columns: the cells of each, N of them.
-      unit: of dates.
-    """
+    """The columns of a table as they are, which can be indexed by rows."""
 
     def __init__(self, columns: Sequence[Cells], unit: str | None = None):
         self.columns, self.unit = tuple(columns), unit
@@ -127,14 +122,7 @@ def read_features(
     unit: str | None = None,
     among: Collection[str] = (),
 ) -> Raw:
-    """Read the columns of a table in the form that a model requires; a column that is not there is empty.
-
-    Args:
-      table: of `read_table`.
-      features: of the model.
-      troubles, among: as of `read_columns`.
-      unit: of dates.
-    """
+    """Read the columns of a table in the form that a model requires; a column that is not there is empty."""
     there = [x for x in features if x.name in table.column_names]
     kinds, signs = {x.name: x.kind for x in there}, {x.name: x.sign for x in there}
     read = read_columns(table, [*kinds], troubles, date_unit=unit, kinds=kinds, signs=signs, among=among)
@@ -146,11 +134,6 @@ def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> 
     """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.
 
     Empty cells become the means of `columns`; an unknown level of a feature without rare ones is an empty cell.
-
-    Args:
-      raw: N rows with the columns of `features`, in that order.
-      features: of the model.
-      columns: D, of all features.
     """
     blocks = []
     for cells, feature in zip(raw.columns, features):

@@ -49,10 +49,7 @@ def read_encoded(
 ) -> EncodedRows:
     """Read the columns that a model requires from a table as it is, and encode categories and empty cells.
 
-    Args:
-      path, separator: of the table.
-      features: of the model; () for a model of numbers, as of `read_rows`.
-      columns: D, of all features.
+    `features` are those of the model, () for a model of numbers as of `read_rows`, and `columns` D of all features.
     """
     if not features:
         return EncodedRows(read_rows(path, [column.name for column in columns], separator), ())

@@ -38,15 +38,7 @@ def _shapes(plan: AgreedColumns) -> list[tuple[int, ...]]:
 
 
 class SiteCells:
-    """The rows of a site, before empty cells are filled.
-
-    Args:
-      table: of `data.tables.read_table` or of pyarrow.
-      outcome: its columns.
-      plan: of all sites.
-      missing: one of `MISSING`.
-      where: the name of the table, for errors.
-    """
+    """The rows of a site, before empty cells are filled."""
 
     def __init__(self, table: object, outcome: Outcome, plan: AgreedColumns, missing: str, where: str):
         table, outcome = with_canonical_names(table, where), outcome.in_one_form()
@@ -80,8 +72,7 @@ class SiteCells:
     def check_presence(self, of_events: bool = False) -> None:
         """Raise InvalidArgument for a site whose sums are zeros, so that those of all sites are those of the others.
 
-        Args:
-          of_events: as for a stratified Cox model, to which an event adds nothing if its own row alone is at risk.
+        With `of_events`, as for a stratified Cox model, an event adds nothing if its own row alone is at risk.
         """
         if not np.any(self._left):
             raise InvalidArgument(

@@ -47,11 +47,7 @@ class Outcome(NamedTuple):
 def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
     """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
 
-    Args:
-      table: of `data.tables.read_table`.
-      outcome: its columns.
-      where: the name of the table, for errors.
-      events: the values that are an event, of all tables; None for those of this one (`find_events`).
+    `events` are the values that are an event in all tables; None for those of this one (`find_events`).
     """
 
     def binary(name: str) -> np.ndarray:

@@ -18,10 +18,10 @@ from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import TIMES, Federation, Question
-from tfp_bfl.glm.fitting import Model, fit_federation
+from tfp_bfl.glm.fitting import fit_federation
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.outcomes import Outcome
-from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.posterior import Model, Posterior
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import PARTS
 from tfp_bfl.sites.arrays import Arrays
