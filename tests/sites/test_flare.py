@@ -21,11 +21,11 @@ import tfp_bfl as bfl
 from tests.kit import json_of, summary_of
 from tests.sites.test_deployment import Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.sites.arrays import NO_ANSWER
 from tfp_bfl.sites.deployment.channel import RUNS
 from tfp_bfl.sites.deployment.demo import HOSPITALS, running, start_process, write_hospitals
 from tfp_bfl.sites.deployment.kits import SERVER, make_kits, start
 from tfp_bfl.sites.deployment.submit import submit, write_job
-from tfp_bfl.sites.party import NO_ANSWER
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]
 # The memories of the sites survive kills and restarts, too.

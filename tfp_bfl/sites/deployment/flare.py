@@ -95,29 +95,13 @@ class Server(Controller):
       options: options of the run.
       quorum: smallest number of sites in a round.
       deadline: time limit for the answer of a site, in seconds.
-      secure_sums, max_examples, without, again: as of `attendance.Submission`.
+      **how: `secure_sums`, `max_examples`, `without` and `again` of `attendance.Submission`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        options: dict[str, Any],
-        quorum: int,
-        deadline: float,
-        secure_sums: bool,
-        max_examples: int | None,
-        without: list[str],
-        again: bool,
-    ):
+    def __init__(self, name: str, options: dict[str, Any], quorum: int, deadline: float, **how: Any):
         super().__init__()
         self._lines = _Lines()
-        self._arguments = name, options, quorum, deadline
-        self._how: dict[str, Any] = {
-            "secure_sums": secure_sums,
-            "max_examples": max_examples,
-            "without": without,
-            "again": again,
-        }
+        self._arguments, self._how = (name, options, quorum, deadline), how
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: there is nothing to prepare."""

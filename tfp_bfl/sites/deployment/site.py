@@ -89,11 +89,12 @@ class Site(member.Member):
         return self._read[1]
 
     def describe(self, request: str = "") -> str:
-        """Return the description of the data as JSON, without examples, and the site's key offer for masks.
-
-        The request of the server, in JSON, has options of tables, and whether the run has masks.
-        """
-        options, is_secure = self._asked(request)
+        """Return the description of the data as JSON, without examples, and the site's key offer for masks."""
+        options, is_secure = NO_OPTIONS, self._file.only_secure_sums
+        if request:
+            asked = member.parsed(_Request, request)
+            self._check_allowed(self._file, asked.secure_sums)
+            options, is_secure = parse_options(asked.table), asked.secure_sums
         data = self.data(options)
         member.check_number(data.train.num_examples, self._file.min_rows)
         if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
@@ -105,14 +106,6 @@ class Site(member.Member):
             )
         described = bfl.sites.describe(data.train, options, self._file.max_categories)
         return json.dumps(self._with_offer({**described, "num_test": data.test.num_examples}))
-
-    def _asked(self, request: str) -> tuple[TableOptions, bool]:
-        """Return the options of tables in a request for a description, and whether the run has masks."""
-        if not request:
-            return NO_OPTIONS, self._file.only_secure_sums
-        asked = member.parsed(_Request, request)
-        self._check_allowed(self._file, asked.secure_sums)
-        return parse_options(asked.table), asked.secure_sums
 
     def begin(self, message: str) -> None:
         """Begin a run with the job of the server: options, schema, name, and the number of the site."""
@@ -146,15 +139,10 @@ class Site(member.Member):
         steps = SentWeights(self._process, member.VersionFiles(memory / "weights", back), job.parties)
         # After the checks, which cost nothing, and before the name is bound to the job.
         ledger = self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
-        arguments = self._process, self._source, job.number, secret_of(self._folder), run
-        fields: dict[str, Any] = {
-            "memory": member.VersionFiles(memory, back),
-            "charge": None if ledger is None else ledger.charge,
-            "max_examples": job.max_examples,
-            "rounds": config.rounds,
-            "job": bytes.fromhex(digest),
-            "steps": steps,
-        }
+        charge = None if ledger is None else ledger.charge
+        own = self._process, self._source, job.number, secret_of(self._folder), run
+        arguments = *own, member.VersionFiles(memory, back), charge, job.max_examples
+        fields: dict[str, Any] = {"rounds": config.rounds, "job": bytes.fromhex(digest), "steps": steps}
         if sums is None:
             return bfl.sites.Party(*arguments, **fields)
         self._open.close()
@@ -230,19 +218,14 @@ class Site(member.Member):
 def check(folder: str | os.PathLike[str], options: TableOptions = NO_OPTIONS) -> str:
     """Check a site's file and data; return a sentence on them, and below it the description that a server receives."""
     site = Site(folder)
-    secure_sums = site._file.only_secure_sums
+    request = {"table": options._asdict(), "secure_sums": site._file.only_secure_sums}
     try:
-        data = site.data(options)
-        summary = json.loads(site.describe(json.dumps({"table": options._asdict(), "secure_sums": secure_sums})))
+        data, summary = site.data(options), json.loads(site.describe(json.dumps(request)))
     except Withheld as error:
         raise InvalidArgument(error.at_site) from None
-    kinds = (
-        f"{len(summary['class_names'])} classes"
-        if summary["class_names"]
-        else f"the target {shown(summary['target'][0])}"
-    )
+    classes, table = summary["class_names"], summary.get(TABLE)
+    kinds = f"{len(classes)} classes" if classes else f"the target {shown(summary['target'][0])}"
     notes = "".join(f"{note}\n" for note in data.notes)
-    table = summary.get(TABLE)
     shape = summary["element_shape"] if table is None else f"{len(table)} columns"
     return (
         f"{summary['num_examples']:,} training examples ({shape}), {kinds}, according to {FILE}.\n"
