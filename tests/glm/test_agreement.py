@@ -6,6 +6,7 @@ import pytest
 from pyarrow import csv
 
 from tfp_bfl import glm
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.agreement import agree, check_description, describe
 from tfp_bfl.glm.design import Outcome, SiteCells, read_design, settle
@@ -22,10 +23,11 @@ def sites_of(table, column, without=()):
 
 def fit_at_sites(tables, outcome, missing, leave=False, **options):
     """The rows of each site, columns and notes; with `leave` only the features, of the sites that have rows."""
-    descriptions = {site: describe(table, outcome, site, **options) for site, table in tables.items()}
+    options = TableOptions(**options)
+    descriptions = {site: describe(table, outcome, site, options) for site, table in tables.items()}
     for site, summary in descriptions.items():
         check_description(site, summary)
-    plan = agree(descriptions, outcome, missing, options.get("date_unit"), options.get("categorical", ()))
+    plan = agree(descriptions, outcome, missing, options)
     cells = {site: SiteCells(table, outcome, plan, missing, site) for site, table in tables.items()}
     encoding, notes = settle(plan, missing, np.sum([one.sums() for one in cells.values()], 0))
     if leave:
@@ -156,11 +158,14 @@ def test_rows_are_encoded_in_the_columns_of_the_fit_or_refused(tmp_path):
 
 def test_a_site_that_adds_zeros_is_found():
     """By a stratified Cox model also one without events; by another model its rows are in the risk sets of others."""
-    outcome, tables = Outcome("days", "cox", "ill"), sites_of(table(), "site")
+    outcome, tables, options = (
+        Outcome("days", "cox", "ill"),
+        sites_of(table(), "site"),
+        TableOptions(categorical=("stage",)),
+    )
     quiet = pyarrow.array(["N"] * tables["s1"].num_rows)
     tables["s1"] = tables["s1"].set_column(tables["s1"].column_names.index("ill"), "ill", quiet)
-    options = {"categorical": ["stage"]}
-    plan = agree({site: describe(own, outcome, site, **options) for site, own in tables.items()}, outcome, "indicate")
+    plan = agree({site: describe(own, outcome, site, options) for site, own in tables.items()}, outcome, "indicate")
     cells = {site: SiteCells(own, outcome, plan, "indicate", site) for site, own in tables.items()}
     cells["s0"].check_presence(of_events=True)
     cells["s1"].check_presence()

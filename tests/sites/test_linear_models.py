@@ -23,6 +23,7 @@ from tests.sites.linear_models import (
     run,
 )
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import describe
@@ -243,7 +244,7 @@ def test_what_a_site_describes_has_no_row(kits):
     summary = described(Channel(kits), "s0")
     assert summary.pop("version") and set(summary) == {"columns", "events"}
     assert summary == json.loads(json.dumps(describe(sites_of(WHOLE, "site")["s0"], Outcome("ill", "bernoulli"), "x",
-                                                     categorical=["stage"])))  # fmt: skip
+                                                     TableOptions(categorical=("stage",)))))  # fmt: skip
 
 
 def test_questions_of_another_form_are_refused(kits):

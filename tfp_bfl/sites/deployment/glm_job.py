@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pydantic
 
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm.agreement import MISSING, AgreedColumns
-from tfp_bfl.glm.design import Encoding
+from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
 from tfp_bfl.glm.federation import TIMES, Question
-from tfp_bfl.glm.fitting import Model
 from tfp_bfl.glm.outcomes import Outcome
+from tfp_bfl.glm.posterior import Model
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import PARTS
 from tfp_bfl.sites.arrays import Arrays
@@ -75,6 +75,11 @@ class GlmJob(pydantic.BaseModel):
 
     _names = pydantic.field_validator("only", "drop", "categorical")(lambda names: list(as_names(names)))
     _random = pydantic.field_validator("model")(lambda model: model._replace(random=list(as_names(model.random))))
+
+    @property
+    def table(self) -> TableOptions:
+        """The options of reading tables."""
+        return TableOptions(tuple(self.drop), tuple(self.only), tuple(self.categorical), self.date_unit)
 
     @property
     def columns(self) -> Outcome:

@@ -17,9 +17,9 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree, check_description
+from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, Encoding, agree, check_description
 from tfp_bfl.glm.checks import apart
-from tfp_bfl.glm.design import Encoding, num_sums, settle
+from tfp_bfl.glm.design import num_sums, settle
 from tfp_bfl.glm.federation import TIMES, Question, answer_length, ask_sums, check_columns
 from tfp_bfl.glm.fitting import fit_federation
 from tfp_bfl.glm.hierarchical import Hierarchical
@@ -164,14 +164,14 @@ def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
     if job.revise is not None:  # The sums of the earlier fit are no site's business.
         asked, shared = [*job.revise.add, *job.revise.remove], {"clients": job.revise.record.get("clients", [])}
         how["options"]["revise"] = {"record": shared, "add": job.revise.add, "remove": job.revise.remove}
-    reserved = [name for name in (job.columns.column, job.columns.event, job.columns.exposure, *job.drop) if name]
+    reserved = [*job.columns.reserved, *job.drop]
     check = lambda site, summary: check_description(site, summary, reserved, job.only)
     attendance = gather(run.channel, run.expelled, {"step": "describe", **how}, check, TALK, asked)
     run.folder.mkdir(parents=True, exist_ok=True)
     if job.revise is not None:
         return _revise(run, job, job.revise, attendance, how)
     least = max(run.quorum, 2 if run.secure_sums else 1)
-    agreed = lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical)
+    agreed = lambda some: agree(some, job.columns, job.missing, job.table)
     while True:
         attendance.check(least)
         plan, left = without_misfits(attendance.reported, agreed, least)

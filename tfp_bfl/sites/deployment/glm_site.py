@@ -24,8 +24,8 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, describe
-from tfp_bfl.glm.design import Encoding, SiteCells, settle
+from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, Encoding, describe
+from tfp_bfl.glm.design import SiteCells, settle
 from tfp_bfl.glm.fitting import fit_federation
 from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
@@ -93,9 +93,8 @@ class GlmSite(member.Member):
         with withholding("table"):
             table, where = self._table(file, job.categorical)
         member.check_number(table.num_rows, file.min_rows)
-        chosen = job.only, job.drop, job.categorical, job.date_unit
         with withholding("table"):
-            summary = {**describe(table, job.columns, where, *chosen), "version": bfl.__version__}
+            summary = {**describe(table, job.columns, where, job.table), "version": bfl.__version__}
         return self._with_offer(summary) if secure_sums else summary
 
     def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
