@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.sites.arrays import Arrays, Store, digest_of, to_arrays
+from tfp_bfl.sites.arrays import Arrays, ByRound, digest_of, to_arrays
 
 if TYPE_CHECKING:  # It imports TensorFlow, which refusals do not wait for.
     from tfp_bfl.federated.process import BayesianProcess
@@ -37,7 +37,7 @@ class SentWeights:
     A sum over `num_sites` sites can exceed the site's own part by that number.
     """
 
-    def __init__(self, process: BayesianProcess, store: Store[dict[str, np.ndarray]], num_sites: int = 1):
+    def __init__(self, process: BayesianProcess, store: ByRound[dict[str, np.ndarray]], num_sites: int = 1):
         message = process.round.broadcast(process.round.initialize()._replace(noise=())).message
         self._told, self._first = message.told, _chosen(to_arrays(message), ("weights/", _VECTORS))
         self._has_own_vectors = bool(_chosen(self._first, _VECTORS)) and not self._are_weights(self._first)

@@ -74,9 +74,7 @@ class SitesLeft(Exception):
 class Attendance:
     """The sites of a run, as the file `parties.json` in its folder records them.
 
-    Attributes:
-      reported: name of each numbered site -> the description of its data.
-      refused: name of each absent site -> the reason.
+    `reported` has the descriptions of numbered sites, and `refused` the reasons of absent ones, by name.
     """
 
     def __init__(self, reported: Mapping[str, Any], refused: Mapping[str, str]):
