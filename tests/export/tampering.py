@@ -5,7 +5,7 @@ import shutil
 
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tfp_bfl.export.manifest import GRAPH, write_manifest
+from tfp_bfl.export.loading import GRAPH, write_manifest
 
 
 def copy(source, folder):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.export.tampering import copy
 from tfp_bfl import export, models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.export.manifest import FILES
+from tfp_bfl.export.loading import FILES
 
 PIXELS = np.random.default_rng(0).integers(256, size=[3, 4, 4, 1]).astype(np.uint8)
 MODEL = models.mlp("flipout", input_shape=(4, 4, 1), num_classes=3, hidden=(), initial_stddev=0.1)

@@ -135,11 +135,6 @@ def sweep(
 
     `jobs` runs are side by side, each in a process with its share of the cores. `progress` is that of each run, as in
     `execute`; None for its phases.
-
-    Raises:
-      InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or models or
-        code do not fit. Nothing has been written then.
-      Error: runs failed.
     """
     from tfp_bfl.app.one_run import datasets
     from tfp_bfl.app.one_run.build import check_models

@@ -124,11 +124,7 @@ class BayesianProcess:
 
     @functools.cached_property
     def learning_process(self) -> Any:
-        """The `tff.learning.templates.LearningProcess`.
-
-        Raises:
-          MissingDependency: TensorFlow Federated is not installed.
-        """
+        """The `tff.learning.templates.LearningProcess`, for which TensorFlow Federated must be installed."""
         return engine("tff").learning_process(self.round, self.model_fn)
 
     @property  # type: ignore[misc]

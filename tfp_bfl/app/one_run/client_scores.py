@@ -165,9 +165,9 @@ def of_predictions(
     """Return the rows of the clients, with the coverage of the sets or intervals."""
     if "mean" in arrays:
         covered = (arrays["low"] <= labels) & (labels <= arrays["high"])
-        return rows_of(parts, arrays["mean"], labels, covered, arrays["nll"])
+        return rows_of(parts, arrays["mean"], labels, covered=covered, losses=arrays["nll"])
     inside = None if held is None else sets_hold(arrays["probabilities"], labels, held)
-    return rows_of(parts, arrays["probabilities"], labels, inside)
+    return rows_of(parts, arrays["probabilities"], labels, covered=inside)
 
 
 def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -180,17 +180,10 @@ def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, 
     return inside
 
 
-def rows_of(
-    parts: RowsByClient,
-    predictions: np.ndarray,
-    labels: np.ndarray,
-    covered: np.ndarray | None = None,
-    losses: np.ndarray | None = None,
-) -> list[dict[str, Any]]:
+def rows_of(parts: RowsByClient, predictions: np.ndarray, labels: np.ndarray, **given: Any) -> list[dict[str, Any]]:
     """Return `evaluation.client_scores` of predictions for `RowsByClient.places`."""
-    names = np.array(parts.called, object)
-    given: Any = {"covered": covered, "losses": losses, "names": parts.called}
-    return bfl.evaluation.client_scores(predictions, labels, names[parts.owners], **given)
+    owners = np.array(parts.called, object)[parts.owners]
+    return bfl.evaluation.client_scores(predictions, labels, owners, names=parts.called, **given)
 
 
 def personal(
