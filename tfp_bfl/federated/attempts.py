@@ -94,13 +94,10 @@ _GIVES = {"datasets": "shards", "rows": "rows_by_part", "examples": "examples_by
 
 
 class Attempts:
-    """Runs rounds of an engine over clients, again where that can help.
+    """Runs rounds of an engine over clients, again where that can help; warns of clients that look wrong and stay.
 
     A trial is a round of some clients. A round is a trial of its cohort and, where clients are to blame for what is
     wrong with it, another one without them; where no client of a cohort was sound, the next cohort is tried.
-
-    Attributes:
-      warnings: sentences on clients that look wrong and stay in the sums.
     """
 
     def __init__(
@@ -134,12 +131,8 @@ class Attempts:
         self._restarts = 0
 
     def run(self, state: ServerState) -> Attempted:
-        """Run the round after the state's.
-
-        Raises:
-          Diverged: the server's weights are not finite after its step, or beyond all bounds, whoever takes part.
-          Error: nobody was sound in any attempt.
-          WorkerError: workers died more than `max_restarts` times.
+        """Run the round after the state's: Diverged if the server's weights are not finite, or beyond bounds, whoever
+        takes part; Error if nobody was sound in any attempt; WorkerError after more than `max_restarts` deaths.
         """
         self._restarts = 0
         number, cohorts, num_clients = int(state.round) + 1, self._cohorts, self._clients.num_clients

@@ -156,12 +156,9 @@ class BayesianProcess:
         return state.weights
 
     def set_model_weights(self, state: ServerState, weights: ModelWeights) -> ServerState:
-        """Return the state with other weights.
+        """Return the state with other weights, from which the server step begins before the first round.
 
-        Before the first round the server step begins from them: its own state may hold the first weights.
-
-        Raises:
-          InvalidArgument: clients have memories of the first weights already (`with_clients`).
+        Clients that have memories of the first weights already (`with_clients`) are refused.
         """
         tf.nest.assert_same_structure(state.weights, weights)
         if int(state.round) > 0:

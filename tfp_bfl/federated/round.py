@@ -44,10 +44,8 @@ class Broadcast(NamedTuple):
 class Report(NamedTuple):
     """Facts about each client of a round: vectors over the clients.
 
-    Fields:
-      change: of its weights, `weights.root_mean_square_change`.
-      extra: of its extra statistics, their root mean square.
-      diverged_at: the local step of `weights.TrainingMetrics`.
+    `change` is `weights.root_mean_square_change`, `extra` the root mean square of its extra statistics, and
+    `diverged_at` the local step of `weights.TrainingMetrics`.
     """
 
     client: Any
