@@ -305,7 +305,7 @@ def test_named_arrays_there_and_back():
     structure = ServerMessage(ModelWeights(None, [np.ones(3)], ()), np.int32(4), {"a": np.zeros([])})
     structure = structure._replace(weights=structure.weights._replace(posterior=()))
     arrays = to_arrays(structure)
-    assert arrays["weights/point/0"].shape == (3,) and arrays["told/a"].shape == ()
+    assert arrays["weights/point/0"].shape == (3,) and arrays["extra/a"].shape == ()
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec(np.shape(x), np.asarray(x).dtype), structure)
     tf.nest.map_structure(np.testing.assert_array_equal, from_arrays(arrays, spec), structure)
 
