@@ -28,14 +28,9 @@ class _Run(NamedTuple):
 
 
 class Run(_Run):
-    """A complete run.
+    """A complete run: its folder, with what `tfp-bfl run` writes, and its summary, the last model's scores and times.
 
-    Fields:
-      folder: with what `tfp-bfl run` writes: report.html, saved_model/, metrics.jsonl, config.yaml, ...
-      summary: the scores of its last model, and times.
-
-    Attributes:
-      data: the data that the program gave, for `report`; None for data that were named.
+    `data` are those that the program gave, for `report`; None for data that were named.
     """
 
     data: GivenData | None = None
@@ -124,11 +119,7 @@ def _after(output: str | pathlib.Path | None, given: dict[str, Any]) -> Run:
 
 
 def _given_data(dataset: object, test_data: object) -> GivenData | None:
-    """Return data in memory; None for a name or a path.
-
-    Raises:
-      InvalidArgument: one of both is in memory, and the other a path.
-    """
+    """Return data in memory; None for a name or a path."""
     is_path = lambda x: isinstance(x, (str, os.PathLike))
     if test_data is not None and is_path(test_data) != (dataset is None or is_path(dataset)):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
