@@ -264,7 +264,7 @@ def _megabytes(trained: _Trained) -> tuple[float, float]:
         upload = taking_part * _spec_bytes((answer.weights, answer.extra))
     if download is None:
         message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
-        download = asked * _spec_bytes((message.weights, message.told))
+        download = asked * _spec_bytes((message.weights, message.extra))
     if after is not None:
         more, clients = len(after[0].rounds) / MB, trained.job.clients.num_clients
         # Each round sends the sums of all clients anew.

@@ -143,8 +143,8 @@ def make_round(
         return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody, noise)
 
     def broadcast(state: ServerState) -> Broadcast:
-        told = server_step.tell(state.step, state.weights)
-        message = ServerMessage(state.weights, state.round, told, state.memory, state.federation)
+        extra = server_step.send(state.step, state.weights)
+        message = ServerMessage(state.weights, state.round, extra, state.memory, state.federation)
         return Broadcast(state.seed, message, _secret(state.noise))
 
     def take(
@@ -194,7 +194,7 @@ def make_round(
         pooled, extra = parted(client_work, pooled)
         metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
-        met = server_step.meet(state.step, size, size.present.num_clients)
+        met = server_step.meet(state.step, size)
         given = met, state.weights, pooled, fold(state.seed, state.round, -2)
         step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))

@@ -10,7 +10,7 @@ from tfp_bfl import algorithms, models, rules, servers
 from tfp_bfl.algorithms.personal.step import Learning
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES, Parameters
-from tfp_bfl.algorithms.personal.variances_work import personal
+from tfp_bfl.algorithms.personal.work import personal
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
@@ -275,10 +275,7 @@ def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
         (lambda: SOURCES["free_variances"](2, ranged="hard"), "range of variances"),
         (lambda: SOURCES["common_variances"](2, parametrization="alpha"), "log_alpha"),
         (lambda: SOURCES["free_variances"](2, initial_rate=1.0), "initial_rate is 1, but must be above 0 and below 1"),
-        (
-            lambda: SOURCES["free_variances"](2, initial_rate="0.3"),
-            "initial_rate is '0.3', but must be a finite",
-        ),
+        (lambda: SOURCES["free_variances"](2, initial_rate="0.3"), "initial_rate is '0.3', but must be a finite"),
         (lambda: SOURCES["free_variances"](2, initial_rate=0.3, middle=-1.0), "initial_rate and middle both say"),
         (
             lambda: SOURCES["free_variances"](2, initial_rate=0.999, parametrization="log_alpha"),
@@ -323,11 +320,8 @@ def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
         (lambda: personal(by_change(), LINEAR, 0.0), "threshold"),
         (lambda: personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),
         (lambda: personal_step(LINEAR, clip_norm=0.0), "clip_norm"),
-        (lambda: SOURCES["constant_variances"](2, None, "clamped"), "ranged restricts learned logits"),
-        (
-            lambda: personal_step(SOURCES["constant_variances"](2), capped=False),
-            r"capped=False \(--uncapped\) is",
-        ),
+        (lambda: SOURCES["constant_variances"](2, ranged="clamped"), "ranged restricts learned logits"),
+        (lambda: personal_step(SOURCES["constant_variances"](2), capped=False), r"capped=False \(--uncapped\) is"),
         (lambda: personal_step(SOURCES["common_variances"](2), absent_decay=True), "common_variances has none"),
     ],
 )
