@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.records import names_in
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
@@ -63,11 +64,6 @@ class RowsByClient(NamedTuple):
 def everybody(clients: bfl.data.Clients, unseen: bfl.data.Clients | None) -> bfl.data.Clients:
     """Return the training clients followed by the held-out clients."""
     return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
-
-
-def names_in(clients: bfl.data.Clients) -> list[str]:
-    """Return the name that the rows give each of two clients or more; [] unless each has a different one."""
-    return list(clients.client_names) if clients.num_clients > 1 else []
 
 
 def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]:
