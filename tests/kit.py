@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.weights import Population, RoundSize
 
 
 def call(*arguments):
@@ -86,3 +87,8 @@ def fake_study(monkeypatch, folder, program, summary):
     fake.invoke = lambda *arguments: CliRunner().invoke(program.main, [*arguments, *folders])
     fake.folder = folder
     return fake
+
+
+def sized(num_clients, num_examples, present):
+    """The size of a federation, and of a round with so many sound clients."""
+    return RoundSize(*map(tf.constant, (num_clients, num_examples, 1.0)), Population(tf.constant(present)))

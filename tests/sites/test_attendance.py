@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.kit import json_of, lines_of, summary_of
+from tests.sites.channel import SILENCE, faults_of
 from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
@@ -19,11 +20,6 @@ from tfp_bfl.sites.deployment.server import Carrier, largest_weight
 from tfp_bfl.sites.deployment.site import Site
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
-
-
-def faults_of(done):
-    """The sites that were left out of each round, with the reasons."""
-    return [row["faulty_clients"] for row in lines_of(done / "metrics.jsonl")]
 
 
 def test_lies_about_data_and_scores_are_left_out(hospitals):
@@ -91,14 +87,10 @@ def test_a_restarted_site_gets_the_job_again(hospitals):
     class Restarts(Channel):
         """A channel with a site that is restarted before its second round."""
 
-        rounds = 0
-
-        def reply(self, task, site, content):
-            if task == ROUND and site is self.sites["west"]:
-                self.rounds += 1
-                if self.rounds == 2:
-                    site = self.sites["west"] = Site(hospitals / "west" / "local")
-            return super().reply(task, site, content)
+        def ask(self, task, what):
+            if task == ROUND and self.asked.count(ROUND) == 1:
+                self.sites["west"] = Site(hospitals / "west" / "local")
+            yield from super().ask(task, what)
 
     channel = Restarts(hospitals)
     done = run(hospitals, channel, options={**OPTIONS, "algorithm": "partitioned_vi", "rounds": 4})
@@ -108,30 +100,15 @@ def test_a_restarted_site_gets_the_job_again(hospitals):
 
 
 def test_a_site_that_missed_the_beginning_is_in_the_next_round(hospitals):
-    class Late(Channel):
-        def ask(self, task, what):
-            late = task == BEGIN and not any(sent[0] == ROUND for sent in self.sent)
-            yield from super().ask(task, {name: x for name, x in what.items() if not (late and name == "west")})
-
-    done = run(hospitals, Late(hospitals))
+    done = run(hospitals, Channel(hospitals, {(BEGIN, "west", 0): SILENCE}))
     assert faults_of(done) == [{"2": "It takes part in no run."}, {}]
     assert not any("Without" in line for line in summary_of(done)["warnings"])
 
 
 def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):
-    class Silent(Channel):
-        """A channel with a site that does not answer in the second round and its scores."""
-
-        rounds = 0
-
-        def ask(self, task, what):
-            self.rounds += task == ROUND
-            gone = self.rounds == 2 and task in (ROUND, SCORE)
-            yield from super().ask(task, {name: x for name, x in what.items() if not (gone and name == "west")})
-
-    noted = []
-    monkeypatch.setattr("tfp_bfl.app.one_run.progress.Reporter.note", lambda self, text: noted.append(text))
-    done = run(hospitals, Silent(hospitals), options={**OPTIONS, "rounds": 3})
+    noted, silent = [], {(ROUND, "west", 1): SILENCE}
+    monkeypatch.setattr("tfp_bfl.app.one_run.run_folder.Reporter.note", lambda self, text: noted.append(text))
+    done = run(hospitals, Channel(hospitals, silent), options={**OPTIONS, "rounds": 3})
     assert [row["num_scored"] for row in lines_of(done / "metrics.jsonl")] == [3, 2, 3]
     assert noted == [
         "west did not answer in time: rounds continue without it until it answers again",
@@ -167,8 +144,6 @@ def test_masked_numbers_are_rounded_by_the_largest_weight(options, weight):
 
 def test_messages_and_seconds_of_each_site_are_counted():
     class Two:
-        names = ("north", "south")
-
         def ask(self, task, what):
             answer = Answer(b"12345")
             answer.seconds = 1.5

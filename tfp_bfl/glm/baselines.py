@@ -7,8 +7,8 @@ import logging
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.baselines import MOST_CLASSES
 from tfp_bfl.app.one_run.client_scores import names_in
+from tfp_bfl.app.one_run.pipeline import MOST_CLASSES
 from tfp_bfl.app.one_run.records import truth
 from tfp_bfl.errors import Error
 from tfp_bfl.evaluation.baselines import of_classes, of_numbers

@@ -24,7 +24,7 @@ Answer = Arrays | str
 NO_ANSWER = "it did not answer in time"
 
 
-class Store(Protocol[T]):
+class ByRound(Protocol[T]):
     """What a site keeps of its rounds, by the number of rounds done, such as a dictionary."""
 
     def __contains__(self, number: object, /) -> bool:
@@ -106,13 +106,6 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
         sha.update(json.dumps([name, array.dtype.str, array.shape]).encode())
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
-
-
-def selected(arrays: Mapping[str, np.ndarray], keep: Callable[[str], bool]) -> Mapping[str, np.ndarray]:
-    """Return the arrays with names that `keep` accepts; none is unpacked."""
-    if isinstance(arrays, Stored):
-        return arrays.selected(keep)
-    return {name: x for name, x in arrays.items() if keep(name)}
 
 
 def _check_form(name: str, form: Any, spec: tf.TensorSpec) -> None:

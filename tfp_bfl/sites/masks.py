@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.sites.arrays import Store
+from tfp_bfl.sites.arrays import ByRound
 
 # Length of a pairwise key, of a seed, and of a proof.
 KEY_BYTES = 32
@@ -75,8 +75,8 @@ class Promises:
     what breaks a promise raises `InvalidArgument`. Without a `store`, promises end with the process.
     """
 
-    def __init__(self, store: Store[dict[str, Any]] | None = None):
-        self._store: Store[dict[str, Any]] = {} if store is None else store
+    def __init__(self, store: ByRound[dict[str, Any]] | None = None):
+        self._store: ByRound[dict[str, Any]] = {} if store is None else store
 
     def answer(self, number: int, digest: bytes, attempt: int | None, work: bytes) -> None:
         """Record the answer of a round: the digests of its message, and of the `work` before masking.

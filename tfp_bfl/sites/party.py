@@ -29,7 +29,7 @@ from tfp_bfl.federated.options import PASSED_ON, settings_of
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, summed_spec, types_of
 from tfp_bfl.federated.simulation import SimulationResult, simulate
-from tfp_bfl.sites.arrays import Answer, Arrays, Store, digest_of, from_arrays, in_order, to_arrays
+from tfp_bfl.sites.arrays import Answer, Arrays, ByRound, digest_of, from_arrays, in_order, to_arrays
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -88,7 +88,7 @@ class Party:
         number: int,
         secret: bytes,
         run: str = "",
-        memory: Store[dict[str, np.ndarray]] | None = None,
+        memory: ByRound[dict[str, np.ndarray]] | None = None,
         charge: Callable[[Arrays], None] | None = None,
         max_examples: int | None = None,
         *,
@@ -100,7 +100,7 @@ class Party:
         self._size = min(source.num_examples, max_examples or source.num_examples)
         self._secret, self._run, self._charge, self._job = secret, run, charge, job
         self._is_private = process.client_work.is_private
-        self._versions: Store[dict[str, np.ndarray]] = {} if memory is None else memory
+        self._versions: ByRound[dict[str, np.ndarray]] = {} if memory is None else memory
         self._first, self._coding = process.client_work.memory, process.client_work.coding
         self._examples = ClientExamples(
             tf.fill([source.num_examples], number), tf.constant(source.features), tf.constant(source.labels)
@@ -130,15 +130,15 @@ class Party:
         done = int(received.round)
         key = self._key(done, message)
 
-        def work(told: object) -> Any:
-            given = received._replace(memory=self._memory(received), told=told)
+        def work(extra: object) -> Any:
+            given = received._replace(memory=self._memory(received), extra=extra)
             return self._work(tf.nest.map_structure(tf.constant, given), self._examples, key)
 
         if self._steps is not None:
             self._steps.check(done, message, work)
         if self._charge is not None:
             self._charge(message)
-        result = work(received.told)
+        result = work(received.extra)
         result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
         if self._steps is not None:
             self._steps.moved(done, message, result)

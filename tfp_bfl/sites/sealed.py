@@ -33,7 +33,7 @@ from tfp_bfl.federated.faults import FAULTS, is_sound
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
 from tfp_bfl.sites import masks
-from tfp_bfl.sites.arrays import NO_ANSWER, Arrays, Store, digest_of, from_arrays, in_order, selected, to_arrays
+from tfp_bfl.sites.arrays import NO_ANSWER, Arrays, ByRound, digest_of, from_arrays, in_order, to_arrays
 from tfp_bfl.sites.party import Party, PartyEngine, Transport, result_spec
 
 # Attempts at the sum of one round: a site that leaves before it has agreed costs one.
@@ -91,7 +91,7 @@ class SealedParty(Party):
         *arguments: Any,
         keys: Mapping[int, bytes],
         min_parties: int = 2,
-        promises: Store[dict[str, Any]] | None = None,
+        promises: ByRound[dict[str, Any]] | None = None,
         **options: Any,
     ):
         super().__init__(process, *arguments, **options)
@@ -115,13 +115,11 @@ class SealedParty(Party):
             return self._reveal(from_arrays(message, self._agreed))
         if "members" in message:
             return self._agree(from_arrays(message, self._set))
-        attempt = None
-        if "attempt" in message:
-            number = from_arrays(selected(message, lambda name: name == "attempt"), {"attempt": self._set.attempt})
-            attempt = self._attempt(number["attempt"])
-        asked = selected(message, lambda name: name != "attempt")
-        received = from_arrays(asked, self._spec)
-        done, digest = int(received.round), _digest(received)
+        of_some = {"attempt": self._set.attempt} if "attempt" in message else {}
+        parts = from_arrays(message, {**self._spec._asdict(), **of_some})
+        attempt = self._attempt(parts.pop("attempt")) if of_some else None
+        received = self._spec._replace(**parts)
+        asked, done, digest = to_arrays(received), int(received.round), _digest(received)
         self._check_round(done)
         if self._last[0] != digest:
             size = tf.constant(self._size)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.progress import Reporter
+from tfp_bfl.app.one_run.run_folder import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.sites.comparison import outstanding
@@ -74,9 +74,7 @@ class SitesLeft(Exception):
 class Attendance:
     """The sites of a run, as the file `parties.json` in its folder records them.
 
-    Attributes:
-      reported: name of each numbered site -> the description of its data.
-      refused: name of each absent site -> the reason.
+    `reported` has the descriptions of numbered sites, and `refused` the reasons of absent ones, by name.
     """
 
     def __init__(self, reported: Mapping[str, Any], refused: Mapping[str, str]):

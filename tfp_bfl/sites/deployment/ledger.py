@@ -27,8 +27,7 @@ class Ledger:
 
     Args:
       folder: folder of the files.
-      run, rounds: name of the run, and number of its rounds.
-      job: digest of the job that the site received.
+      run, job, rounds: name of the run, digest of its job, and number of its rounds.
       steps: noisy steps of one round.
       limit, delta: bound on epsilon over all runs, and its delta.
     """
@@ -43,14 +42,9 @@ class Ledger:
     def _begin(self, limit: float, delta: float) -> None:
         others = {path.stem: self._read(path) for path in sorted(self._folder.glob("*.json"))}
         recorded = others.pop(self._run, None)
-        if recorded is not None and (Steps(*recorded["told"]), recorded["rounds"], recorded.get("job")) != (
-            self._steps,
-            self._rounds,
-            self._job,
-        ):
-            raise InvalidArgument(
-                f"It has taken part in another run of the name {self._run}: give this one another name."
-            )
+        known = recorded and (Steps(*recorded["told"]), recorded["rounds"], recorded.get("job"))
+        if known and known != (self._steps, self._rounds, self._job):
+            raise InvalidArgument(f"It has taken part in another run of the name {self._run}: give another name.")
         spent = [Steps(*entry["told"]) for entry in others.values()]
         before = bfl.privacy.composed_epsilon(spent, delta) or 0.0
         after = bfl.privacy.composed_epsilon([*spent, self._steps], delta)

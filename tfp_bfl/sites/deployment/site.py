@@ -17,6 +17,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
+from tfp_bfl.data.cells import TEXT_KINDS
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
@@ -28,7 +29,7 @@ from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN
 from tfp_bfl.sites.deployment.job import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.ledger import Ledger
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
-from tfp_bfl.sites.schema import TABLE, parse_options, text_columns
+from tfp_bfl.sites.schema import TABLE, parse_options
 
 # Folder of the encodings of the runs.
 ENCODINGS = "encodings"
@@ -97,8 +98,9 @@ class Site(member.Member):
             options, is_secure = parse_options(asked.table), asked.secure_sums
         data = self.data(options)
         member.check_number(data.train.num_examples, self._file.min_rows)
-        if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
-            few = f"{', '.join(map(shown, texts[:5]))}{' and others' if len(texts) > 5 else ''}"
+        cells = data.train.features.columns if is_secure and isinstance(data.train, bfl.data.Part) else ()
+        if texts := [shown(x.name) for x in cells if x.kind in TEXT_KINDS]:
+            few = f"{', '.join(texts[:5])}{' and others' if len(texts) > 5 else ''}"
             raise InvalidArgument(
                 f"With secure sums it describes no categories ({few}): which categories all sites have is no sum, so "
                 "that the server would read those of each site with their counts. Leave these columns out with --drop, "
@@ -176,8 +178,7 @@ class Site(member.Member):
         return self._party
 
     def _begin_ledger(self, config: RunConfig, run: str, job: str, examples: int) -> Ledger | None:
-        limit = self._file.max_example_epsilon
-        if limit is None:
+        if (limit := self._file.max_example_epsilon) is None:
             return None
         steps = bfl.privacy.example_steps(config.example_noise, examples, config.batch_size, config.local_epochs)
         return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)

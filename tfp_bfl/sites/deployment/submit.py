@@ -264,11 +264,10 @@ def list_runs(kit: Kit, progress: Progress) -> list[str]:
     """Return a line for each job of the server, the newest first: name, status, submission and duration."""
     with _connected(kit, progress) as server:
         jobs = _jobs(server)
+    parts = ("job_name", "status", "submit_time", "duration")
     rows = [("run", "status", "submitted", "duration")]
-    rows += [
-        (_text(x, "job_name"), _words(_text(x, "status")), _text(x, "submit_time")[:19], _text(x, "duration")[:14])
-        for x in jobs
-    ]
+    for name, status, submitted, duration in ([_text(job, part) for part in parts] for job in jobs):
+        rows.append((name, _words(status), submitted[:19], duration[:14]))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
