@@ -60,7 +60,10 @@ def lines(text):
         ([{"rule": "/a/rule.py:wide"}, {"rule": "conflation"}], ["rule=rule.py:wide", "rule=conflation"]),
         ([{}], ["lenet on digits"]),
         # An option that is not given names a row only where nothing else does.
-        ([{"algorithm": "/a/b.py:f"}, {"rule": "x"}], ["algorithm=b.py:f", "algorithm=variational, rule=x"]),
+        (
+            [{"algorithm": "/a/b.py:f"}, {"rule": "conflation"}],
+            ["algorithm=b.py:f", "algorithm=variational, rule=conflation"],
+        ),
         ([{"max_change_norm": 2}, {}], ["max_change_norm=2", "max_change_norm=\u2013"]),
     ],
 )
