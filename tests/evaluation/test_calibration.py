@@ -9,7 +9,7 @@ import tensorflow as tf
 from scipy import integrate, stats
 
 from tfp_bfl import evaluation
-from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error, reliability
+from tfp_bfl.evaluation.classification import expected_calibration_error, maximum_calibration_error, reliability
 
 
 def binary(confidences):
