@@ -76,24 +76,17 @@ def test_a_run_trains_the_model_of_a_file(run):
     assert str(run.parent) not in json.dumps(info._asdict())
 
 
-def test_a_record_alone_runs_no_code(run, file, tmp_path, capsys):
-    config = yaml.safe_load((run / "config.yaml").read_text())
+@pytest.mark.parametrize(("role", "name"), [("model", "build"), ("rule", "precise"), ("algorithm", "prox")])
+def test_a_record_alone_runs_no_code(run, tmp_path, capsys, role, name):
+    config = {**yaml.safe_load((run / "config.yaml").read_text()), "model": "mlp"}
     evil = tmp_path / "evil.py"
     evil.write_text(CODE)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "model": f"{evil}:build"}))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, role: f"{evil}:{name}"}))
     for command in (["run", "--config", str(tmp_path / "config.yaml")], ["run", "--resume", str(tmp_path)]):
         assert call(*command, *(["--output", str(tmp_path / "new")] if "--config" in command else [])) == 2
         error = capsys.readouterr().err
-        assert "which is run only where the command names it" in error and f"add --model {evil}:build." in error
+        assert "which is run only where the command names it" in error and f"add --{role} {evil}:{name}." in error
     assert not (tmp_path / "evil.py.touched").exists() and not (tmp_path / "new").exists()
-
-
-@pytest.mark.deep(after="tests/app/test_own_model.py")
-def test_a_record_and_the_model_named_again_repeat_the_run(run, file, tmp_path):
-    command = ["run", "--config", str(run / "config.yaml"), "--model", f"{file}:build"]
-    assert call(*command, "--output", tmp_path / "new") == 0
-    scores = [summary_of(folder)["test_nll"] for folder in (run, tmp_path / "new")]
-    assert scores[0] == scores[1]
 
 
 def test_it_is_reported_without_its_code(run, tmp_path):
@@ -203,11 +196,6 @@ def test_a_rule_given_in_python_is_that_of_the_file(run_of_rule, file, tmp_path)
     assert yaml.safe_load((found[0].folder / "config.yaml").read_text())["rule"] == "given"
 
 
-def test_a_record_alone_runs_no_rule_of_a_file(run_of_rule, file, tmp_path, capsys):
-    command = ["run", "--config", str(run_of_rule / "config.yaml"), "--output", str(tmp_path / "new")]
-    assert f"add --rule {file}:precise" in refusal(capsys, *command) and (not (tmp_path / "new").exists())
-
-
 # Algorithms.
 
 
@@ -248,9 +236,8 @@ def test_commands_on_a_run_that_names_code_take_it_again(run_of_algorithm, file,
     for command in (["laplace", str(run_of_algorithm)], ["clients", "remove", posterior, "1"]):
         output = ["--output", posterior if command[0] == "laplace" else fewer]
         assert f"add --algorithm {file}:prox." in refusal(capsys, *command, *output)
-        assert "is None, and no code: leave --rule out." in refusal(
-            capsys, *command, *output, "--rule", f"{file}:precise", *code
-        )
+        refused = refusal(capsys, *command, *output, "--rule", f"{file}:precise", *code)
+        assert "is None, and no code: leave --rule out." in refused
         assert call(*command, *output, *code) == 0
     assert summary_of(tmp_path / "fewer")["clients"] == ["0", "2"]
 

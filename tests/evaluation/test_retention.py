@@ -11,7 +11,6 @@ from tfp_bfl.evaluation.limits import area_under_retention_curve, retention_curv
 
 
 def case(hits):
-    """Returns probabilities and labels of which the predictions are right as `hits` says."""
     hits = np.asarray(hits, bool)
     return np.tile([0.8, 0.2], (hits.size, 1)), np.where(hits, 0, 1)
 

@@ -165,26 +165,10 @@ def test_a_savedmodel_of_another_origin(tmp_path, forged):
 
 
 OPERATIONS = [
-    *["PyFunc", "PyFuncStateless", "EagerPyFunc", "ReadFile", "WriteFile", "MatchingFiles", "SaveV2", "RestoreV2"],
-    *[
-        "Save",
-        "SaveSlices",
-        "Restore",
-        "MergeV2Checkpoints",
-        "PrintV2",
-        "TFRecordDataset",
-        "TextLineReaderV2",
-        "LookupTable",
-    ],
-    *[
-        "DebugIdentityV2",
-        "RpcCall",
-        "TPUExecute",
-        "XlaLaunch",
-        "FileSystemSetConfiguration",
-        "AssignVariableOp",
-        "no\nsuch",
-    ],
+    *("PyFunc", "PyFuncStateless", "EagerPyFunc", "ReadFile", "WriteFile", "MatchingFiles", "SaveV2", "RestoreV2"),
+    *("Save", "SaveSlices", "Restore", "MergeV2Checkpoints", "PrintV2", "TFRecordDataset", "TextLineReaderV2"),
+    *("LookupTable", "DebugIdentityV2", "RpcCall", "TPUExecute", "XlaLaunch", "FileSystemSetConfiguration"),
+    *("AssignVariableOp", "no\nsuch"),
 ]
 
 

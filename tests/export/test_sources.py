@@ -18,7 +18,6 @@ NAMES = ["cat", "dog", "owl"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a run, as far as an export reads it."""
     folder = tmp_path_factory.mktemp("run")
     export.save(MODEL, folder / "saved_model", export.Info(class_names=NAMES, metrics={"accuracy": 0.5}))
     return folder

@@ -142,42 +142,35 @@ def test_numbers_beyond_the_bound_are_counted():
     assert [int(x["clipped_numbers"]) for x in told] == [0, 7]
 
 
-@pytest.mark.parametrize("make", [rules.quantised, lambda rule: rules.private(rule, **NOISE)], ids=["bits", "noise"])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        *("weighted_conflation", rules.median("conflation"), kernel_posterior(), rules.stacked(), rules.total()),
-        rules.weighted_conflation(largest_weight=100.0),  # Both divide the weights by a bound of their own.
-    ],
-)
-def test_rules_that_need_more_than_a_sum(make, rule):
-    with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):
-        make(rule)
-
-
 NOISE = {"clip_norm": 3.0, "noise_multiplier": 1.5, "cohort_size": 8, "variance_clip_norm": 0.5}
 CAN_HIDE = [form for form in CONTRACT if (rule := rules.parse_rule(form)).units and not rule.uses_anchor]
 
 
+private = functools.partial(rules.private, **NOISE)
+MORE = [
+    *("weighted_conflation", rules.median("conflation"), kernel_posterior(), rules.stacked(), rules.total()),
+    rules.weighted_conflation(largest_weight=100.0),  # Both divide the weights by a bound of their own.
+]
+NO_MEANS = ["distributed_weight_consolidation", rules.clipped("conflation", 1.0), rules.client_gaussian()]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "rule", "options", "message"),
     [
-        ({"bits": 7}, "bits is 7, but must be an integer of at least 8"),
-        ({"bits": 53}, "at most 52"),
-        ({"bound": 0}, "bound is 0"),
+        *(
+            (make, rule, {}, "needs more of the clients than a sum")
+            for make in (rules.quantised, private)
+            for rule in MORE
+        ),
+        *((private, rule, {}, "is no mean of what clients send") for rule in NO_MEANS),
+        (rules.quantised, "conflation", {"bits": 7}, "bits is 7, but must be an integer of at least 8"),
+        (rules.quantised, "conflation", {"bits": 53}, "at most 52"),
+        (rules.quantised, "conflation", {"bound": 0}, "bound is 0"),
     ],
 )
-def test_bits_out_of_range(options, message):
+def test_refused(make, rule, options, message):
     with pytest.raises(InvalidArgument, match=message):
-        rules.quantised("conflation", **options)
-
-
-@pytest.mark.parametrize(
-    "rule", ["distributed_weight_consolidation", rules.clipped("conflation", 1.0), rules.client_gaussian()]
-)
-def test_rules_that_noise_does_not_suit(rule):
-    with pytest.raises(InvalidArgument, match="is no mean of what clients send"):
-        rules.private(rule, **NOISE)
+        make(rule, **options)
 
 
 @pytest.mark.parametrize("name", CAN_HIDE)
