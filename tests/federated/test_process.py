@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.kit import assert_same
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.round import Round
 from tfp_bfl.posterior import MeanField
@@ -56,7 +57,7 @@ def by_size(local, anchor, num_examples):
 
 def build(work=shift, weigh=by_size, rule="naive_weighted_average", step=None, **options):
     options = {"client_work": lambda: work, "server_step": step or servers.replace(), **options}
-    rule = rules.whole_model(rules.parse_rule(rule))
+    rule = rules.whole_model(rules.parse_rule(rule)) if isinstance(rule, str) else rule
     return federated.build_process(model_fn, weigh=weigh, rule=rule, **options)
 
 
@@ -171,6 +172,24 @@ def test_client_work_gets_the_round_and_a_seed_of_its_own():
     draws += list(other_seed.metrics["clients"]["kl"])
     assert len(set(draws)) == 12
     assert run_round(process, (3,)).metrics["clients"]["kl"][0] == first.metrics["clients"]["kl"][3]
+
+
+@pytest.mark.parametrize("part", ["client work", "server step", "rule made_up"])
+def test_parts_that_draw_noise_without_the_seed_are_refused(part):
+    """Also inside of a function that they call; stateless noise passes, as above."""
+    draw = tf.function(lambda x: x + tf.random.normal(tf.shape(x)), autograph=False)
+    noisy = lambda weights: tf.nest.map_structure(draw, weights)
+    plain = rules.whole_model(rules.parse_rule("naive_weighted_average"))
+    options = {
+        "client work": {"client_work": lambda: lambda *given: shift(*given)._replace(weights=noisy(given[0].weights))},
+        "server step": {"step": servers.ServerStep(lambda weights: (), lambda state, old, new, seed: ((), noisy(new)))},
+        "rule made_up": {
+            "rule": plain._replace(name="made_up", pool=lambda *given: rules.Pooled(noisy(plain.pool(*given)[0]), {}))
+        },
+    }
+    process = build(**options[part])
+    with pytest.raises(InvalidArgument, match=f"The {part} draws noise that the run's seed does not reach"):
+        process.local.next(process.initialize(), [CLIENTS.dataset(0)])
 
 
 def test_metrics_of_a_faulty_client_do_not_reach_the_means():

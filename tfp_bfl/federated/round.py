@@ -9,6 +9,7 @@ An algorithm is the three parts that it puts in: client work, rule, server step.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from tfp_bfl.posterior import MeanField, floor_variance, spread
 from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, ModelWeights, Population, RoundSize, ServerMessage, root_mean_square_change
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
+from tfp_bfl.weights.model_checks import seed_alone
 
 Summed = TypeVar("Summed")
 NO_SECRET = (
@@ -168,8 +170,11 @@ def make_round(
         alone = lambda structure: tf.nest.map_structure(lambda x: tf.expand_dims(x, 0), structure)
         return Contribution(statistics, alone(result.memory), alone(report))
 
+    def build_work() -> Work[Sent]:
+        return functools.partial(seed_alone, "client work", client_work())
+
     def build_client() -> Contribute:
-        work = client_work()
+        work = build_work()
 
         def contribute(sent: Broadcast, examples: ClientExamples) -> Contribution:
             message = sent.message
@@ -190,13 +195,14 @@ def make_round(
         statistics = total.statistics
         if rule.randomise is not None:
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3, *tf.unstack(state.noise)))
-        pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
+        given = statistics, anchored(client_work, state.weights)
+        pooled, reported = seed_alone(f"rule {rule.name}", rule.pool, *given)
         pooled, extra = parted(client_work, pooled)
         metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size)
-        given = met, state.weights, pooled, fold(state.seed, state.round, -2)
-        step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
+        given = met, state.weights, pooled, fold(state.seed, state.round, -2), *((extra,) if server_step.extra else ())
+        step, weights = seed_alone("server step", server_step.next, *given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
         # A rule with noise hides whether there was anybody.
         learnt = tf.reduce_any(sound) | (rule.randomise is not None)
@@ -209,9 +215,7 @@ def make_round(
         metrics.update(server_step.metrics(step, weights, extra))
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation, state.noise), metrics
 
-    return Round(
-        initialize, broadcast, client_work.build, take, build_client, rule.merge, add, conclude, element_spec, seed
-    )
+    return Round(initialize, broadcast, build_work, take, build_client, rule.merge, add, conclude, element_spec, seed)
 
 
 def _sizes(known: Population, sound: tf.Tensor, num_examples: tf.Tensor) -> tuple[Population, RoundSize]:
