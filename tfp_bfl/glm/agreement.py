@@ -216,8 +216,7 @@ def agree(
             raise InvalidArgument(f"The column {shown(name)} is {shown(levels[0])} in all rows: --drop it.")
         rises = RISING in filled.values() and {*filled.values()} <= {*NUMBERING}
         columns.append(AgreedColumn(name, RISING if rises else kinds[0], tuple(levels)))
-        if name not in as_names(categorical):
-            notes += doubts(np.array(levels, object), name)
+        notes += doubts(np.array(levels, object), name, name in as_names(categorical))
     if not columns:
         raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
-from tfp_bfl.data.names import as_category, canonical, natural, value
+from tfp_bfl.data.names import as_category, canonical, is_nothing, natural, value
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # The value of two that is an event, where they are text.
@@ -91,6 +91,11 @@ def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str)
     found = sorted(set(cells.tolist()) - {""}, key=natural)
     if not found:
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: name another outcome.")
+    if nothing := next(filter(is_nothing, found), None):
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds {shown(nothing)}, which is no outcome: empty the cells that "
+            "stand for a missing value."
+        )
     events = [as_category(event) for event in events]
     for event in events:
         lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")

@@ -263,6 +263,10 @@ def test_a_client_answers_once_and_somebody_answers():
         server().next([Answer(1, 5, {})])
     with pytest.raises(InvalidArgument, match="The client 'client 0' answers twice in one round"):
         server().next([*answers(), *answers(1)])
+    with pytest.raises(InvalidArgument, match="The client 'client 0' answers twice in one round"):
+        server().next([*answers(1), answers(1)[0]._replace(client="client\u00a0 0\u200b")])
+    with pytest.raises(InvalidArgument, match="its name must be text"):
+        server().next([answers(1)[0]._replace(client="\u200b ")])
     with pytest.raises(InvalidArgument, match="at least one client"):
         server().next([])
 
