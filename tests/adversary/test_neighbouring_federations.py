@@ -55,6 +55,12 @@ def numbers(value, path=""):
     return {path: value}
 
 
+def rows_of_card(text):
+    """Name of each row of the tables of a card -> its value; the report has the same rows and those of the summary."""
+    names = re.findall(r"^\| ([^|]+) \| (.*) \|$", text.replace("Standard deviations", "stddev"), re.MULTILINE)
+    return {f"/{name.lower()}": value for name, value in names}
+
+
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     monkeypatch.setattr(simulation, "secret_seed", lambda: np.int32([3, 4]))
@@ -67,12 +73,12 @@ def folders(tmp_path, monkeypatch):
 
 def test_each_number_that_differs_is_named_on_the_page(folders):
     page, unnamed = PAGE.read_text(), []
-    for file in ("summary.json", "saved_model/assets/info.json"):
-        one, other = (numbers(json.loads((folder / file).read_text())) for folder in folders)
+    for file in ("summary.json", "saved_model/assets/info.json", "saved_model/model_card.md"):
+        texts = [(folder / file).read_text() for folder in folders]
+        read = (lambda x: numbers(json.loads(x))) if file.endswith("json") else rows_of_card
+        one, other = map(read, texts)
         differing = [path for path in {*one, *other} if one.get(path) != other.get(path)]
-        assert (
-            any("column" in path for path in differing) or file == "summary.json"
-        )  # The comparison can see something.
+        assert any("column" in path for path in differing) or "info" not in file  # The comparison can see something.
         unnamed += [
             f"{file}{path}"
             for path in differing

@@ -8,7 +8,8 @@ import pytest
 import tfp_bfl as bfl
 from tests.kit import call, lines_of, refusal, summary_of
 from tfp_bfl.app.one_run.calibrate import entropy
-from tfp_bfl.app.one_run.predict import predict
+from tfp_bfl.app.one_run.predict import Sets, predict
+from tfp_bfl.export import Calibration
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -100,6 +101,19 @@ def test_each_client_has_sets_and_new_ones_only_with_enough_clients(run, tmp_pat
     limits = {row["client"]: row["set_limit"] for row in found.clients}
     assert all(row["set_limit"] >= limits[row["client"]] for row in wider.clients)
     assert max(row["set_limit"] - limits[row["client"]] for row in wider.clients) > 0
+
+
+def test_images_have_the_sets_of_the_client_whose_name_their_folder_has():
+    found = Calibration(9, 5, 1.0, "entropy", None, 1.0, 0.5, 0.9, 0.9, 0.9, 0.3, unseen_set_limit=0.1)
+    found = found._replace(
+        clients=[{"client": name, "set_limit": limit} for name, limit in (("K\xf6ln", 0.2), ("1", 0.4))]
+    )
+    notes, info = [], bfl.export.Info(model={"input_shape": [8, 8, 1]})
+    of = lambda *names: Sets.of(found, info, "new", names, None, notes)
+    sets = of("new/Ko\u0308ln/sick/1.png", "new/1/2.png", "new/Ulm/3.png", "4.png")
+    assert (sets.clients.tolist(), sets.limits.tolist()) == (["K\xf6ln", "1", "Ulm", ""], [0.2, 0.4, 0.1, 0.1])
+    assert notes == ["2 rows are of clients without own prediction sets, and have those of clients never seen."]
+    assert of("new/Ulm/3.png", "4.png") is None
 
 
 def test_sets_of_each_client_without_names_are_one_sentence(run, tmp_path, capsys):

@@ -39,11 +39,12 @@ def test_pixels_of_formats_with_loss(tmp_path, suffix):
 
 
 def test_a_folder_is_its_images_by_name(tmp_path):
-    for name in ("b.png", "a.bmp", "c.PNG"):
+    (tmp_path / "b").mkdir()
+    for name in ("b.png", "a.bmp", "b/0.gif", "c.PNG", ".hidden.png"):
         write(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not an image")
     images = read_images(tmp_path, SHAPE)
-    assert [name.rpartition("/")[2] for name in images.names] == ["a.bmp", "b.png", "c.PNG"]
+    assert [name.removeprefix(f"{tmp_path}/") for name in images.names] == ["a.bmp", "b/0.gif", "b.png", "c.PNG"]
 
 
 def test_bad_files_do_not_stop_the_others(tmp_path):

@@ -16,10 +16,12 @@ from tests.data.test_tables import ROWS, repeated
 from tests.data.test_tables import write as rows
 from tests.fuzz.harness import inputs
 from tests.kit import refuses
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data import Clients, Source, read_own, read_part, read_rows
 from tfp_bfl.data.names import CATEGORY_RULES, as_category, canonical, compositions
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.evaluation import client_scores
 from tfp_bfl.glm import agreement
 from tfp_bfl.glm.command import names_of
 from tfp_bfl.glm.design import Outcome, SiteCells, read_design
@@ -120,6 +122,16 @@ def in_archive(path, **given):
     return read_own(arrays(path / "d.npz", **given))
 
 
+def options_of_a_run(name):
+    given = {
+        **dict.fromkeys(("label", "client_column", "drop", "only", "categorical"), name),
+        "class_weight": f"{name}=2",
+    }
+    return [
+        getattr(make_config(None, {"dataset": "d.csv", x: y}), x).partition("=")[0].strip() for x, y in given.items()
+    ]
+
+
 def headers(data):
     return [x.name for x in data.train.columns]
 
@@ -190,6 +202,8 @@ ENTRIES = {
     "outcome of a linear model": lambda p, n: when(len(read_design(table(NAME, X), Outcome(n, "gaussian")).names) == 2),
     "list of columns": lambda p, n: names_of(f"{n}, , "),
     "--class-weight": lambda p, n: weights(n),
+    "client of scores": lambda p, n: [x["client"] for x in client_scores(X, X, np.resize([NAME, n, "Ulm"], ROWS))],
+    "options of a run": lambda p, n: sorted({*options_of_a_run(n)}),
 }
 
 

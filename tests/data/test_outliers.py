@@ -53,6 +53,14 @@ def test_ordinary_columns_stay_as_they_are(draw):
         assert limited is values and not notes
 
 
+def test_a_typed_value_among_rare_flags_is_limited():
+    values = (np.arange(10_000) % 111 == 5) * 1.0
+    values[7] = 99999
+    limited, notes = within_bounds(values, "x")
+    assert limited.max() == 1 and limited.sum() == np.sum(values == 1) + 1
+    assert "row 8 of 'x' holds 99999" in notes[0]
+
+
 def test_codes_and_long_tails_are_named_and_stay():
     values = ordinary()
     values[10:22] = 9999

@@ -59,6 +59,7 @@ ROADS = {
     ),
 }
 MARKS = ["#DIV/0!", "#VALUE!", "#REF!", "#NUM!", "#NAME?", "#NULL!", ".", ".A", ".z", "..", "?", "-", "--", "Err:502"]
+MARKS += ["#N/D", "#NV", "#\xa1DIV/0!", "#####"]
 
 
 @pytest.mark.parametrize("road", ROADS)
@@ -145,6 +146,8 @@ def test_decimal_commas_beside_signs(tmp_path):
         (["<5", "7", "low", "high"], "'7', '<5' look like numbers"),
         (["<18", "18-64", "65+"], "'<18' look like numbers"),
         (["12 mg", "7 mg"], "'12 mg', '7 mg' look like numbers"),
+        (["EUR 12", "EUR 7"], "'EUR 12', 'EUR 7' look like numbers"),
+        (["US$12", "US$7"], "'US[$]12', 'US[$]7' look like numbers"),
         (["yes", "no", "#REF!"], "has the category '#REF!'"),
         (["yes", "no", "?"], "has the category '[?]'"),
         (["+", "-"], "has the category '-'"),
@@ -163,6 +166,15 @@ def test_a_category_with_cells_that_look_like_numbers_is_named(tmp_path, road, c
 @pytest.mark.parametrize("cells", [["yes", "no"], ["A1", "B2"], ["-", "+ +", "+"][1:]])
 def test_words_are_a_category_without_a_note(cells):
     assert not [x for x in read_own(table(cells)).notes if "'x'" in x]
+
+
+@pytest.mark.parametrize("cell", ["#DIV/0!", "?"])
+def test_clients_and_declared_categories_that_may_be_missing_values_are_noted_and_events_refused(cell):
+    given = table(["1"] * 3 + ["2"], y=np.resize(["1", "1", cell], ROWS))
+    assert f"'y' names a client {cell!r}" in "".join(read_own(given, client="y").notes)
+    assert f"'y' has the category {cell!r}" in "".join(read_own(given, categorical=["y"]).notes)
+    with pytest.raises(InvalidArgument, match=f"holds {re.escape(repr(cell))}, which is no outcome: empty the cells"):
+        read_design(given, Outcome("y", "bernoulli"))
 
 
 @pytest.mark.parametrize("cell", ["NA", "?", "#N/A!", "."])

@@ -31,7 +31,6 @@ from tfp_bfl.app.options.own_model import names_code, trust
 from tfp_bfl.app.options.resolve import title
 from tfp_bfl.bench.runs import DEFAULT, RunGroup, Style, expand, grouped, table_text
 from tfp_bfl.data.encoding import scaled
-from tfp_bfl.data.folders import image_files
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export.info import has_unusual
 from tfp_bfl.files.tables import FORMATS
@@ -219,8 +218,7 @@ def _from_path(path: pathlib.Path, like: bfl.data.Source) -> bfl.data.Source:
     if like.columns:
         features = scaled(bfl.data.read_encoded(path, like.encoding, like.columns).rows, like.columns)
     elif len(like.element_shape) == 3:
-        paths = sorted(image_files(path)) if path.is_dir() else path
-        images = bfl.data.read_images(paths, like.element_shape)
+        images = bfl.data.read_images(path, like.element_shape)
         if images.failures:
             raise InvalidArgument(f"The image {' '.join(images.failures[0])}: all images of --ood must be readable.")
         features = images.pixels

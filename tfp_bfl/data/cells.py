@@ -189,7 +189,7 @@ def read_cells(
         return None
     if is_category or column.has_codes:
         cells = Cells(name, "ordinal" if column.order else "category", column.categories, column.order)
-        return cells if is_category else _few(cells, troubles)
+        return _few(cells, troubles, is_category)
     if types.is_temporal(values.type):
         return _dates(values, name, troubles, date_unit)
     if not column.is_text:
@@ -235,18 +235,18 @@ def check_full(empty: np.ndarray, name: str, troubles: Troubles) -> None:
         troubles.add(name, f"has {number} empty cell{'s' if number > 1 else ''}, the first in row {row}")
 
 
-def _few(cells: Cells, troubles: Troubles) -> Cells | None:
-    """Return categories, unless they have more than `MOST_LEVELS` levels."""
+def _few(cells: Cells, troubles: Troubles, declared: bool = False) -> Cells | None:
+    """Return categories, unless they have more than `MOST_LEVELS` levels and were not declared."""
     number = len(set(cells.values.tolist()) - {""})
     if not number:
         troubles.add(cells.name, "has no value")
         return None
-    if number > MOST_LEVELS:
+    if number > MOST_LEVELS and not declared:
         row = int(np.argmax(cells.values != ""))
         problem = f"holds {number} texts, such as {shown(cells.values[row])} in row {row + 1}"
         troubles.add(cells.name, problem, "give --categorical for categories")
         return None
-    troubles.notes += doubts(cells.values, cells.name)
+    troubles.notes += doubts(cells.values, cells.name, declared)
     return cells
 
 

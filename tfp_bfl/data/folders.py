@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import collections
 import pathlib
-from collections.abc import Iterator
 
 from tfp_bfl import files
-from tfp_bfl.data.images import FORMATS, is_hidden, read_images, shape_of
+from tfp_bfl.data.images import FORMATS, image_files, is_hidden, read_images, shape_of
 from tfp_bfl.data.names import as_names, as_text, canonical
 from tfp_bfl.data.read_examples import Examples
 from tfp_bfl.errors import InvalidArgument, shown
@@ -16,13 +15,6 @@ _TRAIN = ("train", "training")
 _TEST = ("test", "testing", "val", "valid", "validation")
 # Of images that this library does not read.
 _OTHER_FORMATS = (".avif", ".dcm", ".heic", ".jp2", ".nii", ".tif", ".tiff", ".webp")
-
-
-def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield the image files of a folder and its subfolders, without hidden ones."""
-    for path in folder.rglob("*"):
-        if path.suffix.lower() in FORMATS and not is_hidden(path.relative_to(folder)):
-            yield path
 
 
 def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:

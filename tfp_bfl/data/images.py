@@ -56,10 +56,10 @@ class _Unreadable(Exception):
 def read_images(paths: str | os.PathLike | Sequence[str | os.PathLike], shape: tuple[int, int, int]) -> Images:
     """Read images of one shape; one that can't be read does not stop the others.
 
-    A path is an image file, a folder (its files .png, .jpg, .jpeg, .bmp and .gif that are not hidden, sorted by name),
-    or an .npz archive with one array or one called "images": uint8, or floating-point numbers in [0, 1],
-    [N, height, width, channels] or [N, height, width]. Nothing is unpickled. Sizes are checked before memory is
-    reserved: an image must have the shape `shape`, an array at most 512 MiB.
+    A path is an image file, a folder (its files .png, .jpg, .jpeg, .bmp and .gif that are not hidden, and those of its
+    subfolders, sorted by path), or an .npz archive with one array or one called "images": uint8, or floating-point
+    numbers in [0, 1], [N, height, width, channels] or [N, height, width]. Nothing is unpickled. Sizes are checked
+    before memory is reserved: an image must have the shape `shape`, an array at most 512 MiB.
 
     The format of an image file is decided by its content, so that a PNG file named .jpg is read as PNG:
 
@@ -121,8 +121,7 @@ def _expand(paths: object) -> list[pathlib.Path]:
             path = pathlib.Path(path)
             is_folder = path.is_dir()
             # Sorted by name, so that the order does not depend on the file system.
-            images = (p for p in path.iterdir() if p.suffix.lower() in FORMATS and not p.name.startswith("."))
-            inside = sorted(images) if is_folder else [path]
+            inside = sorted(image_files(path)) if is_folder else [path]
             path.stat()
         except OSError as error:
             raise InvalidArgument(f"The images {files.name(path)} can't be read: {error.strerror}.") from None
@@ -190,6 +189,13 @@ def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
         raise InvalidArgument(
             f"The image {files.name(path)} can't be read: it must be a whole BMP, GIF, JPEG or PNG image."
         ) from None
+
+
+def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the image files of a folder and its subfolders, without hidden ones."""
+    for path in folder.rglob("*"):
+        if path.suffix.lower() in FORMATS and not is_hidden(path.relative_to(folder)):
+            yield path
 
 
 def is_hidden(path: pathlib.Path) -> bool:

@@ -20,6 +20,10 @@ _MOST_CLIENTS = 3
 # Words for an empty cell of every kind, beside "": the reader of files has the same list.
 _WORDS = ("NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "null", "NULL")
 EMPTY = (*_WORDS, "<NA>", "#NA", "#N/A", "#N/A N/A", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
+# Error codes of spreadsheets in any language, the dots of SAS and of statistical offices, and question marks.
+MARK = re.compile(
+    r"#[\xa1\xbf]?[^\W\d_][\w/]*[!?]|#N(?:/[A-Z]|V)|#GETTING_DATA|#{2,}|Err:[0-9]{3}|\.[A-Za-z_]?|\.{2,3}|\?{1,3}"
+)
 # What is white space in Python, of ASCII and beyond.
 _SPACE = "[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 # Characters that no reader sees, Unicode's default-ignorable code points: soft hyphens, zero-width spaces and joiners,
@@ -156,6 +160,11 @@ def as_category(text: str, rules: Sequence[tuple[str, str]] = (*_NUMBER_RULES, *
 _as_client = functools.partial(as_category, rules=_NUMBER_RULES)
 
 
+def is_nothing(text: str) -> bool:
+    """Return whether text stands for an empty cell, or is an error code, dots or question marks: no word anywhere."""
+    return text in EMPTY or MARK.fullmatch(text) is not None
+
+
 def as_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names that an option states in `canonical` form; text is one name."""
     return tuple(map(canonical, (names,) if isinstance(names, str) else names))
@@ -189,8 +198,7 @@ def client_names(values: Sequence[Any], column: str) -> tuple[np.ndarray, list[s
         notes = [*notes[:_MOST_CLIENTS], f"{len(notes) - _MOST_CLIENTS} further clients have several spellings."]
     notes += [
         f"{shown(column)} names a client {shown(word)}: empty these cells if it stands for a missing name."
-        for word in EMPTY
-        if word in spellings
+        for word in sorted(filter(is_nothing, spellings))
     ]
     return as_text(written.tolist(), _as_client), notes
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.names import EMPTY
+from tfp_bfl.data.names import EMPTY, MARK
 from tfp_bfl.errors import shown
 
 _SPACES_AND_APOSTROPHES = " \u00a0\u2009\u202f'\u2019"
@@ -36,11 +36,9 @@ _SIGN = (
 )
 _BEFORE = re.compile(f"(?P<minus>[+\u2212-]?) ?(?P<sign>{_SIGN}) ?(?P<number>{_LOOSE})")
 _AFTER = re.compile(f"(?P<number>{_LOOSE}?) ?(?P<sign>{_SIGN})(?P<minus>)")
-# Error codes of spreadsheets, the dots of SAS and of statistical offices, and question marks.
-_MARK = re.compile(r"#[A-Z][A-Z0-9_/]*[!?]|Err:[0-9]{3}|\.[A-Za-z_]?|\.{2,3}|\?{1,3}")
 _KINDS = {
     "number": re.compile(_LOOSE),
-    "mark": _MARK,
+    "mark": MARK,
     "dash": re.compile("[-\u2013\u2014\u2212]{1,3}"),
     "limit": re.compile(f"(?:[<>\u2264\u2265]=?|=[<>]) ?{_SIGN}? ?{_LOOSE} ?{_SIGN}?"),
 }
@@ -49,8 +47,9 @@ _REMEDIES = {
     **{"mark": _EMPTY_THEM, "dash": _EMPTY_THEM},
     "limit": "write a number for a limit, such as half of it, or give --categorical",
 }
-# What begins with a number.
-_BEGINS = re.compile(f"[(~\u2248<>\u2264\u2265=+\u2212-]* ?{_SIGN}? ?[0-9]")
+# What begins with a number, or with a currency in letters and a number.
+_MONEY = r"(?:[A-Z]{1,3}\$|AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|INR|JPY|NOK|PLN|SEK|USD|ZAR|Fr\.?|Rs\.?|kr\.?)"
+_BEGINS = re.compile(f"[(~\u2248<>\u2264\u2265=+\u2212-]* ?(?:{_SIGN}|{_MONEY})? ?[0-9]")
 
 
 class Notation(NamedTuple):
@@ -191,13 +190,11 @@ def _cell(text: str) -> tuple[str, str, str]:
     return ("number", found["minus"] + found["number"].strip(), found["sign"]) if found else ("word", text, "")
 
 
-def is_nothing(text: str) -> bool:
-    """Return whether text alone is an error code of a spreadsheet, dots or question marks: no word, in any column."""
-    return _MARK.fullmatch(text) is not None
+def doubts(categories: np.ndarray, name: str, declared: bool = False) -> list[str]:
+    """Return sentences on a column that became a category though cells look like numbers, or like missing values.
 
-
-def doubts(categories: np.ndarray, name: str) -> list[str]:
-    """Return sentences on a column that became a category though cells look like numbers, or like missing values."""
+    Cells of a column that was declared a category may look like numbers.
+    """
     found, counts = np.unique(categories[categories != ""].astype(str), return_counts=True)
     values = found.tolist()
     kinds = [_cell(x)[0] for x in values]
@@ -206,7 +203,7 @@ def doubts(categories: np.ndarray, name: str) -> list[str]:
     if 2 * counts[begin].sum() >= counts.sum() > 0:
         numbers = numbers or found[begin].tolist()
     notes = []
-    if numbers:
+    if numbers and not declared:
         few = ", ".join(map(shown, numbers[:3]))
         notes.append(
             f"{shown(name)} is a category, though cells such as {few} look like numbers: if it is a column of numbers, "

@@ -18,7 +18,8 @@ from tfp_bfl.data.agreement import fit_encoding
 from tfp_bfl.data.checks import checked_labels, checked_targets, exact_features, of_one_form
 from tfp_bfl.data.clients import Clients, rows_by_client
 from tfp_bfl.data.encoding import Feature, Raw, encode, scaled
-from tfp_bfl.data.folders import image_files, read_folder, splits
+from tfp_bfl.data.folders import read_folder, splits
+from tfp_bfl.data.images import image_files
 from tfp_bfl.data.names import as_names, as_text, canonical, check_distinct, check_spelling, value
 from tfp_bfl.data.parts import Part, PartData
 from tfp_bfl.data.read_examples import (

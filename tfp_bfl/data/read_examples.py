@@ -12,8 +12,7 @@ from tfp_bfl.data.cells import BLANK, blank, check_full, read_columns
 from tfp_bfl.data.checks import exact_features
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, Raw
-from tfp_bfl.data.names import EMPTY, as_text, client_names, note_spellings, ordered
-from tfp_bfl.data.numerals import is_nothing
+from tfp_bfl.data.names import as_text, client_names, is_nothing, note_spellings, ordered
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.data.tables import as_table, is_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -192,8 +191,7 @@ def _words_among(labels: np.ndarray, label: str) -> list[str]:
     return [
         f"{np.sum(labels == word):,} rows have {shown(word)} in {shown(label)}, a class like any other: empty these "
         "cells if it stands for a missing label."
-        for word in (*EMPTY, *sorted(filter(is_nothing, {*labels.tolist()})))
-        if np.any(labels == word)
+        for word in sorted(filter(is_nothing, {*labels.tolist()}))
     ]
 
 

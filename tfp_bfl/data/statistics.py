@@ -65,7 +65,8 @@ def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np
     """Limit a typing error that would determine the scale of a column; name the rows that determine it.
 
     With quantiles x_p, the scale of the column is s = (x_(1-p) - x_p) / (width of a normal column's range), of the
-    first range among p = 25, 10, 5 and 1 % that is wider than 0. The column is ordinary if its interquartile range
+    first range among p = 25, 10, 5 and 1 % that is wider than 0; where none is, such as for a flag of fewer rows, s is
+    the median distance of the other values from the most common one. The column is ordinary if its interquartile range
     spans 0.1 standard deviations or more, or s / 0.074 is at least the standard deviation. Otherwise rows further than
     20 s from the median are named. If they are at most one row, or 0.5 % of the rows, and 20 times as far from the
     median as all others, they are typing errors rather than a long tail or a code, and become the nearest value of the
@@ -83,7 +84,10 @@ def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np
     whole = np.sort(filled / largest)  # Squares of large numbers overflow.
     places = ((int(p * len(whole)), width) for p, width in _RANGES)
     ranges = ((whole[-1 - place] - whole[place], width) for place, width in places)
-    scale = next((spanned / width for spanned, width in ranges if spanned > 0), 0.0)
+    apart = np.sort(np.abs(whole - whole[len(whole) // 2]))
+    apart = apart[apart > 0]
+    rare = float(apart[(len(apart) - 1) // 2]) if len(apart) else 0.0
+    scale = next((spanned / width for spanned, width in ranges if spanned > 0), rare)
     if scale == 0 or scale * _RANGES[0][1] >= _NARROW * (filled / largest).std():
         return values, []
     distance = np.abs(values / largest - whole[len(whole) // 2])

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
+from tfp_bfl.data.names import as_text
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.baselines import nll_of_classes
 from tfp_bfl.evaluation.classification import Reliability, different_proportions, proportion_interval, reliability
@@ -223,8 +224,8 @@ def client_scores(
       >>> [(row["client"], row["n"], row["accuracy"], row["sensitivity"]) for row in rows]
       [('north', 2, 0.5, 0.0), ('south', 2, 1.0, 1.0)]
     """
-    owners = np.asarray(clients, object).astype(str)
-    every = {name: k for k, name in enumerate(dict.fromkeys([*map(str, names), *owners.tolist()]))}
+    owners = as_text(np.asarray(clients, object).tolist())
+    every = {name: k for k, name in enumerate(dict.fromkeys([*as_text(names), *owners.tolist()]))}
     place = np.array([every[name] for name in owners.tolist()], np.int64)
     columns = _columns(predictions, labels, losses)
     columns |= {} if covered is None else {"covered": np.asarray(covered, np.float64)}

@@ -134,6 +134,8 @@ def make_round(
 
     The limits' floor of standard deviations is also that of what the server step returns.
     """
+    if not client_work.is_private:  # Whether an example is finite is what noise hides; one that is not adds nothing.
+        client_work = client_work.around(_of_finite)
 
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
@@ -216,6 +218,19 @@ def make_round(
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation, state.noise), metrics
 
     return Round(initialize, broadcast, build_work, take, build_client, rule.merge, add, conclude, element_spec, seed)
+
+
+def _of_finite(
+    work: Work[Sent], message: ServerMessage, examples: ClientExamples, seed: tf.Tensor
+) -> ClientResult[Sent]:
+    """Return a client's result, NaN if its features are not finite: above a ReLU, which gives 0 for NaN, sums are."""
+    result = work(message, examples, seed)
+    if not examples.features.dtype.is_floating:
+        return result
+    finite = tf.reduce_all(tf.math.is_finite(examples.features))
+    mark = lambda x: tf.where(finite, x, tf.cast(np.nan, x.dtype)) if x.dtype.is_floating else x
+    weights, sent = tf.nest.map_structure(mark, (result.weights, result.sent))
+    return result._replace(weights=weights, sent=sent)
 
 
 def _sizes(known: Population, sound: tf.Tensor, num_examples: tf.Tensor) -> tuple[Population, RoundSize]:

@@ -240,7 +240,7 @@ def agree(
         rises = RISING in kinds and {*kinds} <= {*NUMBERING}
         kind = RISING if rises else NUMBER if kinds[0] in NUMBERING else kinds[0]
         columns.append(AgreedColumn(name, kind, tuple(levels)))
-        notes += doubts(np.array(levels, object), name) if name not in categorical else []
+        notes += doubts(np.array(levels, object), name, name in categorical)
     if not columns:
         raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
     values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)

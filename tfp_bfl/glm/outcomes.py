@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.encoding import Feature, read_features
-from tfp_bfl.data.names import as_category, canonical, natural, value
+from tfp_bfl.data.names import as_category, canonical, is_nothing, natural, value
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 # The value of two that is an event, where they are text.
@@ -97,6 +97,11 @@ def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str)
     found = sorted(set(cells.tolist()) - {""}, key=natural)
     if not found:
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: name another outcome.")
+    if nothing := next(filter(is_nothing, found), None):
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds {shown(nothing)}, which is no outcome: empty the cells that "
+            "stand for a missing value."
+        )
     events = [as_category(event) for event in events]
     for event in events:
         lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")

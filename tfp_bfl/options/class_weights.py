@@ -15,12 +15,11 @@ BALANCED = "balanced"
 
 
 def as_text(value: object) -> Any:
-    """Return a mapping from classes to weights as the text of the option; another value as it is."""
+    """Return a mapping from classes to weights as the text of the option; `canonical` text of other values."""
     if not isinstance(value, dict):
-        return value
-    return to_csv([[f"{name}={check_number(weight, f'class_weight of {name}')}" for name, weight in value.items()]])[
-        :-1
-    ]
+        return canonical(value) if isinstance(value, str) else value
+    pairs = [f"{name}={check_number(weight, f'class_weight of {name}')}" for name, weight in value.items()]
+    return canonical(to_csv([pairs])[:-1])
 
 
 def likelihood(text: str, clients: Callable[[], Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from rich.text import Text
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.calibrate import entropy
+from tfp_bfl.data.names import as_names
 from tfp_bfl.data.rows import read_clients
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.faces import Later
@@ -47,7 +49,7 @@ class Row(NamedTuple):
       abstain: whether the entropy, or the measure that a calibrated model uses, exceeds the threshold.
       set: names of the classes in a calibrated model's prediction set, joined by "|"; otherwise the label.
       unusual: above 1 for an example unlike the training data; None for a model without this output.
-      client: that the row names; None where the model has no sets of single clients, or the rows name none.
+      client: that the row, or the image's folder, names; None without sets of single clients, or without such names.
     """
 
     example: str
@@ -144,7 +146,7 @@ def predict(
     loaded = bfl.export.load(folder)
     notes: list[str] = []
     examples = read_examples(info, images, separator, notes)
-    own = Sets.of(calibration, info, images, separator, notes) if calibration else None
+    own = Sets.of(calibration, info, images, examples.names, separator, notes) if calibration else None
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
     for start in range(0, len(examples.names), BATCH_SIZE):
@@ -166,7 +168,7 @@ def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
 
 
 class Sets(NamedTuple):
-    """The client that each row names [N], and the limit of the prediction sets of that client [N]."""
+    """The client that each row, or the folder of an image, names [N], and the limit of its prediction sets [N]."""
 
     clients: np.ndarray
     limits: np.ndarray
@@ -177,21 +179,31 @@ class Sets(NamedTuple):
         calibration: bfl.export.Calibration,
         info: bfl.export.Info,
         paths: Any,
+        names: Sequence[str],
         separator: str | None,
         notes: list[str],
     ) -> Sets | None:
-        """Return the limits for rows of tables; None where the model has no sets of clients, or a table no clients."""
+        """Return the limits of examples; None where the model has no sets of clients, or the examples name none.
+
+        The client of an image is the innermost folder of its path that has the name of one; without such a folder, the
+        folder that it lies in.
+        """
         limits = {row["client"]: row["set_limit"] for row in calibration.clients or () if "set_limit" in row}
         column = str((info.configuration or {}).get("client_column") or "clients")
         columns = {name for name, *_ in bfl.export.columns_of(info)}
         used = columns | {feature.name for feature in bfl.export.features_of(info)}
-        if not limits or not columns or column in used:
+        if not limits or column in used:
             return None
         paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        found = [read_clients(path, column, separator) for path in paths]
-        if any(names is None for names in found):
+        if columns:
+            found = [read_clients(path, column, separator) for path in paths]
+        else:
+            folders = [as_names(pathlib.Path(name).parts[-2::-1]) or ("",) for name in names]
+            inner = [next((x for x in parts if x in limits), None) for parts in folders]
+            found = [np.array([x or parts[0] for x, parts in zip(inner, folders)], object) if any(inner) else None]
+        if any(clients is None for clients in found):
             return None
-        clients = np.concatenate([names for names in found if names is not None])
+        clients = np.concatenate([x for x in found if x is not None])
         others = calibration.set_limit if calibration.unseen_set_limit is None else calibration.unseen_set_limit
         if new := sum(name not in limits for name in clients):
             of = "all clients together" if calibration.unseen_set_limit is None else "clients never seen"

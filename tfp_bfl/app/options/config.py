@@ -19,6 +19,7 @@ from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
 from tfp_bfl.app.options.refusals import read_yaml as read_yaml
 from tfp_bfl.data.cohorts import check_cohort_size
+from tfp_bfl.data.names import canonical as canonical_name
 from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.tables import to_csv
@@ -204,10 +205,12 @@ class RunConfig(NoTruthAsNumber):
             values = {name: x for name, x in values.items() if name != "kind"}
         return values
 
-    @pydantic.field_validator("drop", "only", "categorical", mode="before")
+    @pydantic.field_validator("label", "client_column", "drop", "only", "categorical", mode="before")
     @classmethod
-    def _names(cls, value: object) -> Any:
-        return to_csv([value]).rstrip("\n") if isinstance(value, (list, tuple)) else value
+    def _names(cls, value: object, info: pydantic.ValidationInfo) -> Any:
+        if isinstance(value, (list, tuple)) and info.field_name in ("drop", "only", "categorical"):
+            value = to_csv([value]).rstrip("\n")
+        return canonical_name(value) if isinstance(value, str) else value
 
     @pydantic.model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
+from tfp_bfl.data.names import canonical
 from tfp_bfl.errors import InvalidArgument, MissingDependency
 from tfp_bfl.sites.interop.pooling import Answer, Server
 
@@ -84,4 +85,4 @@ class BayesianStrategy(FedAvg):
         metrics = {name: x for record in content.metric_records.values() for name, x in record.items()}
         node = message.metadata.src_node_id
         client = node if self._client_key is None else metrics.get(self._client_key, node)
-        return Answer(str(client), metrics.get(self.weighted_by_key, -1), arrays)
+        return Answer(canonical(str(client)) or str(node), metrics.get(self.weighted_by_key, -1), arrays)

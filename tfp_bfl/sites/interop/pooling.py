@@ -14,7 +14,7 @@ from tfp_bfl import weighting as weightings
 from tfp_bfl.algorithms.fitting import check_fit, defended_rule
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerState, ServerStep
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.data.names import natural
+from tfp_bfl.data.names import canonical, natural
 from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.federated.description import settings_of
 from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_norm
@@ -311,11 +311,11 @@ class Server:
 def _by_client(answers: Iterable[Answer]) -> dict[str, Answer]:
     given: dict[str, Answer] = {}
     for answer in answers:
-        if not isinstance(answer.client, str):
+        if not isinstance(answer.client, str) or not (name := canonical(answer.client)):
             raise InvalidArgument(f"A client is named {shown(answer.client)}, but its name must be text.")
-        if answer.client in given:
-            raise InvalidArgument(f"The client {answer.client!r} answers twice in one round: give one answer of it.")
-        given[answer.client] = answer
+        if name in given:
+            raise InvalidArgument(f"The client {shown(name)} answers twice in one round: give one answer of it.")
+        given[name] = answer
     if not given:
         raise InvalidArgument("A round needs the answer of at least one client.")
     return {name: given[name] for name in sorted(given, key=natural)}
