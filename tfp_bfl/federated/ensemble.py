@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -110,7 +110,9 @@ def simulate_members(
     results: list[SimulationResult] = []
     for m, process in enumerate(processes):
         folder = checkpoints.folder and pathlib.Path(checkpoints.folder) / f"member_{m}"
-        on_round = monitor.on_round and functools.partial(_of_member, monitor.on_round, m)
+        on_round = monitor.on_round and functools.partial(
+            lambda report, m, row: report({"member": m, **row}), monitor.on_round, m
+        )
         member_settings = settings._replace(
             seed=member_seed(seed, m),
             checkpoints=checkpoints._replace(folder=folder),
@@ -130,10 +132,6 @@ def simulate_members(
         averaged=None,
         ensemble=Members(results, {name: np.asarray(x).tolist() for name, x in scores.items()}),
     )
-
-
-def _of_member(on_round: Callable[[dict[str, Any]], None], member: int, row: Mapping[str, Any]) -> None:
-    on_round({"member": member, **row})
 
 
 def _weights(process: BayesianProcess, result: SimulationResult) -> ModelWeights:

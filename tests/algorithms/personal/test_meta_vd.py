@@ -14,7 +14,7 @@ from tfp_bfl.algorithms.personal.work import personal
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import extras
+from tfp_bfl.federated import memory
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics
 
@@ -66,10 +66,10 @@ def results(work, told=PARAMETERS, anchor=ANCHOR):
 
 def pooled(work, found, rule="log_linear_pool", anchor=ANCHOR, sizes=SIZES):
     """The pooled weights and extra statistics."""
-    whole, start = rules.whole_model(rule), extras.anchored(work, anchor)
+    whole, start = rules.whole_model(rule), memory.anchored(work, anchor)
     weights = [tf.constant(float(n)) for n in sizes]
-    parts = [whole.summarise(extras.joined(work, x.weights, x.extra), start, w) for x, w in zip(found, weights)]
-    return extras.parted(work, whole.pool(functools.reduce(whole.merge, parts), start).weights)
+    parts = [whole.summarise(memory.joined(work, x.weights, x.extra), start, w) for x, w in zip(found, weights)]
+    return memory.parted(work, whole.pool(functools.reduce(whole.merge, parts), start).weights)
 
 
 def of_round(inner=None, source=None, **options):
