@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
+from tfp_bfl.contracts import WEIGHTS, ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.extras import anchored, joined, parted, root_mean_square
-from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
+from tfp_bfl.federated.faults import Limits, find_fault, infinite_where_unsound, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 from tfp_bfl.tensors import Scalar, TensorTree
@@ -215,6 +215,7 @@ def make_round(
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3, *tf.unstack(state.noise)))
         pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
         pooled, extra = parted(client_work, pooled)
+        pooled = infinite_where_unsound(pooled) if rule.gives == WEIGHTS else pooled
         metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size, size.present.num_clients)
