@@ -106,10 +106,11 @@ def test_it_is_reported_without_its_code(run, tmp_path):
         ("model", "gone.py:build", "There is no file gone.py: give --model FILE.py:FUNCTION"),
         ("model", "{}:bild", "There is no function 'bild' in .*mine.py: did you mean 'build'"),
         ("model", "{}:fixed", r"a model from \[7\] to 2 outputs, but breast_cancer has examples of shape \[30\]"),
+        ("model", "mine.py", "model is the file mine.py without a function: give mine.py:FUNCTION"),
         ("model", "{}:wrong", "The model function 'wrong' returns 3, but must return a Keras model"),
-        ("model", "{}:broken", "The model function 'broken' fails: RuntimeError: of two lines"),
+        ("model", "{}:broken", r"The model function 'broken' fails: RuntimeError: of two lines \(mine.py:\d+, in broken\)"),
         ("rule", "{}:wrong", "The rule function 'wrong' returns 3, but must return a rules.Rule or a rules.GatherRule"),
-        ("rule", "{}:needs", "The rule function 'needs' fails: TypeError: .*'width'; it is called without arguments"),
+        ("rule", "{}:needs", "The rule function 'needs' requires width, which has no default: give the option width"),
         ("algorithm", "{}:fixed", "The algorithm function 'fixed' takes no local_epochs, which is given"),
     ],
 )
@@ -191,7 +192,7 @@ def test_a_run_pools_by_the_rule_of_a_file(run_of_rule, file):
     rows = lines_of(run_of_rule / "metrics.jsonl")
     assert [row["width"] for row in rows] == [2.0] * 3
     info = bfl.export.read_info(run_of_rule / "saved_model")
-    assert info.configuration["rule"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+    assert info.configuration["rule"] == "mine.py:precise" and str(file.parent) not in json.dumps(info._asdict())
     assert yaml.safe_load((run_of_rule / "config.yaml").read_text())["rule"] == f"{file}:precise"
 
 
@@ -225,7 +226,7 @@ def test_a_run_by_the_algorithm_of_a_file_is_that_of_the_same_recipe(run_of_algo
     found = summary_of(run_of_algorithm)
     assert found["test_nll"] == same.summary["test_nll"]
     info = bfl.export.read_info(run_of_algorithm / "saved_model")
-    assert info.configuration["algorithm"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+    assert info.configuration["algorithm"] == "mine.py:prox" and str(file.parent) not in json.dumps(info._asdict())
 
 
 def test_an_algorithm_gets_the_options_that_it_takes(run_of_algorithm, file, tmp_path):

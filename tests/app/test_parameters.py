@@ -126,7 +126,7 @@ def test_what_is_no_parameter_is_one_sentence(file, options, message):
         (["--model", "{}:net", "--kind", "deterministic", "--temperature", "0.5"], "temperature has no effect on"),
         (["--dataset", "{}:nothing", "--model", "mlp"], "dataset has the type int, but must be a Source"),
         (["--model", "{}:net", "--hiden", "3"], "There is no option '--hiden': did you mean '--hidden'?"),
-        (["--algorithm", "{}:prox", "--schedule", "cosine", "--model", "mlp"], "takes no learning_rate"),
+        (["--algorithm", "{}:prox", "--schedule", "cosine", "--model", "mlp"], "takes no schedule, which is given: leave it out, or let it take learning_rate."),
     ],
 )  # fmt: skip
 def test_options_that_do_not_reach_a_function_are_refused(file, tmp_path, capsys, options, message):
@@ -143,8 +143,8 @@ def test_options_that_do_not_reach_a_function_are_refused(file, tmp_path, capsys
 def test_a_sweep_varies_a_parameter(file):
     varied = parse_varied([f"model={file}:net hidden=3,5"])
     cells = make_cells(None, COMMON, varied, [0])
-    assert [config.parameters for config in cells.values()] == [{"hidden": 3}, {"hidden": 5}]
-    with pytest.raises(InvalidArgument, match="There is no option 'hiden'"):
+    assert [config.parameters["hidden"] for config in cells.values()] == [3, 5]
+    with pytest.raises(InvalidArgument, match=r"net,hiden=3,seed=0: There is no option 'hiden'"):
         make_cells(None, COMMON, parse_varied([f"model={file}:net hiden=3,5"]), [0])
 
 

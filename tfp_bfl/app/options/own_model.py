@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tfp_bfl import data
 from tfp_bfl.app.options.parameters import (
     Functions,
+    defaults_of,
     is_model,
-    name_of,
     names_of,
     parameters_of,
     taken_by,
@@ -21,11 +22,13 @@ from tfp_bfl.app.options.parameters import (
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import GIVEN as GIVEN
-from tfp_bfl.files.code import called, function_of, made_by
+from tfp_bfl.files.code import called, check_complete, function_of, made_by, name_of
 from tfp_bfl.files.code import names_code as names_code
 
 # Options that take FILE.py:FUNCTION.
 OPTIONS = ("model", "rule", "algorithm", "dataset")
+# Begins what stands for data that were given in Python.
+GIVEN_DATA = f"{GIVEN}: "
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _TRUSTED = set[str]()
 
@@ -56,6 +59,8 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
             f"The {option} of this run was given in Python: use bfl.run(resume=..., {option}=...), or, where "
             f"a command takes --{option} FILE.py:FUNCTION, name a file with it."
         )
+    if value.endswith(".py"):
+        raise InvalidArgument(f"{option} is the file {path_name(value)} without a function: give {value}:FUNCTION.")
     return function_of(value, f"--{option} FILE.py:FUNCTION")
 
 
@@ -88,7 +93,10 @@ def model_fn(
     arguments = {**{name: x for name, x in offered.items() if name in taken}, **given}
     if rate is not None and not takes_all(function):
         del arguments["dropout_rate"]
-    build_keras_2 = models.as_model_fn(function if is_model(function) else functools.partial(function, **arguments))
+    if not is_model(function):
+        check_complete(what, function, **arguments)
+        function = functools.partial(function, **arguments)
+    build_keras_2 = models.as_model_fn(function)
     model = called(what, build_keras_2)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
@@ -138,24 +146,30 @@ def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = NOTHI
     if isinstance(given, known):
         return given
     function = given if given is not None else load(str(value), "rule")
-    own = functools.partial(function, **taken_by(function, parameters))
-    functools.update_wrapper(own, function)
-    return made_by(own, "rule", known, "a rules.Rule or a rules.GatherRule")
+    return made_by(function, "rule", known, "a rules.Rule or a rules.GatherRule", **taken_by(function, parameters))
 
 
-def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
+def process_of(
+    function: Callable[..., Any],
+    model_fn: object,
+    chosen: dict[str, Any],
+    others: dict[str, Any],
+    names: Mapping[str, str],
+) -> Any:
     """Return the process that a user's algorithm builds.
 
     Args:
-      chosen: options that the user gave, all of which it must take.
-      others: options with their defaults, of which it gets those that it takes and that are not None.
+      chosen: arguments of options that the user gave, all of which it must take.
+      others: arguments of options with their defaults, of which it gets those that it takes and that are not None.
+      names: argument -> option.
     """
     from tfp_bfl.federated.process import BayesianProcess
 
-    what, parameters = name_of("algorithm", function), parameters_of(function)
+    what, parameters = name_of("algorithm", function), inspect.signature(function).parameters
     for name in chosen:
         if not (takes_all(function) or name in parameters):
-            raise InvalidArgument(f"{what} takes no {name}, which is given: leave it out, or let it take {name}.")
+            option = names.get(name, name)
+            raise InvalidArgument(f"{what} takes no {option}, which is given: leave it out, or let it take {name}.")
     taken = {name: x for name, x in others.items() if x is not None and (takes_all(function) or name in parameters)}
     process = called(what, function, model_fn, **{**taken, **chosen})
     if type(process) is not BayesianProcess:
@@ -168,26 +182,35 @@ def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str,
 def functions_of(values: Mapping[str, Any], code: Code = NO_CODE) -> Functions:
     """Return the functions of a run by their roles; the code of files is run."""
     given = {name: getattr(code, name) for name in ("model", "rule", "algorithm") if callable(getattr(code, name))}
+    if function := getattr(code.data, "function", None):
+        given["dataset"] = function
     named = {name: str(x) for name in OPTIONS if names_code(x := values.get(name)) and x != GIVEN}
     return {**{name: load(x, name) for name, x in named.items()}, **given}
 
 
 def split(
-    values: Mapping[str, Any], known: Mapping[str, Any], is_option: Callable[[str], bool], runs_code: bool, code: Code
+    values: Mapping[str, Any],
+    known: Mapping[str, Any],
+    is_option: Callable[[str], bool],
+    runs_code: bool,
+    code: Code,
+    dropped: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of a run, and those that are parameters of its functions."""
-    others, found = {name: x for name, x in values.items() if not is_option(name)}, dict[str, Any]()
-    if not any(names_code(values.get(role)) for role in OPTIONS):
-        for name in others:
-            lookup(known, name, "option")
-    elif others and runs_code:
-        functions = functions_of(values, code)
-        found = values_of(others, functions)
-        for name in [name for name in others if name not in found]:
-            lookup({**known, **names_of(functions)}, name, "option")
-    else:  # A record, of parameters that were found before.
+    """Return the options of a run, and those that are parameters of its functions; `dropped` if they are neither."""
+    others = {name: x for name, x in values.items() if not is_option(name)}
+    functions = functions_of(values, code) if runs_code else {}
+    here = {**code._asdict(), "dataset": code.data, **functions}
+    coded = (role for role in OPTIONS if names_code(x := values.get(role)) or str(x).startswith(GIVEN_DATA))
+    if any(here[role] is None for role in coded):  # A record, of parameters that were found before.
         default = lambda name: known[name].default if name in known else None
         found = {name: x for name, x in others.items() if name not in known or x not in (default(name), None)}
+    else:
+        found = values_of(others, functions)
+        every = {**known, **names_of(functions)}
+        for name in (name for name in others if name not in dropped):
+            lookup(every, name, "option")
+        found = {**defaults_of(functions, is_option), **found}
+        values = {name: x for name, x in values.items() if name in every or name not in dropped}
     return {name: x for name, x in values.items() if name not in found}, found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union
@@ -11,11 +13,18 @@ import pydantic
 
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.errors import InvalidArgument, check_range, shown
+from tfp_bfl.files.code import is_of_library, name_of
+from tfp_bfl.options.methods import OWN, argument_names
 
 Value = str | int | float | bool | None
 # Role of a function (model, rule, algorithm, dataset) -> the function.
 Functions = Mapping[str, Callable[..., Any]]
 _PLAIN = (bool, int, float, str)
+# Parameters that a run gives by itself, whatever its options are.
+_SUPPLIED = {
+    "model": ("input_shape", "num_classes"),
+    "algorithm": ("model_fn", "element_spec", "likelihood", "secure_sums", *argument_names(OWN).values()),
+}
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
@@ -38,22 +47,42 @@ def is_model(function: object) -> bool:
 
 
 def takes_all(function: Any) -> bool:
-    """Return whether a function has `**options`."""
-    return not is_model(function) and any(x.kind is x.VAR_KEYWORD for x in _signature(function).parameters.values())
+    """Return whether a function has `**options`, of whatever names."""
+    parameters = {} if is_model(function) else inspect.signature(function).parameters
+    return any(x.kind is x.VAR_KEYWORD for x in parameters.values())
 
 
-def name_of(role: str, function: object) -> str:
-    """Return how an error names a user's function."""
-    return f"The {role} function {getattr(function, '__name__', shown(function))!r}"
+def options_of(role: str, function: object) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function that can be options: those that the run does not give by itself."""
+    found = parameters_of(function)
+    first = next(iter(found), "") if role == "algorithm" else ""
+    return {name: x for name, x in found.items() if name not in (first, *_SUPPLIED.get(role, ()))}
 
 
-def type_of(role: str, function: object, name: str) -> Any:
+def defaults_of(functions: Functions, is_option: Callable[[str], bool]) -> dict[str, Value]:
+    """Return the defaults of parameters that can be options and that one function alone has, besides `is_option`.
+
+    Raises:
+      InvalidArgument: a default is that of an option, and the annotation is of no option.
+    """
+    found: dict[str, Value] = {}
+    for role, function in functions.items():
+        others = {name for other, x in functions.items() if other != role for name in parameters_of(x)}
+        for name, parameter in {} if is_of_library(function) else options_of(role, function).items():
+            if type(parameter.default) in _PLAIN and not is_option(name):
+                type_of(role, function, name)
+                found |= {} if name in others else {name: parameter.default}
+    return found
+
+
+def type_of(role: str, function: Any, name: str) -> Any:
     """Return the type of a parameter, by its annotation or its default."""
     parameter = parameters_of(function)[name]
-    try:
-        annotation = typing.get_type_hints(function).get(name, parameter.annotation)
-    except Exception:  # A name in an annotation that is known to type checkers alone.
-        annotation = parameter.annotation
+    annotation: Any = parameter.annotation
+    if isinstance(annotation, str):
+        with contextlib.suppress(Exception):  # A name that is known to type checkers alone, or to nobody.
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            annotation = typing.get_type_hints(alone, getattr(inspect.unwrap(function), "__globals__", {}))[name]
     if annotation in (parameter.empty, Any):
         annotation = type(parameter.default)
     parts = [x for x in _alternatives(annotation) if x is not type(None)]
@@ -61,7 +90,7 @@ def type_of(role: str, function: object, name: str) -> Any:
         has = "no annotation" if annotation in (type, type(None)) else f"the annotation {_in_words(annotation)}"
         raise InvalidArgument(
             f"{name_of(role, function)} has {has} for {name}, but an option must be a bool, int, float, str or "
-            "Literal of these: annotate it so, or leave the option out."
+            "Literal of these: annotate it so."
         )
     return annotation
 
@@ -94,7 +123,7 @@ def values_of(given: Mapping[str, Any], functions: Functions) -> dict[str, Value
     """Return the values of options that are parameters of the user's functions; others are left out."""
     found: dict[str, Value] = {}
     for name, value in given.items():
-        roles = [role for role, function in functions.items() if name in parameters_of(function)]
+        roles = [role for role, function in functions.items() if name in options_of(role, function)]
         if len(roles) > 1:
             raise InvalidArgument(
                 f"{name} is a parameter of the {roles[0]} and of the {roles[1]}: rename one of these parameters."
@@ -120,21 +149,11 @@ def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[s
         for name in set(given) & set(parameters_of(function)):
             if not reaches(role, name):
                 raise InvalidArgument(
-                    f"{name} is an option of the run and a parameter of the {role} function "
-                    f"{getattr(function, '__name__', shown(function))!r}, which does not receive it: rename the "
-                    "parameter."
+                    f"{name} is an option of the run and a parameter of {name_of(role, function)[0].lower()}"
+                    f"{name_of(role, function)[1:]}, which does not receive it: rename the parameter."
                 )
 
 
 def names_of(functions: Functions) -> dict[str, None]:
     """Return the names of all parameters, for suggestions."""
-    return {name: None for function in functions.values() for name in parameters_of(function)}
-
-
-def kind_of_value(role: str, function: object, name: str) -> type | None:
-    """Return the type of a parameter's values in the help of a command; None where it can be no option."""
-    try:
-        parts = [x for x in _alternatives(type_of(role, function, name)) if x is not type(None)]
-    except InvalidArgument:
-        return None
-    return parts[0] if parts[0] in _PLAIN else str
+    return {name: None for role, function in functions.items() for name in options_of(role, function)}
