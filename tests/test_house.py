@@ -16,7 +16,7 @@ EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (47_450, 38_000),
-    "edge lines": (14_600, 11_500),
+    "edge lines": (14_160, 11_500),
     "test lines": (59_000, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
@@ -25,7 +25,7 @@ BOUNDS = {
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
-    "files that declare prior_stddev": (19, 12),
+    "files that declare prior_stddev": (18, 12),
     "public names": (456, 420),
 }
 

@@ -108,7 +108,11 @@ def test_it_is_reported_without_its_code(run, tmp_path):
         ("model", "{}:fixed", r"a model from \[7\] to 2 outputs, but breast_cancer has examples of shape \[30\]"),
         ("model", "mine.py", "model is the file mine.py without a function: give mine.py:FUNCTION"),
         ("model", "{}:wrong", "The model function 'wrong' returns 3, but must return a Keras model"),
-        ("model", "{}:broken", r"The model function 'broken' fails: RuntimeError: of two lines \(mine.py:\d+, in broken\)"),
+        (
+            "model",
+            "{}:broken",
+            r"The model function 'broken' fails: RuntimeError: of two lines \(mine.py:\d+, in broken\)",
+        ),
         ("rule", "{}:wrong", "The rule function 'wrong' returns 3, but must return a rules.Rule or a rules.GatherRule"),
         ("rule", "{}:needs", "The rule function 'needs' requires width, which has no default: give the option width"),
         ("algorithm", "{}:fixed", "The algorithm function 'fixed' takes no local_epochs, which is given"),

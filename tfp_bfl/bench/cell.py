@@ -11,7 +11,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import client_scores, datasets, pipeline
-from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
+from tfp_bfl.app.one_run.after import check_exact, check_one_network, fit
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.pipeline import MB, Finished, Predicted
@@ -214,9 +214,7 @@ def _afterwards(
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
     if _leaves(weights.posterior) or job.config.kind != "deterministic":
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
-    data = bfl.data.OwnData(job.train, job.test, job.clients)
-    run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
-    return fit(run, after_options(str(task.then), task.then_options))
+    return fit(job, weights, after_options(str(task.then), task.then_options))
 
 
 def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:

@@ -229,10 +229,7 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
     """Return the table of groups of runs in the format of a suffix of `files.tables.FORMATS`.
 
     In the default style a second table has the paired differences to the first group. In .csv all numbers stand with
-    all digits, a line a group.
-
-    Raises:
-      InvalidArgument: there is no such column or row, a row is more than one, or the format has all digits.
+    all digits, a line a group. What is no column, or not one row, is refused.
     """
     if suffix == ".csv" and (style.digits is not None or style.percent):
         raise InvalidArgument("digits and percent are of .md and .tex, and a .csv holds all digits: leave them out.")

@@ -16,13 +16,7 @@ DEFAULTS: Values = MappingProxyType({})
 
 
 class Space(NamedTuple):
-    """The values among which trials choose.
-
-    Fields:
-      low, high: ends of an interval; None for a list.
-      log: the logarithm is drawn uniformly, instead of the number.
-      values: the list; () for an interval.
-    """
+    """The values among which trials choose: an interval, of which the logarithm is drawn where `log` is, or a list."""
 
     low: Any = None
     high: Any = None
@@ -50,14 +44,7 @@ class Space(NamedTuple):
 
 
 def parse_space(text: object, what: str) -> Space:
-    """Read "0.001..0.3 log" or "1..5", whole numbers between whole ends, or a list of values.
-
-    Args:
-      text: the text, or the list.
-      what: the option, as an error names it.
-
-    Raises:
-      InvalidArgument: it has another form, or the ends are not in order.
+    """Read "0.001..0.3 log" or "1..5", whole numbers between whole ends, or a list of values, of the option `what`.
 
     Example:
       >>> parse_space("0.001..0.3 log", "learning_rate")

@@ -64,9 +64,6 @@ def parse_varied(items: Sequence[str]) -> list[Varied]:
     A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
     them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas.
     `make_cells` checks the names, some of which may be parameters of code.
-
-    Raises:
-      InvalidArgument: a text has another form, or an option cannot be varied.
     """
     combinations: list[Varied] = [{}]
     for item in items:
@@ -104,14 +101,7 @@ def make_cells(
 ) -> dict[str, RunConfig]:
     """Return name -> configuration of each run: of each group every combination of the values, by every seed.
 
-    Args:
-      config_file: with options of all runs; None for none.
-      given: options of the runs of all groups that do not vary them.
-      groups: of `parse_varied`.
-      seeds: of the runs.
-
-    Raises:
-      InvalidArgument: one of them is no configuration, two are the same, or there are too many.
+    `given` are options of the runs of all groups, which none of them varies, and override those of the file.
     """
     for name in given:
         if name == "seed" or all(name in varied for varied in groups):
@@ -143,11 +133,8 @@ def sweep(
     The folder holds a run folder for each cell; results.csv, .md and .tex with means, standard deviations and paired
     differences over the seeds; runs.csv with a line a run; and report.html.
 
-    Args:
-      cells: of `make_cells`.
-      output: the folder, a new one or that of the same sweep.
-      jobs: runs side by side, each in a process with its share of the cores.
-      progress: of each run, as in `execute`; None for its phases.
+    `jobs` runs are side by side, each in a process with its share of the cores. `progress` is that of each run, as in
+    `execute`; None for its phases.
 
     Raises:
       InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or models or

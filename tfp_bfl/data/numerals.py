@@ -95,9 +95,6 @@ class Matches(NamedTuple):
 class Numerals:
     """The numbers in a column of text.
 
-    Args:
-      text: `names.canonical` text of a pyarrow Table, null for an empty cell.
-
     Attributes:
       column: the text, without the sign that all numbers have beside them.
       aside: mask of the cells that no column of numbers may hold, and that are no words [N].
@@ -200,12 +197,7 @@ def is_nothing(text: str) -> bool:
 
 
 def doubts(categories: np.ndarray, name: str) -> list[str]:
-    """Return sentences on a column that became a category though its cells look like numbers, or like missing values.
-
-    Args:
-      categories: its cells, object [N]; "" for an empty one.
-      name: of the column.
-    """
+    """Return sentences on a column that became a category though cells look like numbers, or like missing values."""
     found, counts = np.unique(categories[categories != ""].astype(str), return_counts=True)
     values = found.tolist()
     kinds = [_cell(x)[0] for x in values]

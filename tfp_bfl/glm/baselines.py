@@ -32,10 +32,6 @@ def linear_baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[b
     `bfl.glm.fit` for two classes or a number as the label, multinomial logistic regression by scikit-learn for more
     classes. Where the rows name the clients in training, also `bfl.glm.fit_hierarchical`, whose intercept differs
     between clients; test rows of other clients have the mean one.
-
-    Args:
-      clients: those in training.
-      test: the test data.
     """
     shape = test.element_shape
     if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > MOST_CLASSES:

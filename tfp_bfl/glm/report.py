@@ -96,12 +96,6 @@ def estimates(result: Result, design: Design, level: float, options: Mapping[str
 
     With random effects they are the posterior means of the clients' coefficients; otherwise each client is fitted
     alone, with NaN for one that does not determine the coefficients.
-
-    Args:
-      result: of all clients.
-      design: of the fit.
-      level: of the intervals.
-      options: names and priors of the fit.
     """
     clients, posterior = design.clients, posterior_of(result)
     if len(clients) < 2:
@@ -136,10 +130,7 @@ def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: fl
 
     For Gaussian outcomes, with the dispersion of all clients, it is the client's own fit.
 
-    Args:
-      posterior: of all clients.
-      parts: client -> its sums at `posterior.sums_at`.
-      level: of the intervals.
+    `parts` maps each client to its sums at `posterior.sums_at`.
     """
     if posterior.sums_at is None or len(parts) < 2:
         return None

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.sites.arrays import Arrays, digest_of, to_arrays
+from tfp_bfl.sites.arrays import Arrays, ByRound, digest_of, to_arrays
 
 if TYPE_CHECKING:  # It imports TensorFlow, which refusals do not wait for.
     from tfp_bfl.federated.process import BayesianProcess
-    from tfp_bfl.sites.party import Versions
 
 # Different messages of one round that a site answers: a round that failed is repeated with other weights at most twice.
 MOST_MESSAGES = 3
@@ -33,15 +32,12 @@ _VECTORS = "told"
 
 
 class SentWeights:
-    """The content of a run's messages, as a site checks it before its work.
+    """The content of a run's messages, as a site checks it before its work, and the `store` of the last ones.
 
-    Args:
-      process: of the run, built at the site.
-      store: store of the last messages.
-      num_sites: number of sites of the run, by which a sum over them can exceed the site's own part.
+    A sum over `num_sites` sites can exceed the site's own part by that number.
     """
 
-    def __init__(self, process: BayesianProcess, store: Versions, num_sites: int = 1):
+    def __init__(self, process: BayesianProcess, store: ByRound[dict[str, np.ndarray]], num_sites: int = 1):
         message = process.round.broadcast(process.round.initialize()._replace(noise=())).message
         self._told, self._first = message.told, _chosen(to_arrays(message), ("weights/", _VECTORS))
         self._has_own_vectors = bool(_chosen(self._first, _VECTORS)) and not self._are_weights(self._first)
@@ -90,10 +86,8 @@ class SentWeights:
             distance, step = _distance(vectors, last_vectors), f"{self._factor:g} times the largest one of this site"
             _check_distance("vectors beside the weights", distance, of_vectors, step)
         elif any(_is_far(vectors[name], x) for name, x in last_vectors.items()):
-            point = dict(zip(vectors, last.values()))
-            _check_distance(
-                "weights of an earlier round", _distance(vectors, point), most, "ten times the largest step"
-            )
+            distance = _distance(vectors, dict(zip(vectors, last.values())))
+            _check_distance("weights of an earlier round", distance, most, "ten times the largest step")
 
     def moved(self, done: int, message: Arrays, result: Any) -> None:
         """Record how far the site moved the weights of a round, and the norm of what it sends beside them."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import datetime
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets
 from tfp_bfl.app.one_run.client_model import final_weights
+from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.one_run.revise import CLIENTS, new_folder, write
 from tfp_bfl.app.options.afterwards import After
-from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
@@ -23,8 +24,6 @@ from tfp_bfl.options.fits import check_start
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from tfp_bfl import keras
 else:
     tf = Later("tensorflow")
 
@@ -56,19 +55,33 @@ def find_posterior(
       InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option does not fit.
         Then nothing is written.
     """
-    finished = finished_run(run, output, code, _WHAT[options.algorithm])
-    config, data = finished.config, finished.data
-    result, state = fit(finished, options)
-    value, origin = choose_temperature(options.temperature, finished, state)
+    folder, source, what = new_folder(output), pathlib.Path(run), _WHAT[options.algorithm]
+    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
+        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
+    config = config_with_code(source, code)
+    if (source / CLIENTS).is_file():
+        raise InvalidArgument(
+            f"{name(run)} has a posterior already: give a run of fed_opt, or the one that it was made of."
+        )
+    check_start(config, what, name(run))
+    data = datasets.load(config)
+    config = datasets.with_clients(config, data)
+    # Whatever trained it, the sums need no workers.
+    job = prepare(config.model_copy(update={"engine": None}), data, NO_CODE)
+    check_start(config, what, name(run), job.process)
+    weights = final_weights(job.process, config, source)
+    if tf.nest.flatten(weights.posterior):
+        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
+    result, state = fit(job, weights, options)
+    value, origin = choose_temperature(options.temperature, job, state)
     more: dict[str, Any] = {"temperature_by": origin, "warnings": list(result.warnings)}
     if options.algorithm == "last_layer":
         more["rounds"] = len(result.rounds)
-    elif options.structure == "diagonal" and data.train.target is None:
+    elif options.structure == "diagonal" and job.train.target is None:
         given: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
-        model = model_at(value, finished, state)
-        scores = bfl.evaluation.evaluate(model, data.test.features, data.test.labels, **given).metrics
-        more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
-    return write(finished.folder, config, data, at(value, state), **more)
+        scores = bfl.evaluation.evaluate(model_at(value, job, state), job.test.features, job.test.labels, **given)
+        more |= {f"linearised_{x}": scores.metrics[x] for x in ("accuracy", "test_nll", "ece")}
+    return write(folder, config, data, at(value, state), **more)
 
 
 def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
@@ -77,58 +90,39 @@ def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
     return str(pathlib.Path("runs") / f"{pathlib.Path(run).resolve().name}-{algorithm}-{now}")
 
 
-class FinishedRun(NamedTuple):
-    """A finished run without a posterior.
-
-    Fields:
-      folder: the new folder, which does not exist.
-      weights: after the last round.
-      held_out: rows on which no client trained, as one client; None without hold_out.
-    """
-
-    folder: pathlib.Path
-    config: RunConfig
-    data: bfl.data.OwnData
-    clients: bfl.data.Clients
-    model_fn: Callable[[], keras.Model]
-    weights: bfl.weights.ModelWeights
-    held_out: bfl.data.Clients | None = None
-
-
-def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the rounds of sums at a run's last weights, whose model predicts, and the `algorithms.held.Held` sums."""
+def fit(job: Job, weights: bfl.weights.ModelWeights, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of sums at trained weights, whose model predicts, and the `algorithms.held.Held` sums."""
     make = _last_layer if options.algorithm == "last_layer" else _laplace
-    process, rounds, held = make(finished, options)
-    seed = finished.config.seed
-    result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
+    process, rounds, held = make(job, options)
+    result = bfl.simulate(process, job.clients, rounds, start=weights, seed=job.config.seed, engine="local")
     return result, held(result.state, process.settings["temperature"])
 
 
-def _laplace(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
-    likelihood: dict[str, Any] = {} if finished.data.train.target is None else {"likelihood": build.LIKELIHOOD}
-    spec = finished.data.train.element_spec
-    process = bfl.algorithms.laplace(finished.model_fn, element_spec=spec, **options.model_dump(), **likelihood)
+def _laplace(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    likelihood: dict[str, Any] = {} if job.train.target is None else {"likelihood": build.LIKELIHOOD}
+    model_fn, spec = job.process.model_fn, job.train.element_spec
+    process = bfl.algorithms.laplace(model_fn, element_spec=spec, **options.model_dump(), **likelihood)
 
     def held(state: Any, temperature: float) -> Any:
         from tfp_bfl.algorithms.laplace.pool import Curvatures
         from tfp_bfl.algorithms.laplace.work import layers_of
 
-        groups = layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
+        groups = layers_of(model_fn(), options.structure) if options.prior_by_layer else ()
         settings = Curvatures(options.prior_stddev, temperature, groups)
         return bfl.algorithms.held.Held.of_stack(state.step, state.weights, settings)
 
     return process, 1, held
 
 
-def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
-    target, noise = finished.data.train.target, options.noise_stddev
+def _last_layer(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    target, noise = job.train.target, options.noise_stddev
     if target is None and noise is not None:
         raise InvalidArgument("noise_stddev is of regression, and the run is of classes: leave it out.")
     noise = None if target is None or noise is None else noise / target.scale
     process = bfl.algorithms.last_layer(
-        finished.model_fn,
+        job.process.model_fn,
         likelihood="categorical" if target is None else "gaussian",
-        element_spec=finished.data.train.element_spec,
+        element_spec=job.train.element_spec,
         prior_stddev=options.prior_stddev,
         noise_stddev=noise,
         temperature=options.temperature,
@@ -144,49 +138,22 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
     return process, options.rounds or (_ROUNDS if target is None else 1), held
 
 
-def finished_run(
-    run: str | pathlib.Path, output: str | pathlib.Path, code: Mapping[str, str], what: str
-) -> FinishedRun:
-    """Read a run that ended with point weights; `what` names the posterior."""
-    folder, source = new_folder(output), pathlib.Path(run)
-    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
-        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
-    config = config_with_code(source, code)
-    if (source / CLIENTS).is_file():
-        raise InvalidArgument(
-            f"{name(run)} has a posterior already: give a run of fed_opt, or the one that it was made of."
-        )
-    check_start(config, what, name(run))
-    data = datasets.load(config)
-    config = datasets.with_clients(config, data)
-    shares = datasets.shares(config, data.train, data.clients)
-    trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
-    check_start(config, what, name(run), trained)
-    weights = final_weights(trained, config, source)
-    if tf.nest.flatten(weights.posterior):
-        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
-    return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights, shares.calibration)
-
-
-def choose_temperature(given: float | None, finished: FinishedRun, state: Any) -> tuple[float, str]:
+def choose_temperature(given: float | None, job: Job, state: Any) -> tuple[float, str]:
     """Choose the posterior temperature T, and state its origin: as given, by held-out rows, or the library's default.
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
     no client trained on; test rows are not used. Otherwise, and for regression, T is the default of
-    `algorithms.laplace`.
-
-    Args:
-      state: the clients' sums, a `algorithms.held.Held`, with the default temperature where none is given.
+    `algorithms.laplace`, which the sums `state` have.
     """
     if given is not None:
         return check_number(given, "temperature"), "given"
-    if finished.data.train.target is not None:
+    if job.train.target is not None:
         return state.settings.temperature, "the default for regression"
-    if finished.held_out is None:
+    if job.shares.calibration is None:
         return state.settings.temperature, "the default: the run has no held-out rows (--hold-out)"
-    _, features, labels = finished.held_out.examples(0)
-    score = build.scorer(finished.config, finished.data.test)
-    nll = {T: score(model_at(T, finished, state), features, labels).metrics["test_nll"] for T in GRID}
+    _, features, labels = job.shares.calibration.examples(0)
+    score = build.scorer(job.config, job.test)
+    nll = {T: score(model_at(T, job, state), features, labels).metrics["test_nll"] for T in GRID}
     best = min(nll, key=lambda T: nll[T])
     return best, f"the smallest NLL of {len(labels):,} held-out rows, of {GRID[0]:g} to {GRID[-1]:g}"
 
@@ -196,6 +163,6 @@ def at(temperature: float, state: Any) -> Any:
     return state._replace(settings=state.settings.at(temperature))
 
 
-def model_at(temperature: float, finished: FinishedRun, state: Any) -> Callable:
+def model_at(temperature: float, job: Job, state: Any) -> Callable:
     """Return the model that predicts by the posterior of a temperature."""
-    return bfl.weights.predictive_model(finished.model_fn(), at(temperature, state).pool())
+    return bfl.weights.predictive_model(job.process.model_fn(), at(temperature, state).pool())

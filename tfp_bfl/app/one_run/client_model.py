@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 def client_model(
     run: str | os.PathLike, client: int, code: Mapping[str, str] = {}
 ) -> tuple[keras.Model, bfl.export.Info]:
-    """Return the model that predicts for a client after a run's last round, and its scores on the whole test set.
+    """Return the model that predicts for a client, from 0, after a run's last round, with scores on the whole test set.
 
     A client with a number beyond the run's clients was never in training, and gets what the algorithm has for
     such; meta_vd the variances of the mean embedding.
-
-    Args:
-      client: its number, from 0.
     """
     folder = pathlib.Path(run)
     info = bfl.export.read_info(bfl.export.find(run))

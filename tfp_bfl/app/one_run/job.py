@@ -27,12 +27,10 @@ class Job(NamedTuple):
     """Hold what a run is made of.
 
     Fields:
-      config: the configuration with all defaults filled in.
+      config: with all defaults filled in.
       sample: one example or more of the training data.
-      shares: the clients, and what the server holds.
       shown: the test examples of evaluations after rounds.
-      process: the federated process; of an ensemble, that of the first member.
-      trained: what `simulate` runs: the process, or the ensemble.
+      process: of an ensemble, that of the first member; `trained` is what `simulate` runs.
       everybody: the clients in training, and those that are not.
       shards: of each of these the test rows; None where the data name no clients and nobody asked for their scores.
     """
@@ -125,11 +123,7 @@ def prepare(
     code: Code,
     keep: Callable[[bfl.data.Clients], bfl.data.Clients] = lambda clients: clients,
 ) -> Job:
-    """Read the data of a run, and build its process.
-
-    Args:
-      keep: gives the clients with the examples that the run may use, of all clients.
-    """
+    """Read the data of a run, and build its process; `keep` gives the clients with the examples that it may use."""
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)

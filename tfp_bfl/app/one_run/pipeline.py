@@ -41,12 +41,8 @@ VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "ten
 class Finished(NamedTuple):
     """Hold the record of a training: of a run, of a benchmark's cell or of a trial.
 
-    Fields:
-      options: what was asked for.
-      about: the data, the method and the program.
-      scores: of the test rows; of a trial those of held-out training rows.
-      cost: seconds and megabytes.
-      rounds: a row a round; of a cell the rounds that were evaluated.
+    `about` are the data, the method and the program; scores are of the test rows, of a trial of held-out training rows;
+    costs are seconds and megabytes; of a cell the rounds are those that were evaluated.
     """
 
     options: Mapping[str, Any]
@@ -70,11 +66,7 @@ def train(
     start: bfl.weights.ModelWeights | None = None,
     runtime: object = None,
 ) -> bfl.federated.SimulationResult:
-    """Run the rounds of a job.
-
-    Args:
-      clients: as the engine takes them; None for those of the job.
-    """
+    """Run the rounds of a job, over its clients as the engine takes them, None for as they are."""
     config, test = job.config, {"test data": f"{job.test.num_examples} examples ({job.test.sha256()[:8]})"}
     kept = config.checkpoint_every, config.keep_checkpoints, test
     return bfl.federated.simulate(
@@ -165,13 +157,8 @@ def no_better_than_chance(metrics: Mapping[str, Any], test: bfl.data.Source, con
 
 
 class Predicted(NamedTuple):
-    """Hold predictions for the rows of `RowsByClient`, in the order of its `places`.
-
-    Fields:
-      labels: the truth [N].
-      owners: the client of each row [N].
-      arrays: of an `Evaluation` or a `RegressionEvaluation`, by name.
-      metrics: of a model for all clients, as evaluated; {} for personal models.
+    """Hold predictions for the rows of `RowsByClient`, in the order of its `places`: labels [N], the client of each
+    [N], arrays of an evaluation by name, and the metrics of a model for all clients, {} for personal models.
     """
 
     labels: np.ndarray
@@ -181,11 +168,7 @@ class Predicted(NamedTuple):
 
 
 def predict(job: Job, result: bfl.federated.SimulationResult, model: keras.Model, parts: RowsByClient) -> Predicted:
-    """Return the predictions for rows of clients: by one model, or by those of the clients where these are personal.
-
-    Raises:
-      InvalidArgument: models are personal, and the labels are numbers.
-    """
+    """Return the predictions for rows of clients: by one model, or by those of the clients where these are personal."""
     source = parts.source.select(parts.places)
     if not job.is_personal:
         found = build.scorer(job.config, source)(model, source.features, source.labels)

@@ -67,13 +67,8 @@ class Row(NamedTuple):
 class NumberRow(NamedTuple):
     """A model's prediction of a number for one image or row, in the units of its training labels.
 
-    Fields:
-      example: path of the image, or path[i] for the i-th example of an archive or a table.
-      mean, stddev: of the predictive distribution.
-      low, high: the ends of its central 90 % interval.
-      epistemic, aleatoric: the parts of its variance.
-      abstain: whether the standard deviation exceeds the threshold.
-      unusual: as of `Row`.
+    `low` and `high` are the ends of the central 90 % interval, `epistemic` and `aleatoric` the parts of the variance;
+    `abstain` is whether the standard deviation exceeds the threshold. Other fields are as of `Row`.
     """
 
     example: str
@@ -91,13 +86,10 @@ AnyRow = Row | NumberRow
 
 
 class Predictions(NamedTuple):
-    """The predictions for the examples of some files.
+    """The predictions for the examples of some files, one at least.
 
-    Fields:
-      kind: "image", or "row" of a table: the name of the first column, in all formats.
-      rows: one for each example; at least one.
-      failures: (name, reason) of each image that could not be read.
-      notes: sentences on categories and empty cells that the training data did not have.
+    `kind` is "image", or "row" of a table: the name of the first column, in all formats. There are (name, reason) of
+    images that could not be read, and notes on categories and empty cells that the training data did not have.
     """
 
     kind: str
@@ -174,23 +166,14 @@ def predict(
 
 
 def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
-    """Check that the options of weight samples have an effect on a model.
-
-    Args:
-      given: num_samples and seed; None for an option that is not given.
-    """
+    """Check that num_samples and seed, None where they are not given, have an effect on a model."""
     for name, value in given.items():
         if value is not None and not (info.model or {"stochastic": True})["stochastic"]:
             raise InvalidArgument(f"{name} has no effect on a model with point weights: leave it out.")
 
 
 class Sets(NamedTuple):
-    """The limits of prediction sets by the clients that rows name.
-
-    Fields:
-      clients: the client of each row [N].
-      limits: `Calibration.set_limit` of each row's client [N].
-    """
+    """The client that each row names [N], and the limit of the prediction sets of that client [N]."""
 
     clients: np.ndarray
     limits: np.ndarray

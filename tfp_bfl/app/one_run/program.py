@@ -28,14 +28,9 @@ class _Run(NamedTuple):
 
 
 class Run(_Run):
-    """A complete run.
+    """A complete run: its folder, with what `tfp-bfl run` writes, and its summary, the last model's scores and times.
 
-    Fields:
-      folder: with what `tfp-bfl run` writes: report.html, saved_model/, metrics.jsonl, config.yaml, ...
-      summary: the scores of its last model, and times.
-
-    Attributes:
-      data: the data that the program gave, for `report`; None for data that were named.
+    `data` are those that the program gave, for `report`; None for data that were named.
     """
 
     data: GivenData | None = None
@@ -126,11 +121,7 @@ def _after(output: str | pathlib.Path | None, given: dict[str, Any]) -> Run:
 
 
 def _given_data(dataset: object, test_data: object, settings: dict[str, Any]) -> GivenData | None:
-    """Return data in memory, or made by a function with those of the settings that it takes; None for a name or a path.
-
-    Raises:
-      InvalidArgument: one of both is in memory, and the other a path.
-    """
+    """Return data in memory, or made by a function with those of the settings that it takes; None for a name or a path."""
     if callable(dataset):
         check_no_test_data(test_data)
         return made_by(dataset, settings)

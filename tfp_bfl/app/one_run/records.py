@@ -64,11 +64,7 @@ def in_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] =
 
 
 def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConfig:
-    """Return the configuration of a run with code that may be run.
-
-    Args:
-      code: option -> FILE.py:FUNCTION of the run's code, which the command names again.
-    """
+    """Return the configuration of a run with code that may be run, option -> FILE.py:FUNCTION that is named again."""
     path = pathlib.Path(run) / "config.yaml"
     there = config_in(pathlib.Path(run))
     for option in code:
@@ -115,11 +111,7 @@ def privacy(
 ) -> dict[str, float]:
     """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
-    Args:
-      process: of the run, whose own privacy has the delta of an algorithm of the user.
-
-    Raises:
-      MissingDependency: the package dp-accounting is not installed.
+    The delta is that of the process where the algorithm is the user's.
     """
     epsilons = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
     if config.example_clip_norm:

@@ -60,10 +60,8 @@ def revise(
 ) -> dict[str, Any]:
     """Write a run with other clients to a new folder, and return its summary; the old one stays as it is.
 
-    The folder holds config.yaml, clients.npz, saved_model/ and summary.json, and can be revised again.
-
-    Args:
-      change: the state -> that with other clients, as `add` and `remove` give it.
+    The folder holds config.yaml, clients.npz, saved_model/ and summary.json, and can be revised again. `change` is of
+    `add` or `remove`.
     """
     folder = new_folder(output)
     state = change(read_state(run))
@@ -84,8 +82,7 @@ def new_folder(output: str | pathlib.Path) -> pathlib.Path:
 def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state: Any, **more: Any) -> dict[str, Any]:
     """Write the folder of a server's clients: config.yaml, clients.npz, saved_model/ and summary.json.
 
-    Args:
-      **more: entries of the summary besides the scores on the test set, the clients' names and what the state states.
+    `more` are entries of the summary besides the scores on the test set, the clients' names and what the state states.
     """
     train, test = data.train, data.test
     model = bfl.weights.predictive_model(

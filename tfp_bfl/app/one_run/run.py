@@ -55,13 +55,9 @@ def execute(
     complete; for fl_swag and partitioned_vi also clients.npz, from which `revise` adds and removes clients; with
     hold_out held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
-    Args:
-      config: what to run.
-      output: the folder; None for the configuration's, and if that has none, a new one under runs/.
-      console: where progress is shown; None for nowhere.
-      progress: of `progress.FORMS`; None for a bar in a terminal and lines elsewhere.
-      code: a model, a rule and data in the place of those that the configuration names.
-      on_round: called after each round with its metrics, by name.
+    The folder is `output`, or the configuration's, or else a new one under runs/. `progress` is of `progress.FORMS`,
+    None for a bar in a terminal and lines elsewhere, on the console if there is one. `code` stands in the place of what
+    the configuration names. `on_round` is called after each round with its metrics, by name.
 
     Raises:
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
@@ -84,11 +80,8 @@ def resume(
 ) -> pathlib.Path:
     """Resume an interrupted run from its last checkpoint, and return its folder.
 
-    Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
-
-    Args:
-      code: for a run with a model, rule or data from Python.
-      **named: model, rule, algorithm and dataset of the run that are FILE.py:FUNCTION, as this code is run.
+    Weights and metrics end as those of a run that was never stopped, bit for bit; times do not. Parts of the run that
+    were given from Python are given again as `code`, those that are FILE.py:FUNCTION by their option in `named`.
 
     Raises:
       InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of

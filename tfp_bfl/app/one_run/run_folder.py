@@ -47,11 +47,7 @@ OnRound = Callable[[Row], None]
 def owned(
     folder: pathlib.Path, config: RunConfig, settle: Callable[[RunConfig], RunConfig] = lambda config: config
 ) -> Iterator[None]:
-    """Make the folder if it is new, and keep other processes out of it.
-
-    Args:
-      settle: fills in the defaults of a configuration, for a record that holds what the user gave.
-    """
+    """Make the folder if it is new, and keep other processes out of it; `settle` fills in a record's defaults."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

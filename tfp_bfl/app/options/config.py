@@ -346,9 +346,7 @@ def make_config(
 ) -> RunConfig:
     """Return a configuration from a YAML file, if one is given, and options, which win.
 
-    Args:
-      runs_code: whether the run's code may be run for it; False for whoever only reads what a run was.
-      code: functions that a program gives, whose parameters are options too.
+    Who only reads what a run was does not run its code. Parameters of functions that a program gives are options too.
     """
     file_values = read_yaml(file) if file is not None else {}
     if runs_code:

@@ -25,12 +25,7 @@ _RECORD = re.compile(
 
 
 class Recorded(NamedTuple):
-    """Hold what a record says of data that a program gave.
-
-    Fields:
-      names_clients: the data say who holds what.
-      digest: the SHA-256 sum of `data.digest`.
-    """
+    """Hold what a record says of data that a program gave; the digest is that of `data.digest`."""
 
     name: str
     names_clients: bool

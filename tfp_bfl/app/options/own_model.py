@@ -34,13 +34,8 @@ _TRUSTED = set[str]()
 
 
 class Code(NamedTuple):
-    """Hold what a program gives in the place of names; None for what it does not give.
-
-    Fields:
-      model: a function that builds a Keras model.
-      rule: a `Rule` or `GatherRule`, or a function that returns one.
-      algorithm: a function that builds a process, as those of `tfp_bfl.algorithms` do.
-      data: the training and the test data, a `given_data.GivenData`.
+    """Hold what a program gives in the place of names: functions that build a model, a rule and a process, or a rule
+    itself, and a `given_data.GivenData`; None for what it does not give.
     """
 
     model: Any = None
@@ -156,12 +151,8 @@ def process_of(
     others: dict[str, Any],
     names: Mapping[str, str],
 ) -> Any:
-    """Return the process that a user's algorithm builds.
-
-    Args:
-      chosen: arguments of options that the user gave, all of which it must take.
-      others: arguments of options with their defaults, of which it gets those that it takes and that are not None.
-      names: argument -> option.
+    """Return the process that a user's algorithm builds: it must take what the user chose, and of the other arguments, if
+    they are not None, it gets those that it takes. `names` is argument -> option.
     """
     from tfp_bfl.federated.process import BayesianProcess
 

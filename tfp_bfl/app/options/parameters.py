@@ -140,10 +140,8 @@ def taken_by(function: object, parameters: Mapping[str, Value]) -> dict[str, Val
 
 
 def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[str, str], bool]) -> None:
-    """Raise InvalidArgument where an option of the run is given that is a parameter of a function, too.
-
-    Args:
-      reaches: (role, option) -> whether the function gets the option's value.
+    """Raise InvalidArgument where an option of the run is given that is a parameter of a function, too, which does not
+    get the option's value by `reaches(role, option)`.
     """
     for role, function in functions.items():
         for name in set(given) & set(parameters_of(function)):

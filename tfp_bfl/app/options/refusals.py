@@ -69,11 +69,7 @@ class NoTruthAsNumber(pydantic.BaseModel):
 
 
 def must_be(error: Any) -> str:
-    """Return in words what a value must be.
-
-    Args:
-      error: entry of `pydantic.ValidationError.errors()`; its type is such as "int_parsing".
-    """
+    """Return in words what a value must be, by an entry of `pydantic.ValidationError.errors()`."""
     form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
     return form.format(**error.get("ctx", {}))
 
