@@ -34,6 +34,10 @@ def precise(width=2.0):
         return bfl.rules.Pooled(wide, {"width": width})
     return plain._replace(pool=pool, name="precise", units=None, linear=False)
 
+def lost():
+    plain = bfl.rules.naive_weighted_average()
+    return plain._replace(pool=lambda total, anchor: total.nothing, name="lost")
+
 def needs(width):
     return precise(width)
 
@@ -211,6 +215,16 @@ def test_a_rule_given_in_python_is_that_of_the_file(run_of_rule, file, tmp_path)
 def test_a_record_alone_runs_no_rule_of_a_file(run_of_rule, file, tmp_path, capsys):
     command = ["run", "--config", str(run_of_rule / "config.yaml"), "--output", str(tmp_path / "new")]
     assert f"add --rule {file}:precise" in refusal(capsys, *command) and (not (tmp_path / "new").exists())
+
+
+def test_code_that_fails_in_a_round_is_one_sentence(file, tmp_path, capsys):
+    own = ["--model", "mlp", "--rule", f"{file}:lost"]
+    assert call("run", *FLAGS, *own, "--progress", "none", "--output", tmp_path / "new") == 1
+    assert re.fullmatch(
+        r"tfp-bfl: User-supplied code fails: AttributeError: 'MixturePart' object has no attribute 'nothing' "
+        r"\(mine.py:\d+, in <lambda>\).",
+        capsys.readouterr().err.strip(),
+    )
 
 
 # Algorithms.

@@ -121,7 +121,7 @@ def _after(output: str | pathlib.Path | None, given: dict[str, Any]) -> Run:
 
 
 def _given_data(dataset: object, test_data: object, settings: dict[str, Any]) -> GivenData | None:
-    """Return data in memory, or made by a function with those of the settings that it takes; None for a name or a path."""
+    """Return data in memory, or those of a function, which gets the settings that it takes; None for a name or path."""
     if callable(dataset):
         check_no_test_data(test_data)
         return made_by(dataset, settings)

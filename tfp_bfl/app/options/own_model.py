@@ -151,8 +151,8 @@ def process_of(
     others: dict[str, Any],
     names: Mapping[str, str],
 ) -> Any:
-    """Return the process that a user's algorithm builds: it must take what the user chose, and of the other arguments, if
-    they are not None, it gets those that it takes. `names` is argument -> option.
+    """Return the process that a user's algorithm builds: it must take what the user chose, and gets of the other
+    arguments those that it takes and that are not None. `names` is argument -> option.
     """
     from tfp_bfl.federated.process import BayesianProcess
 
