@@ -128,7 +128,7 @@ def test_what_is_no_parameter_is_one_sentence(file, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "{}:plain", "--rounds", "2"], "rounds is an option of the run and a parameter of the model"),
+        (["--model", "{}:plain", "--rounds", "2"], "has the parameter rounds, but does not receive the run's option"),
         (["--model", "{}:net", "--prior-stddev", "0.1"], "'net' takes no prior_stddev, which is given: leave it out"),
         (["--model", "{}:plain", "--kind", "flipout"], "returns a model of kind deterministic, and kind flipout"),
         (["--model", "{}:net", "--kind", "variational_dropout"], "returns a model of kind flipout"),

@@ -84,8 +84,8 @@ def _parameters_in(args: Sequence[str], known: set[str]) -> list[click.Option]:
     if not given - known:
         return []
     code = [*_code_in(args)]
-    if file := _value_of("--config", args):  # Its code has parameters too, where the command names it again.
-        check_trust(read_yaml(file), dict(code), file)
+    if given - known != {"--help"} and (file := _value_of("--config", args)):
+        check_trust(read_yaml(file), dict(code), file)  # An option may be a parameter of its code.
     options: dict[str, click.Option] = {}
     for role, value in code:
         function = load(value, role)

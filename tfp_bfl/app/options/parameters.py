@@ -147,8 +147,8 @@ def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[s
         for name in set(given) & set(parameters_of(function)):
             if not reaches(role, name):
                 raise InvalidArgument(
-                    f"{name} is an option of the run and a parameter of {name_of(role, function)[0].lower()}"
-                    f"{name_of(role, function)[1:]}, which does not receive it: rename the parameter."
+                    f"{name_of(role, function)} has the parameter {name}, but does not receive the run's option of "
+                    "that name: rename the parameter."
                 )
 
 
