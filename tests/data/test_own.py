@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tfp_bfl.data import Clients, Source, is_own, names_clients, read_images, read_own, read_rows
+from tfp_bfl.data import Clients, Source, is_own, names_clients, read_images, read_own
 from tfp_bfl.errors import InvalidArgument
 
 ROWS = 60
@@ -77,13 +77,6 @@ def test_a_test_set_of_its_own(tmp_path):
     assert data.test.columns == data.train.columns
     with pytest.raises(InvalidArgument, match="has no column 'dose', which the model requires: its columns are 'age'"):
         read_own(path, "sick", "centre", written(tmp_path, table=TABLE.drop(["dose"]), name="short"))
-
-
-def test_rows_to_ask_a_model_about(tmp_path):
-    rows = read_rows(written(tmp_path), ["dose", "age"])
-    np.testing.assert_allclose(rows, np.stack([DOSE, AGE], -1), rtol=1e-6)
-    with pytest.raises(InvalidArgument, match="has no column 'height', which the model requires"):
-        read_rows(written(tmp_path), ["age", "height"])
 
 
 BOTH = {"label": "sick", "client": "centre"}
@@ -279,45 +272,40 @@ def test_what_is_called_by_a_path(tmp_path, monkeypatch):
     assert not is_own("mnist") and not is_own("cifar10_corrupted/fog_3")
 
 
+ARRAYS = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "clients": CENTRE}
+
+
 def named_archive(folder):
-    arrays = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "clients": CENTRE}
-    np.savez(folder / "data.npz", **arrays, **{f"test_{name}": x[:9] for name, x in arrays.items()})
+    np.savez(folder / "data.npz", **ARRAYS, **{f"test_{name}": x[:9] for name, x in ARRAYS.items()})
     return {"path": folder / "data.npz"}
 
 
 def named_archives(folder):
-    arrays = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "site": CENTRE}
     for name, rows in {"train": slice(None), "test": slice(9)}.items():
-        np.savez(folder / f"{name}.npz", **{key: x[rows] for key, x in arrays.items()})
+        np.savez(folder / f"{name}.npz", **{key.replace("clients", "site"): x[rows] for key, x in ARRAYS.items()})
     return {"path": folder / "train.npz", "client": "site", "test": folder / "test.npz"}
 
 
 def named_folder(folder):
     for split, rows in {"train": range(ROWS), "test": range(9)}.items():
         for i in rows:
-            (folder / "images" / split / CENTRE[i] / SICK[i]).mkdir(parents=True, exist_ok=True)
-            grey = np.full((4, 4), i, np.uint8)
-            Image.fromarray(grey).save(folder / "images" / split / CENTRE[i] / SICK[i] / f"{i:02}.png")
+            draw(folder / "images" / split / CENTRE[i] / SICK[i] / f"{i:02}.png", i)
     return {"path": folder / "images"}
 
 
 def named_tables(folder, table=TABLE):
-    test = written(folder, table=table.slice(0, 9), name="test")
-    return {"path": written(folder, table=table), "label": "sick", "client": "centre", "test": test}
+    return {"path": written(folder, table=table), **BOTH, "test": written(folder, table=table.slice(0, 9), name="test")}
 
 
 def named_frames(folder):
-    table = TABLE.to_pandas()
-    return {"path": table, "label": "sick", "client": "centre", "test": table[:9]}
+    return {"path": TABLE.to_pandas(), **BOTH, "test": TABLE.to_pandas()[:9]}
 
 
 def named_clients(folder):
-    found = Source("a", "train", np.stack([AGE, DOSE], 1), SICK)
-    names = sorted({*CENTRE})
-    rows = [np.flatnonzero(name == CENTRE) for name in names]
-    here = [own[own < 9] for own in rows]
-    test = Clients(found, [own for own in here if len(own)], [name for name, own in zip(names, here) if len(own)])
-    return {"path": Clients(found, rows, names), "test": test}
+    found, names = Source("a", "train", ARRAYS["features"], SICK), sorted({*CENTRE})
+    rows = {name: np.flatnonzero(name == CENTRE) for name in names}
+    here = {name: own[own < 9] for name, own in rows.items() if own[0] < 9}
+    return {"path": Clients(found, [*rows.values()], names), "test": Clients(found, [*here.values()], [*here])}
 
 
 FORMS = [named_archive, named_archives, named_folder, named_tables, named_frames, named_clients]

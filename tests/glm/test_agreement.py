@@ -125,11 +125,10 @@ def test_rows_are_encoded_in_the_columns_of_the_fit_or_refused(tmp_path):
     path = tmp_path / "t.csv"
     csv.write_csv(table().drop_columns(["ill", "days"]), path)
     design = read_design(path, Outcome("stage", "normal"), "site", categorical=["sex", "chest"])
-    rows = read_rows(path, design, "site")
-    assert rows.features.shape == (300, len(design.names)) and set(rows.owners) == {"s0", "s1", "s2"}
-    np.testing.assert_array_equal(
-        rows.features[rows.owners == "s1"][~np.isnan(rows.features[rows.owners == "s1"]).any(1)], design.clients[1][0]
-    )
+    owners, features = read_rows(path, design, "site")
+    assert features.shape == (300, len(design.names)) and set(owners) == {"s0", "s1", "s2"}
+    own = features[owners == "s1"]
+    np.testing.assert_array_equal(own[~np.isnan(own).any(1)], design.clients[1][0])
 
 
 def test_a_site_that_adds_zeros_is_found():

@@ -59,12 +59,6 @@ def test_a_column_that_numbers_the_rows_is_left_out(first):
     assert read(table={"year": [1, 2, 3, 4, 5, 6], **TABLE}, only=["year"]).names == ["year"]
 
 
-def test_a_predictor_that_sorts_the_rows_is_used():
-    table = {"year": [2005, 2006, 2007, 2008, 2009, 2010], **TABLE}
-    design = read(table=table)
-    assert "year" in design.names and not any("numbers the rows" in note for note in design.notes)
-
-
 def test_rows_without_an_exposure_are_left_out():
     counts = {**TABLE, "years": [1.0, None, 2.0, 1.0, 3.0, 1.0], "grade": [1, 2, 3, 2, 1, 1]}
     design = read(Outcome("grade", "poisson", exposure="years"), only=["sex"], table=counts)

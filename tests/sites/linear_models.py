@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.glm.test_agreement import table
 from tests.sites import channel
 from tfp_bfl import glm
-from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.design import Outcome, read_design
 from tfp_bfl.sites.deployment.attendance import Submission

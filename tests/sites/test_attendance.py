@@ -107,7 +107,7 @@ def test_a_site_that_missed_the_beginning_is_in_the_next_round(hospitals):
 
 def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):
     noted, silent = [], {(ROUND, "west", 1): SILENCE}
-    monkeypatch.setattr("tfp_bfl.app.one_run.progress.Reporter.note", lambda self, text: noted.append(text))
+    monkeypatch.setattr("tfp_bfl.app.one_run.run_folder.Reporter.note", lambda self, text: noted.append(text))
     done = run(hospitals, Channel(hospitals, silent), options={**OPTIONS, "rounds": 3})
     assert [row["num_scored"] for row in lines_of(done / "metrics.jsonl")] == [3, 2, 3]
     assert noted == [

@@ -10,7 +10,7 @@ from rich.console import Console
 import tfp_bfl as bfl
 from tests.kit import json_of, lines_of, summary_of
 from tests.sites import channel
-from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays

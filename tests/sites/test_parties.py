@@ -287,7 +287,7 @@ def test_a_message_of_another_model_is_refused_by_the_site(honest):
 def test_named_arrays_there_and_back():
     structure = ServerMessage(ModelWeights((), [np.ones(3)], ()), np.int32(4), {"a": np.zeros([])})
     arrays = to_arrays(structure)
-    assert arrays["weights/point/0"].shape == (3,) and arrays["told/a"].shape == ()
+    assert arrays["weights/point/0"].shape == (3,) and arrays["extra/a"].shape == ()
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec(np.shape(x), np.asarray(x).dtype), structure)
     tf.nest.map_structure(np.testing.assert_array_equal, from_arrays(arrays, spec), structure)
 

@@ -21,8 +21,7 @@ from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.bench.scores import set_aside
-from tfp_bfl.bench.spaces import DEFAULTS, Space, Values, parse_space
-from tfp_bfl.bench.sweep import parse_seeds
+from tfp_bfl.bench.sweep import DEFAULTS, Space, Values, parse_seeds, parse_space
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import fits

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfp_bfl.app.one_run.records import (
     MOST_ROUNDS_BYTES,
     MOST_SUMMARY_BYTES,
+    in_columns,
     is_done,
     read_json,
     read_record,
@@ -74,11 +75,7 @@ def expand(folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
 def described(folder: pathlib.Path) -> list[str]:
     """Return a head and a line for each run; none where there is no run."""
     rows = [_row(folder, run) for run in find_runs(folder)]
-    if not rows:
-        return []
-    table = [_HEAD, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+    return in_columns([_HEAD, *rows]).split("\n") if rows else []
 
 
 def _row(folder: pathlib.Path, run: pathlib.Path) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.bench import cell, cells
 from tfp_bfl.bench.cells import Options
 from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
-from tfp_bfl.bench.spaces import DEFAULTS, Space, Values, parse_space
+from tfp_bfl.bench.sweep import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole

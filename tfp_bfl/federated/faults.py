@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, positive_leaves
 from tfp_bfl.posterior.families import map_positive
@@ -82,11 +81,8 @@ def find_fault(
 ) -> tf.Tensor:
     """Return the code of the first fault in what a client returns: a scalar int32, 0 if there is none.
 
-    Args:
-      anchor: the weights that the client started from.
-      weight: with which the client would be pooled.
-      given: the number of examples that the client's work got; None where nobody knows.
-      known: whether there is a row of the client's where clients keep something.
+    The client started from `anchor`, would be pooled with `weight`, and got `given` examples, None where nobody knows;
+    `known` is whether it has a row where clients keep something.
     """
     sent = _flat((result.weights, result.memory, result.extra))
     variances = _flat(positive_leaves(posterior_of(result.weights)))
@@ -152,7 +148,7 @@ def infinite_where_unsound(pooled: Any) -> Any:
     return pooled._replace(posterior=map_positive(sound, pooled.posterior))
 
 
-def spoilt(state: ServerState, rule: str, step: str, bound: float) -> str | None:
+def spoilt(state: Any, rule: str, step: str, bound: float) -> str | None:
     """Return what is wrong with the server's state after a round, by its rule or its step; None if nothing is."""
     finite = lambda structure: all(np.isfinite(x).all() for x in tf.nest.flatten(structure))
     if not finite(positive_leaves(state.weights.posterior)):

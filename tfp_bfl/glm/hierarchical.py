@@ -180,8 +180,7 @@ def add_effects(federation: Federation, pooled: Posterior, model: Model, layout:
         warnings=[
             *few_events(maximum.sums, FAMILIES[family], layout.size),
             *skewed,
-            *_few_clients(federation.num_clients),
-            *_no_difference(factor, pooled.stddev[list(layout.columns)], random),
+            *_doubts(federation.num_clients, factor, pooled.stddev[list(layout.columns)], random),
         ],
     )
     return Hierarchical(posterior, random, factor @ factor.T, (), parameters, covariance)
@@ -217,17 +216,15 @@ def _start(pooled: Posterior, layout: EffectsLayout, units: np.ndarray) -> np.nd
     return np.concatenate([pooled.mean * units, factor, residual])
 
 
-def _few_clients(number: int) -> list[str]:
-    poorly = "determine the variance between clients poorly: its standard deviation may be far from the true one."
-    return [f"{number} clients {poorly}"] if number < _FEW_CLIENTS else []
-
-
-def _no_difference(factor: np.ndarray, scales: np.ndarray, names: Sequence[str]) -> list[str]:
-    stddev = np.sqrt(np.sum(factor**2, 1))
-    none = [repr(name) for name, value, scale in zip(names, stddev, scales) if value < 1e-3 * scale]
-    if not none:
-        return []
-    return [
-        f"The estimated standard deviation of {' and '.join(none)} between clients is 0: the rows show no difference "
-        "between clients beyond chance, all clients have the same coefficients, and intervals may be too narrow."
-    ]
+def _doubts(num_clients: int, factor: np.ndarray, scales: np.ndarray, names: Sequence[str]) -> list[str]:
+    stddev, found = np.sqrt(np.sum(factor**2, 1)), list[str]()
+    if num_clients < _FEW_CLIENTS:
+        poorly = "determine the variance between clients poorly: its standard deviation may be far from the true one."
+        found.append(f"{num_clients} clients {poorly}")
+    if none := [repr(name) for name, value, scale in zip(names, stddev, scales) if value < 1e-3 * scale]:
+        found.append(
+            f"The estimated standard deviation of {' and '.join(none)} between clients is 0: the rows show no "
+            "difference between clients beyond chance, all clients have the same coefficients, and intervals may be "
+            "too narrow."
+        )
+    return found

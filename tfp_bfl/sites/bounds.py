@@ -28,7 +28,7 @@ _MOST_STEP = 10.0
 # Of the first weights, between computers.
 _ROUNDING = 1e-4
 _CENTRES = ("weights/posterior/mean", "weights/posterior/values", "weights/point")
-_VECTORS = "told"
+_VECTORS = "extra"
 
 
 class SentWeights:
@@ -39,7 +39,7 @@ class SentWeights:
 
     def __init__(self, process: BayesianProcess, store: ByRound[dict[str, np.ndarray]], num_sites: int = 1):
         message = process.round.broadcast(process.round.initialize()._replace(noise=())).message
-        self._told, self._first = message.told, _chosen(to_arrays(message), ("weights/", _VECTORS))
+        self._extra, self._first = message.extra, _chosen(to_arrays(message), ("weights/", _VECTORS))
         self._has_own_vectors = bool(_chosen(self._first, _VECTORS)) and not self._are_weights(self._first)
         work = process.client_work
         self._factor = _MOST_STEP * (num_sites if work.sends != "weights" else 1)
@@ -61,7 +61,7 @@ class SentWeights:
             raise InvalidArgument(f"It has answered {messages} messages of round {done + 1}, the most of one round.")
         largest = {name: float(known.get(name, 0.0)) for name in ("moved", "sent")}
         if done and not known and measure is not None and self._has_own_vectors:
-            largest["sent"] = _norm(self._own_vectors(measure(self._told)))
+            largest["sent"] = _norm(self._own_vectors(measure(self._extra)))
         sent = _chosen(message, (*_CENTRES, _VECTORS))
         if done == 0:
             self._check_first(message)

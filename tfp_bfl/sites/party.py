@@ -130,15 +130,15 @@ class Party:
         done = int(received.round)
         key = self._key(done, message)
 
-        def work(told: object) -> Any:
-            given = received._replace(memory=self._memory(received), told=told)
+        def work(extra: object) -> Any:
+            given = received._replace(memory=self._memory(received), extra=extra)
             return self._work(tf.nest.map_structure(tf.constant, given), self._examples, key)
 
         if self._steps is not None:
             self._steps.check(done, message, work)
         if self._charge is not None:
             self._charge(message)
-        result = work(received.told)
+        result = work(received.extra)
         result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
         if self._steps is not None:
             self._steps.moved(done, message, result)

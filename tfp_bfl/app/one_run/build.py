@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
-from tfp_bfl.app.one_run.ensembles import num_samples
+from tfp_bfl.app.one_run.records import num_samples
 from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, class_of
-from tfp_bfl.app.options.own_model import NO_CODE, Code
-from tfp_bfl.app.options.parameters import check_names, taken_by
+from tfp_bfl.app.options.own_model import NO_CODE, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.code import code_name

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.ensembles import num_samples
 from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
-from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, read_predictions
+from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, num_samples, read_predictions
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
@@ -214,9 +213,7 @@ def rows_of(compared: Sequence[Drifted], number: int, level: float) -> tuple[lis
     """Return the rows of a report, and the number of examples with which every row could have drift; None for none."""
     resolution = level / len(compared)
 
-    def enough(row: Drifted, size: int) -> bool:
-        return row.least(size) < resolution
-
+    enough = lambda row, size: row.least(size) < resolution
     sizes = range(1, _MOST_NEEDED)
     possible = [row for row in compared if enough(row, _MOST_NEEDED)]
     if not possible:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,10 +42,8 @@ class Row(NamedTuple):
 
     Fields:
       example: path of the image, or path[i] for the i-th example of an archive or a table.
-      label: name of the most probable class; its number if the model has no class names.
-      confidence: its probability.
-      entropy: of the probabilities, normalised to [0, 1].
-      epistemic, aleatoric: traces, as `tfp_bfl.evaluation.summarise` gives them.
+      label, confidence: name or number of the most probable class, and its probability.
+      entropy, epistemic, aleatoric: as `tfp_bfl.evaluation.summarise` gives them.
       abstain: whether the entropy, or the measure that a calibrated model uses, exceeds the threshold.
       set: names of the classes in a calibrated model's prediction set, joined by "|"; otherwise the label.
       unusual: above 1 for an example unlike the training data; None for a model without this output.
@@ -244,9 +242,7 @@ def _as_rows(
             example=which[i],
             label=names[int(answer["label"][i])],
             confidence=float(probabilities[i].max()),
-            entropy=float(answer["entropy"][i]),
-            epistemic=float(answer["epistemic"][i]),
-            aleatoric=float(answer["aleatoric"][i]),
+            **{name: float(answer[name][i]) for name in ("entropy", "epistemic", "aleatoric")},
             abstain=bool(above[i]),
             set=sets[i],
             unusual=float(answer["unusual"][i]) if "unusual" in answer else None,
@@ -295,16 +291,6 @@ def _rows(paths: Any, info: bfl.export.Info, separator: str | None, notes: list[
     return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 
 
-def as_csv(predictions: Predictions) -> str:
-    """Return a line of column names, and a line for each row."""
-    return to_csv([predictions.columns, *(record.values() for record in predictions.records())]).rstrip("\n")
-
-
-def as_json(predictions: Predictions) -> str:
-    """Return a list of objects."""
-    return json.dumps(predictions.records(), indent=2)
-
-
 def as_table(predictions: Predictions) -> str:
     """Format rows for people, as wide as their content: lines of a pipe or a file are not cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -333,4 +319,8 @@ def _in_words(value: object, digits: str) -> str:
 
 # Digits of probabilities, and of traces, which are small.
 _DIGITS = {"confidence": ".3f", "entropy": ".3f", "epistemic": ".4f", "aleatoric": ".4f", "unusual": ".2f"}
-FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}
+FORMATS: dict[str, Callable[[Predictions], str]] = {
+    "table": as_table,
+    "csv": lambda found: to_csv([found.columns, *(row.values() for row in found.records())]).rstrip("\n"),
+    "json": lambda found: json.dumps(found.records(), indent=2),
+}

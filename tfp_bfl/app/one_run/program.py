@@ -79,7 +79,10 @@ def run(
     """
     both = (("model", model), ("rule", rule), ("algorithm", algorithm))
     if "start" in options or algorithm in AFTER:
-        return _after(output, {**options, **{name: x for name, x in (*both, ("dataset", dataset)) if x is not None}})
+        every = {**options, **{name: x for name, x in (*both, ("dataset", dataset)) if x is not None}}
+        start, name, parts, own = split_after(every)
+        folder = pathlib.Path(output or after.free_folder(str(start), name))
+        return Run(folder, after.find_posterior(str(start), folder, after_options(name, own), parts))
     file = config or (resume and pathlib.Path(resume) / "config.yaml")
     settings = {**(read_yaml(file) if file and callable(dataset) else {}), **options}
     given = _given_data(dataset, test_data, settings)
@@ -111,13 +114,6 @@ def run(
 
 _keyword = functools.partial(Parameter, kind=Parameter.KEYWORD_ONLY)
 show(run, [_keyword(name, default=x.default, annotation=x.annotation) for name, x in fields().items()])
-
-
-def _after(output: str | pathlib.Path | None, given: dict[str, Any]) -> Run:
-    """Find the posterior of an algorithm that follows a training."""
-    start, algorithm, code, own = split_after(given)
-    folder = pathlib.Path(output or after.free_folder(str(start), algorithm))
-    return Run(folder, after.find_posterior(str(start), folder, after_options(algorithm, own), code))
 
 
 def _given_data(dataset: object, test_data: object, settings: dict[str, Any]) -> GivenData | None:

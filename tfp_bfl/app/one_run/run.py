@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, datasets, drift, ensembles, pipeline, records
+from tfp_bfl.app.one_run import build, client_scores, datasets, drift, pipeline, records
 from tfp_bfl.app.one_run.job import Job, prepare
-from tfp_bfl.app.one_run.progress import Reporter, reporter
-from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
+from tfp_bfl.app.one_run.run_folder import OnRound, Reporter, Row, free_folder, owned, recorder, reporter, write_results
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.errors import InvalidArgument
@@ -108,7 +107,6 @@ def _run(
     job = prepare(config, user_data, code)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
-    from tfp_bfl.app.one_run import baselines  # Which imports TensorFlow.
 
     with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
         status.announce(job.in_words())
@@ -128,10 +126,11 @@ def _run(
         # Ranges, features and histograms of examples have no noise, and no accountant counts them.
         is_private = records.is_private(job.config, job.process)
         apart, unusual = job.apart(result.model), None if is_private else job.unusual(result.model)
-        scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
-        simple = pipeline.controls(job)
+        scores = {**_scores(job, result, final.metrics), **pipeline.sensitivity_in(final, job.test)}
+        simple = pipeline.baselines(job.clients, job.test)
         if job.shards:
             status.phase("scores of the clients")
+        last, pruned = result.rounds[-1], result.rounds[-1].get("pruned_weights")  # Of all clients.
         of_clients, warnings = client_scores.scored(job, result, final, apart, folder)
         finished = pipeline.Finished(
             options=job.config.recorded(),
@@ -142,14 +141,14 @@ def _run(
             scores={
                 **scores,
                 "baselines": {each.name: each.metrics for each in simple},
-                **baselines.of_classes_in(final, job.test),
+                **pipeline.of_classes_in(final, job.test),
                 **of_clients,
             },
             cost={
                 "train_seconds": sum(row["train_seconds"] for row in result.rounds),
                 "ms_per_step": _ms_per_step(job.config, job.clients, result.rounds),
                 **pipeline.exchanged(result.rounds),
-                **_pruned(result.rounds[-1]),
+                **({"pruned_weights": pruned / (last["num_clients"] - last["num_faulty"])} if pruned else {}),
                 "worker_mb": round(workers_bytes / 2**20),
                 "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
                 "seconds": time.perf_counter() - started,
@@ -209,7 +208,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
         **_permuted(job, result),
         **_of_last_round(job, result),
         **{name: x for name in DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},
-        **ensembles.scores(result, job.score),
+        **records.member_scores(result, job.score),
     }
 
 
@@ -256,9 +255,3 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
     seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)
     return 1000 * seconds[len(seconds) // 2] / (steps * share)
-
-
-def _pruned(last: Row) -> dict[str, float]:
-    """Return a client's pruned weights in the last round; if counted."""
-    pruned = last.get("pruned_weights")
-    return {"pruned_weights": pruned / (last["num_clients"] - last["num_faulty"])} if pruned else {}

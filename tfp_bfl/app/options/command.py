@@ -16,9 +16,8 @@ from typing import Any, Literal
 import click
 
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
-from tfp_bfl.app.options.own_model import check_trust, load
-from tfp_bfl.app.options.parameters import options_of, type_of
-from tfp_bfl.app.options.yaml_file import read_yaml
+from tfp_bfl.app.options.own_model import check_trust, load, options_of, type_of
+from tfp_bfl.app.options.refusals import read_yaml
 from tfp_bfl.errors import InvalidArgument
 
 # A list of choices that is longer than this follows the help text.

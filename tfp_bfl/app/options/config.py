@@ -14,11 +14,10 @@ from pydantic.fields import FieldInfo
 
 from tfp_bfl import data
 from tfp_bfl.app.options.given_data import is_table, names_clients, recorded, with_defaults
-from tfp_bfl.app.options.own_model import NO_CODE, Code, check_trust, load, names_code, split, trust
+from tfp_bfl.app.options.own_model import NO_CODE, Code, Value, check_trust, load, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
-from tfp_bfl.app.options.parameters import Value
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
-from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
+from tfp_bfl.app.options.refusals import read_yaml as read_yaml
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.errors import InvalidArgument, check_range, shown

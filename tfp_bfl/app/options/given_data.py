@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tfp_bfl import data
-from tfp_bfl.app.options.own_model import GIVEN_DATA, is_trusted, load
-from tfp_bfl.app.options.parameters import taken_by, values_of
+from tfp_bfl.app.options.own_model import GIVEN_DATA, is_trusted, load, taken_by, values_of
 from tfp_bfl.data.own import NAME
 from tfp_bfl.data.partition_names import GIVEN as GIVEN_PARTITION
 from tfp_bfl.errors import InvalidArgument, shown

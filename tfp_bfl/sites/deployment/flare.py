@@ -28,7 +28,7 @@ from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import InfoCollector
 from rich.console import Console
 
-from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.sites.deployment import channel
 from tfp_bfl.sites.deployment.attendance import Submission

@@ -17,9 +17,8 @@ from tfp_bfl.evaluation.sums import add_sums, from_sums, is_of_numbers, reliabil
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.tables import to_csv
+from tfp_bfl.plots.figures import reliability_bars, risk_coverage
 from tfp_bfl.plots.page import Cell, Section, Table, picture
-from tfp_bfl.plots.reliability import reliability_bars
-from tfp_bfl.plots.retention_figures import risk_coverage
 from tfp_bfl.plots.sections import RELIABILITY
 from tfp_bfl.plots.tables import DASH, faulty_rounds
 from tfp_bfl.sites.deployment.channel import TRAFFIC

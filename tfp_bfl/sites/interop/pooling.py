@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfp_bfl import rules, servers
 from tfp_bfl import weighting as weightings
-from tfp_bfl.algorithms.fitting import check_extra, check_fit, defended_rule
+from tfp_bfl.algorithms.fitting import check_fit, defended_rule
 from tfp_bfl.contracts import AnyRule, ClientWork, ServerState, ServerStep
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.names import natural
@@ -182,7 +182,6 @@ class Server:
             )
         work: ClientWork = ClientWork(_elsewhere)
         check_fit(work, whole, self._step)
-        check_extra(work, whole, self._step)
         self._round = make_round(
             self._names.first,
             client_work=work,
