@@ -34,6 +34,10 @@ def precise(width=2.0):
         return bfl.rules.Pooled(wide, {"width": width})
     return plain._replace(pool=pool, name="precise", units=None, linear=False)
 
+def lost():
+    plain = bfl.rules.naive_weighted_average()
+    return plain._replace(pool=lambda total, anchor: total.nothing, name="lost")
+
 def needs(width):
     return precise(width)
 
@@ -99,10 +103,15 @@ def test_it_is_reported_without_its_code(run, tmp_path):
         ("model", "gone.py:build", "There is no file gone.py: give --model FILE.py:FUNCTION"),
         ("model", "{}:bild", "There is no function 'bild' in .*mine.py: did you mean 'build'"),
         ("model", "{}:fixed", r"a model from \[7\] to 2 outputs, but breast_cancer has examples of shape \[30\]"),
+        ("model", "mine.py", "model is the file mine.py without a function: give mine.py:FUNCTION"),
         ("model", "{}:wrong", "The model function 'wrong' returns 3, but must return a Keras model"),
-        ("model", "{}:broken", "The model function 'broken' fails: RuntimeError: of two lines"),
+        (
+            "model",
+            "{}:broken",
+            r"The model function 'broken' fails: RuntimeError: of two lines \(mine.py:\d+, in broken\)",
+        ),
         ("rule", "{}:wrong", "The rule function 'wrong' returns 3, but must return a rules.Rule or a rules.GatherRule"),
-        ("rule", "{}:needs", "The rule function 'needs' fails: TypeError: .*'width'; it is called without arguments"),
+        ("rule", "{}:needs", "The rule function 'needs' requires width, which has no default: give the option width"),
         ("algorithm", "{}:fixed", "The algorithm function 'fixed' takes no local_epochs, which is given"),
     ],
 )
@@ -184,7 +193,7 @@ def test_a_run_pools_by_the_rule_of_a_file(run_of_rule, file):
     rows = lines_of(run_of_rule / "metrics.jsonl")
     assert [row["width"] for row in rows] == [2.0] * 3
     info = bfl.export.read_info(run_of_rule / "saved_model")
-    assert info.configuration["rule"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+    assert info.configuration["rule"] == "mine.py:precise" and str(file.parent) not in json.dumps(info._asdict())
     assert yaml.safe_load((run_of_rule / "config.yaml").read_text())["rule"] == f"{file}:precise"
 
 
@@ -194,6 +203,16 @@ def test_a_rule_given_in_python_is_that_of_the_file(run_of_rule, file, tmp_path)
     wanted = summary_of(run_of_rule)["test_nll"]
     assert [run.summary["test_nll"] for run in found] == [wanted] * 2
     assert yaml.safe_load((found[0].folder / "config.yaml").read_text())["rule"] == "given"
+
+
+def test_code_that_fails_in_a_round_is_one_sentence(file, tmp_path, capsys):
+    own = ["--model", "mlp", "--rule", f"{file}:lost"]
+    assert call("run", *FLAGS, *own, "--progress", "none", "--output", tmp_path / "new") == 1
+    assert re.fullmatch(
+        r"tfp-bfl: User-supplied code fails: AttributeError: 'MixturePart' object has no attribute 'nothing' "
+        r"\(mine.py:\d+, in <lambda>\).",
+        capsys.readouterr().err.strip(),
+    )
 
 
 # Algorithms.
@@ -213,7 +232,7 @@ def test_a_run_by_the_algorithm_of_a_file_is_that_of_the_same_recipe(run_of_algo
     found = summary_of(run_of_algorithm)
     assert found["test_nll"] == same.summary["test_nll"]
     info = bfl.export.read_info(run_of_algorithm / "saved_model")
-    assert info.configuration["algorithm"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+    assert info.configuration["algorithm"] == "mine.py:prox" and str(file.parent) not in json.dumps(info._asdict())
 
 
 def test_an_algorithm_gets_the_options_that_it_takes(run_of_algorithm, file, tmp_path):

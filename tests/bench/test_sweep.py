@@ -103,12 +103,12 @@ def test_three_rules_and_three_algorithms_are_six_runs():
         ("rul=a", "did you mean"),
         ("rounds=1,1", "names a value of rounds twice"),
         ("rule=a rule=b", "names rule twice"),
-        ("rule=a or ruel=b", "did you mean 'rule'"),
+        ("rule=conflation or ruel=b", "did you mean 'rule'"),
     ],
 )
 def test_what_can_not_be_varied(item, words):
     with pytest.raises(InvalidArgument, match=re.escape(words)):
-        sweep.parse_varied([item])
+        sweep.make_cells(None, {}, sweep.parse_varied([item]), [0])
 
 
 def test_every_combination_by_every_seed():

@@ -273,3 +273,23 @@ def test_the_sum_counts_as_so_many_clients_however_many_came():
     np.testing.assert_allclose(
         pooled - anchor.posterior.mean[0], (whole.mean[0] - anchor.posterior.mean[0]) / 2, atol=1e-6
     )
+
+
+def test_sums_in_a_dictionary_are_those_of_a_tuple():
+    """The noise leaves out the number of clients, which the server knows, in either form."""
+    average = rules.naive_weighted_average()
+    kind = type(average.units(MeanField((), ())))
+    listed = average._replace(
+        summarise=lambda *given: average.summarise(*given)._asdict(),
+        pool=lambda total, anchor: average.pool(kind(**total), anchor),
+        units=lambda anchor: average.units(anchor)._asdict(),
+    )
+    stacked, anchor = models_like()
+    weights = np.ones(8, np.float32)
+    options = {"clip_norm": 1.0, "cohort_size": 8}
+    quiet = [rules.private(rule, noise_multiplier=0.0, **options) for rule in (average, listed)]
+    tf.nest.map_structure(np.testing.assert_array_equal, *(pooled_by(x, stacked, anchor, weights) for x in quiet))
+    loud = rules.private(listed, noise_multiplier=1.0, **options)
+    total = total_of(loud, stacked, anchor, weights)
+    before, after = (x.sums.posterior for x in (total, loud.randomise(total, tf.constant([1, 2]))))
+    assert before["weight"] == after["weight"] and np.all(before["first"][0] != after["first"][0])

@@ -8,13 +8,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, ClientFiles, Clients, Parties, answering, cohort, each_drawn
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
-from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, is_within
+from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, spoilt
 from tfp_bfl.federated.notices import divergence_clause, loss_warning, smaller_rate
 from tfp_bfl.federated.options import Cohorts
 from tfp_bfl.federated.process import BayesianProcess
@@ -267,15 +266,11 @@ class Attempts:
                 self._process.limits.max_weight_ratio,
                 ", ".join(f"client {k}" for k in above),
             )
-        bound, done = self._process.limits.max_magnitude, int(state.round)
-        finite = all(np.all(np.isfinite(x)) for x in tf.nest.flatten((outcome.state.weights, outcome.state.step)))
-        if not (finite and is_within(outcome.state.weights, bound)):
-            rate = smaller_rate(self._process.description)
-            raise _Spoilt(
-                f"The server's weights are not finite, or beyond {bound:g}, after round {done + 1}, by its step "
-                f"{self._process.server_step.name}: take a smaller step, at the server or the clients"
-                f"{f' ({rate})' if rate else ''}; the state of round {done} is kept."
-            )
+        process = self._process
+        names = process.settings["rule"], process.server_step.name, process.limits.max_magnitude
+        if wrong := spoilt(outcome.state, *names):
+            rate = smaller_rate(process.description)
+            raise _Spoilt(f"{wrong}{f' ({rate})' if rate else ''}; the state of round {state.round} is kept.")
         return outcome
 
     def _most_weight(self, outcome: Attempted) -> tuple[float, list[int]]:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
+from tfp_bfl.contracts import WEIGHTS, ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
+from tfp_bfl.federated.faults import Limits, find_fault, infinite_where_unsound, is_sound, posterior_of
 from tfp_bfl.federated.memory import anchored, find_row, joined, no_rows, parted, replace_rows, root_mean_square
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 from tfp_bfl.tensors import Scalar, TensorTree
@@ -200,6 +200,7 @@ def make_round(
         given = statistics, anchored(client_work, state.weights)
         pooled, reported = seed_alone(f"rule {rule.name}", rule.pool, *given)
         pooled, extra = parted(client_work, pooled)
+        pooled = infinite_where_unsound(pooled) if rule.gives == WEIGHTS else pooled
         metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size)
