@@ -7,6 +7,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.weights import Population, RoundSize
 
 
 def call(*arguments):
@@ -77,3 +78,8 @@ def fake_study(monkeypatch, folder, program, summary):
     fake.invoke = lambda *arguments: CliRunner().invoke(program.main, [*arguments, *folders])
     fake.folder = folder
     return fake
+
+
+def sized(num_clients, num_examples, present):
+    """The size of a federation, and of a round with so many sound clients."""
+    return RoundSize(*map(tf.constant, (num_clients, num_examples, 1.0)), Population(tf.constant(present)))

@@ -25,7 +25,7 @@ import zlib
 import psutil
 import pytest
 
-from tfp_bfl.app.one_run import progress
+from tfp_bfl.app.one_run import run_folder
 
 pytest_plugins = ["tests.seeds"]
 # Tolerances are of float32, not of the TF32 that TensorFlow takes on GPUs (docs/gpu.md).
@@ -95,8 +95,8 @@ def a_patient_console(request):
     """Let no run state a phase because the machine is slow: refusals are one line however long they take."""
     with pytest.MonkeyPatch.context() as patch:
         if request.module.__name__.rpartition(".")[2] != "test_progress":
-            patch.setattr(progress, "_LAZY_SECONDS", math.inf)
-            patch.setattr(progress, "SILENT_SECONDS", math.inf)
+            patch.setattr(run_folder, "_LAZY_SECONDS", math.inf)
+            patch.setattr(run_folder, "SILENT_SECONDS", math.inf)
         yield
 
 

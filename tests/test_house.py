@@ -15,17 +15,17 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (47_450, 38_000),
-    "edge lines": (14_600, 11_500),
-    "test lines": (59_000, 48_000),
+    "core lines": (46_750, 38_000),
+    "edge lines": (14_160, 11_500),
+    "test lines": (58_110, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
-    "file names in two folders": (29, 29),
+    "file names in two folders": (28, 28),
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
-    "files that declare prior_stddev": (19, 12),
+    "files that declare prior_stddev": (14, 12),
     "public names": (456, 420),
 }
 

@@ -306,10 +306,10 @@ class ServerStep(NamedTuple, Generic[Given, State]):
         weights). With `extra` a fifth argument is the clients' extra statistics, pooled.
       predictive: (state, the server's weights) -> the weights that predict, outside any graph; those of the server
         unless the step has better ones. They may hold a posterior over point weights.
-      tell: (state, the server's weights) -> what is sent to clients besides the weights, a structure of tensors.
+      send: (state, the server's weights) -> what is sent to clients besides the weights, a structure of tensors.
       personal: (state, the server's weights, a client's number) -> the weights that predict for this client, or one
         that was never in a round; None where all clients have the same.
-      meet: (state, a `RoundSize`, how many sound clients the round has) -> state, before each `next`.
+      meet: (state, a `RoundSize`) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       extra: it takes the extra statistics of clients who send them (`ClientWork.extra`).
       metrics: (state, the server's next weights, the pooled extra statistics or ()) -> scalars to report with the
@@ -328,9 +328,9 @@ class ServerStep(NamedTuple, Generic[Given, State]):
     initialize: Callable[[ModelWeights], State]
     next: Callable[Concatenate[State, ModelWeights, Given, tf.Tensor, ...], tuple[State, ModelWeights]]
     predictive: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
-    tell: Callable[[State, ModelWeights], TensorTree] = lambda state, weights: ()
+    send: Callable[[State, ModelWeights], TensorTree] = lambda state, weights: ()
     personal: Callable[[State, ModelWeights, int], ModelWeights] | None = None
-    meet: Callable[[State, RoundSize, tf.Tensor], State] = lambda state, federation, num_clients: state
+    meet: Callable[[State, RoundSize], State] = lambda state, size: state
     takes: str = WEIGHTS
     extra: bool = False
     metrics: Callable[[State, ModelWeights, Any], Metrics] = lambda state, weights, extra: {}

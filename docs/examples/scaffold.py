@@ -25,9 +25,9 @@ def client_work(model_fn, *, learning_rate=0.05, local_epochs=1, batch_size=32, 
 
         @tf.function(autograph=False)
         def work(message, examples, seed):
-            c_k, c = message.memory, message.told
+            c_k, c = message.memory, message.extra
             term = bfl.weights.LinearTerm(c - c_k)  # added to every gradient of the local training
-            result = train(message._replace(memory=(), told=term), examples, seed)
+            result = train(message._replace(memory=(), extra=term), examples, seed)
             steps = local_epochs * tf.cast(tf.math.ceil(result.num_examples / batch_size), tf.float32)
             moved = flat(message.weights) - flat(result.weights)
             change = moved / (rate(message.round) * steps) - c
@@ -42,13 +42,13 @@ def server_step(weighting):
     def initialize(weights):
         return {"control": zeros(weights), "fraction": tf.constant(1.0)}
 
-    def meet(state, federation, num_clients):  # the round's share of all clients' weights, before each step
-        return {**state, "fraction": federation.share(weighting)}
+    def meet(state, size):  # the round's share of all clients' weights, before each step
+        return {**state, "fraction": size.share(weighting)}
 
     def step(state, weights, pooled, seed, extra):  # `extra` is the weighted mean of the clients' changes
         return {**state, "control": state["control"] + state["fraction"] * extra}, pooled
 
-    return ServerStep(initialize, step, tell=lambda state, weights: state["control"], meet=meet, extra=True)
+    return ServerStep(initialize, step, send=lambda state, weights: state["control"], meet=meet, extra=True)
 
 
 @passing_on(client_work)

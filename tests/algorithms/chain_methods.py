@@ -20,12 +20,12 @@ POINT, STEP, THINNING = "deterministic", 5e-4, federated.Thinning(1, most=40)
 UNCOMPRESSED = {"participants": 3, **dict.fromkeys(("upload_bits", "upload_bound", "download_bits"), 3 * 32 * 101)}
 
 
-def told(work, tell):
+def sent(work, content):
     """Return the work of a client with further content of the server's message."""
 
     def build():
         run = work()
-        return lambda message, *args: run(message._replace(told=tell(message.weights)), *args)
+        return lambda message, *args: run(message._replace(extra=content(message.weights)), *args)
 
     return work._replace(build=build)
 
@@ -61,7 +61,7 @@ def qlsd(**settings):
     return Method(
         model_fn,
         lambda: algorithms.qlsd(model_fn, step_size=STEP, prior_stddev=2.0, thinning=THINNING, seed=SEED, **given),
-        told(work, lambda weights: Anchor(weights.point, tf.constant(0))),
+        sent(work, lambda weights: Anchor(weights.point, tf.constant(0))),
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],
@@ -88,7 +88,7 @@ def dg_sgld():
     return Method(
         model_fn,
         lambda: algorithms.dg_sgld(model_fn, prior_stddev=2.0, thinning=THINNING, seed=SEED, **given),
-        told(work, lambda weights: weights.point),
+        sent(work, lambda weights: weights.point),
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],
@@ -102,7 +102,7 @@ def fsgld():
     """Clients' changes, of which a cohort of several gives the mean."""
     size = 30 * 3 + 3 + 3 * 2 + 2
     surrogates = [Surrogate(np.full(size, 0.1 * k), np.full(size, 1.0 + k)) for k in range(len(SIZES))]
-    given = {"step_size": STEP, "prior_stddev": 2.0, "local_steps": 3, "batch_size": 8}
+    given = {"step_size": STEP, "local_steps": 3, "batch_size": 8}
     model_fn = mlp(POINT)
 
     def pool(results, anchor):
@@ -112,8 +112,8 @@ def fsgld():
 
     return Method(
         model_fn,
-        lambda: algorithms.fsgld(model_fn, surrogates, thinning=THINNING, seed=SEED, **given),
-        conducive_langevin(model_fn, surrogates, **given),
+        lambda: algorithms.fsgld(model_fn, surrogates, prior_stddev=2.0, thinning=THINNING, seed=SEED, **given),
+        conducive_langevin(model_fn, surrogates, prior_precision=0.25, **given),
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],

@@ -7,7 +7,7 @@ import numpy as np
 from tfp_bfl import algorithms
 from tfp_bfl.algorithms.drift import Corrected
 
-from .chain_methods import told
+from .chain_methods import sent
 from .method import ALIKE, SEED, SIZES, Method, mlp, unflat
 from .personal_methods import flat, shares_of
 
@@ -39,7 +39,7 @@ def method(build, pool, kind, server, metrics):
     return Method(
         mlp(kind),
         build,
-        told(build().client_work, lambda weights: server),
+        sent(build().client_work, lambda weights: server),
         lambda num_examples: num_examples,
         pool,
         lambda result, anchor: pool([result], anchor)[1],

@@ -94,7 +94,7 @@ def fed_lap(covariance):
     def started():
         """The work, sent the first precision, which the server has from the prior."""
         run, size = own(), sum(v.shape.num_elements() for v in model_fn().trainable_variables)
-        return lambda message, *given: run(message._replace(told=tf.fill([size], prior)), *given)
+        return lambda message, *given: run(message._replace(extra=tf.fill([size], prior)), *given)
 
     build, work = lambda: algorithms.fed_lap(model_fn, seed=SEED, **options), own._replace(build=started)
     return Method(model_fn, build, work, np.ones_like, pool, alone, CLIENTS, rounds=20, metrics={})

@@ -7,11 +7,11 @@ from tfp_bfl import algorithms
 from tfp_bfl.algorithms.personal.posterior_work import personal_posterior
 from tfp_bfl.algorithms.personal.step import DropoutRates, Learning, PersonalState
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES, Parameters
-from tfp_bfl.algorithms.personal.variances_work import personal
 from tfp_bfl.algorithms.personal.work import meta_learning as meta_learning_work
+from tfp_bfl.algorithms.personal.work import personal
 from tfp_bfl.posterior import MeanField
 
-from .chain_methods import told
+from .chain_methods import sent
 from .method import CLIENTS, SEED, SIZES, Method, mlp, unflat
 
 LEARN = {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.1, "inner_rate": 0.05}
@@ -90,7 +90,7 @@ def meta_vd(source, threshold=None):
             seed=SEED,
             **NOISY,
         ),
-        told(personal(meta_learning_work(model_fn, **NOISY), variances, threshold), lambda weights: given),
+        sent(personal(meta_learning_work(model_fn, **NOISY), variances, threshold), lambda weights: given),
         lambda num_examples: num_examples,
         pool,
         lambda result, anchor: pool([result], anchor)[1],

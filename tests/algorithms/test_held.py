@@ -131,13 +131,6 @@ def test_states_come_back_bit_for_bit(tmp_path, name):
     assert [p.name for p in tmp_path.iterdir()] == ["state.npz"]
 
 
-def test_a_loaded_state_goes_on(tmp_path):
-    state = state_of(1, 2, prior=prior_of()).join(state_of(3, prior=prior_of()))
-    state.save(tmp_path / "state.npz")
-    back = Held.load(tmp_path / "state.npz").join(state_of(4, prior=prior_of())).remove("2")
-    assert parts(back) == parts(state.join(state_of(4, prior=prior_of())).remove("2"))
-
-
 def other_frozen(state):
     """The network below the head moved by the last digit of one weight."""
     kernel = np.array(state.weights.point[0])
@@ -161,14 +154,8 @@ def with_shape(state, over=HEAD):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda s: s.join(state_of(2, over=HEAD)),
-            "There is a client '2' already: ask to replace it, or leave",
-        ),
-        (
-            lambda s: s.join(state_of(7, over=HEAD), ["8"]),
-            "There is no client '8' to take: the others are '7'.",
-        ),
+        (lambda s: s.join(state_of(2, over=HEAD)), "There is a client '2' already: ask to replace it, or leave"),
+        (lambda s: s.join(state_of(7, over=HEAD), ["8"]), "There is no client '8' to take: the others are '7'."),
         (lambda s: s.join(state_of(7, over=HEAD), ["7", "7"]), "There is a client '7' already"),
         (lambda s: s.join(state_of(7)), "other shapes, or another frozen network"),
         (lambda s: s.join(state_of(7, over=HEAD, normalized=False)), "other shapes, or another frozen network"),

@@ -308,12 +308,6 @@ def test_parts_that_are_none(change, message, parts):
         algorithms.compose(MODELS["flipout"], **{**given, **change})
 
 
-def test_a_bound_on_the_change_of_what_are_no_weights(parts):
-    swag = built("work", "swag", "deterministic"), rules.stacked(), built("step", "online_product")
-    with pytest.raises(errors.InvalidArgument, match="the clients send a client posterior: leave it out"):
-        algorithms.compose(MODELS["deterministic"], *swag, weighting="equal", max_change_norm=1.0)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, models, posterior, rules
+from tfp_bfl import algorithms, models, rules
 from tfp_bfl.data import Clients, Source
 
 RNG = np.random.default_rng(0)
@@ -43,29 +43,6 @@ def largest_difference(a, b):
     return max(np.abs(x - y).max() for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
 
 
-@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
-@pytest.mark.parametrize("weighting", ["equal", "train_size", "distance"])
-def test_weighting(weighting):
-    process = build(weighting=weighting)
-    state = process.initialize()
-    output = run_round(process, CLIENTS)
-    # A round over one client gives that client's posterior.
-    alone = [run_round(process, CLIENTS, [k]).state.weights.posterior for k in range(3)]
-    double = lambda q: tf.nest.map_structure(lambda x: tf.constant(x, tf.float64), q)
-    weights = {
-        "equal": np.ones(3),
-        "train_size": np.float64(SIZES),
-        "distance": np.array(
-            [1 / posterior.kl_divergence(double(state.weights.posterior), double(q)).numpy() for q in alone]
-        ),
-    }[weighting]
-    np.testing.assert_allclose(output.metrics["clients"]["weight"], weights, rtol=2e-3)
-    stacked = posterior.stack([tf.nest.map_structure(tf.constant, q) for q in alone])
-    pooled = rules.aggregate(rules.naive_weighted_average(), stacked, weights)
-    for a, b in zip(tf.nest.flatten(output.state.weights.posterior), tf.nest.flatten(pooled), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
 def test_train_size_is_the_default_weighting():
     model_fn = lambda: models.mlp("deterministic", input_shape=(4,), hidden=())
     process = algorithms.variational(model_fn, rules.naive_weighted_average(), local_epochs=1)
@@ -99,14 +76,6 @@ def test_seed_of_the_process():
     assert largest_difference(*weights) > 1e-3
     again = run_round(build(seed=1), SAME).state.weights
     assert largest_difference(again, weights[0]) == 0
-
-
-@pytest.mark.deep(after="tests/clients/test_variational.py")
-def test_learning_rate_sees_the_round():
-    process = build("deterministic", learning_rate=lambda r: 0.1 * tf.cast(r, tf.float32))
-    start = process.initialize().weights
-    assert largest_difference(run_round(process, CLIENTS).state.weights, start) == 0
-    assert largest_difference(run_round(process, CLIENTS, round_number=2).state.weights, start) > 1e-3
 
 
 def test_batch_normalization_is_pooled_as_moments():

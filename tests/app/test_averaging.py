@@ -6,7 +6,7 @@ import pytest
 import tfp_bfl as bfl
 from tests.app.broken_run import assert_resumes_to, exported
 from tests.kit import call, lines_of, summary_of
-from tfp_bfl.app.one_run import build, client_model, datasets, ensembles
+from tfp_bfl.app.one_run import after, build, datasets, records
 from tfp_bfl.app.options.config import make_config
 
 OPTIONS = "run --engine local --dataset breast_cancer --model mlp --clients 3 --partition iid --local-epochs 1"
@@ -37,18 +37,18 @@ def test_what_is_refused_before_work(tmp_path, capsys, options, message):
 
 def test_rows_of_rounds():
     config = make_config(None, {"ensemble": 3, "rounds": 4, "num_samples": 20})
-    assert ensembles.num_samples(config) == 21 and ensembles.num_samples(make_config(None, {})) == 20
-    assert [ensembles.place(config, {"member": m, "round": r}) for m, r in ((0, 1), (1, 1), (2, 4))] == [1, 5, 12]
-    assert ensembles.place(config, {"round": 3}) == 3
+    assert records.num_samples(config) == 21 and records.num_samples(make_config(None, {})) == 20
+    assert [records.place(config, {"member": m, "round": r}) for m, r in ((0, 1), (1, 1), (2, 4))] == [1, 5, 12]
+    assert records.place(config, {"round": 3}) == 3
     rows = [
         {"member": m, "round": r, "nll": 10.0 * m + r, "faulty_clients": {str(m): "x"}} for m in (0, 1) for r in (1, 2)
     ]
-    assert ensembles.over_members(rows) == [
+    assert records.over_members(rows) == [
         {"round": 1, "nll": 6.0, "faulty_clients": {"0": "x", "1": "x"}},
         {"round": 2, "nll": 7.0, "faulty_clients": {"0": "x", "1": "x"}},
     ]
     alone = [{"round": 1, "nll": 1.0}]
-    assert ensembles.over_members(alone) == alone
+    assert records.over_members(alone) == alone
 
 
 @pytest.mark.deep(after="tests/federated/test_averaging.py")
@@ -68,7 +68,7 @@ def test_the_average_is_scored_exported_and_resumed(tmp_path, monkeypatch):
     # What follows a run starts from the weights with which its model predicts.
     config = make_config(whole / "config.yaml", {})
     process = build.process(config, datasets.load(config).train, lambda: None)
-    weights, model = client_model.final_weights(process, config, whole), process.model_fn()
+    weights, model = after.final_weights(process, config, whole), process.model_fn()
     bfl.weights.assign_weights(model, weights)
     test = datasets.load(config).test
     by_hand = bfl.evaluation.evaluate(model, test.features, test.labels, config.num_samples, config.seed)

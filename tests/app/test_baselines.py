@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import tfp_bfl as bfl
-from tfp_bfl.app.one_run import baselines
+from tfp_bfl.app.one_run import pipeline
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(300, 3)).astype(np.float32)
@@ -22,12 +22,12 @@ def split(labels, **facts):
 
 def test_a_model_that_is_no_worse_is_not_warned_of():
     train, test = split(CLASSES, class_names=("no", "yes"))
-    found = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    found = pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test)
     sure = np.where(np.eye(2)[CLASSES[200:]] == 1, 0.9, 0.1)
-    assert baselines.worse_than(SimpleNamespace(probabilities=sure), found, test) == []
-    assert baselines.is_better(SimpleNamespace(probabilities=sure), found[0], test)
-    assert not baselines.is_better(SimpleNamespace(probabilities=1 - sure), found[0], test)
-    (warning,) = baselines.worse_than(SimpleNamespace(probabilities=1 - sure), found, test)
+    assert pipeline.worse_than(SimpleNamespace(probabilities=sure), found, test) == []
+    assert pipeline.is_better(SimpleNamespace(probabilities=sure), found[0], test)
+    assert not pipeline.is_better(SimpleNamespace(probabilities=1 - sure), found[0], test)
+    (warning,) = pipeline.worse_than(SimpleNamespace(probabilities=1 - sure), found, test)
     assert "its NLL is 2.303" in warning
 
 
@@ -35,12 +35,12 @@ def test_a_summary_records_the_classes():
     _, test = split(CLASSES, class_names=("no", "yes"))
     final = SimpleNamespace(probabilities=np.tile(np.array([[0.8, 0.2]], np.float32), (100, 1)))
     number = int((test.labels == 1).sum())
-    assert baselines.of_classes_in(final, test) == {
+    assert pipeline.of_classes_in(final, test) == {
         "classes": {
             "no": {"examples": 100 - number, "recall": 1.0, "precision": 1 - number / 100},
             "yes": {"examples": number, "recall": 0.0, "precision": 0.0},
         },
         "confusion_matrix": [[100 - number, 0], [number, 0]],
     }
-    found = baselines.sensitivity_in(final, test)
+    found = pipeline.sensitivity_in(final, test)
     assert found["sensitivity"] == 0 and found["sensitivity_high"] > 0 and found["specificity"] == 1

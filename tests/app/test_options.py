@@ -26,7 +26,7 @@ from tfp_bfl.options.methods import ALGORITHMS, OWN, POSTERIORS, argument_names,
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.training.schedules import SCHEDULES
-from tfp_bfl.training.target import KLS
+from tfp_bfl.training.updates import KLS
 
 EVERY = {**ALGORITHMS, **POSTERIORS}
 GROUPS = {

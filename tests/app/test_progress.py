@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.kit import call, refusal
-from tfp_bfl.app.one_run import progress
+from tfp_bfl.app.one_run import run_folder
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -17,7 +17,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 100.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(run_folder.time, "monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def clock(monkeypatch):
 
 def made(form, rounds=5):
     file = io.StringIO()
-    told = progress.Reporter(Console(file=file, width=20), form, rounds)
+    told = run_folder.Reporter(Console(file=file, width=20), form, rounds)
     return told, lambda: file.getvalue().splitlines()
 
 
@@ -117,11 +117,11 @@ def test_nothing_is_silent_for_ten_seconds(clock):
 
 
 def test_a_quiet_console_and_a_form_that_is_none():
-    with progress.reporter(Console(quiet=True), None, 3) as tell:
+    with run_folder.reporter(Console(quiet=True), None, 3) as tell:
         tell.phase("reading")
         tell.round(row(1))
     wrong = pytest.raises(InvalidArgument, match="no form of progress 'lins': did you mean 'lines'")
-    with wrong, progress.reporter(Console(quiet=True), "lins", 3):
+    with wrong, run_folder.reporter(Console(quiet=True), "lins", 3):
         pass
     assert not [t for t in threading.enumerate() if t.name == "tfp_bfl-progress"]
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tfp_bfl.bench.plan import read_plan
-from tfp_bfl.bench.spaces import Space, parse_space
+from tfp_bfl.bench.sweep import Space, parse_space
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = {

@@ -8,7 +8,7 @@ from tests.kit import lines_of
 from tfp_bfl.app.one_run.pipeline import Finished
 from tfp_bfl.bench import cells, tuning
 from tfp_bfl.bench.plan import Plan
-from tfp_bfl.bench.spaces import Space
+from tfp_bfl.bench.sweep import Space
 from tfp_bfl.errors import Error, InvalidArgument
 
 SPACE = {"rate": Space(1e-3, 1.0, True), "kind": Space(values=("a", "b"))}

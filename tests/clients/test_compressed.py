@@ -73,10 +73,7 @@ def test_bits_are_listed_and_summed():
     [
         ({"rule": "linear_pool"}, "as the rule 'linear_pool' is not linear in the clients' means: use a rule such as"),
         ({"rule": "conflation", "robust": "median"}, "as the robust aggregator 'median' is not linear in it"),
-        (
-            {"rule": "log_linear_pool", "weighting": "distance"},
-            "as weighting by 'distance' follows from what they send",
-        ),
+        ({"rule": "log_linear_pool", "weighting": "distance"}, "as weighting by 'distance' follows from what they"),
         ({"rule": "log_linear_pool", "compressor": "zip"}, "no compressor 'zip'"),
         ({"rule": "log_linear_pool", "compressor": "quantiser:0"}, "levels"),
     ],

@@ -192,16 +192,6 @@ def test_posterior_becomes_the_prior_where_the_data_say_nothing(initial):
     np.testing.assert_allclose(q.mean[0], np.zeros([3, 2]), atol=1e-4)
 
 
-def test_more_examples_pull_less():
-    model_fn = mlp(hidden=(), prior_stddev=1.0, initial_stddev=0.01)
-    growth = []
-    for number in (2, 20):
-        data = examples(np.zeros([number, 3], np.float32))
-        q = run(model_fn, data, optimizer_fn=SGD, learning_rate=1.0).weights.posterior
-        growth.append(np.log(np.sqrt(q.variance[0]) / 0.01).mean())
-    np.testing.assert_allclose(growth[0] / growth[1], 10, rtol=1e-3)
-
-
 def test_standard_deviations_stop_at_the_floor():
     model_fn = mlp(hidden=(), prior_stddev=1e-3, initial_stddev=0.05, min_stddev=0.01)
     data = examples(np.zeros([2, 3], np.float32))

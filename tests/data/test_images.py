@@ -1,10 +1,14 @@
-"""Images from files, folders and archives: their pixels, their order, and which of them could not be read."""
+"""Images from files, folders and archives: their pixels and order, and which files and kinds can't be read."""
+
+import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tfp_bfl.data import read_images
+from tfp_bfl.data import read_images, read_own
 from tfp_bfl.errors import InvalidArgument
 
 SHAPE = (6, 5, 3)
@@ -117,3 +121,130 @@ def test_files_and_folders_without_images(tmp_path):
     }.items():
         with pytest.raises(InvalidArgument, match=message):
             read_images(tmp_path / name, SHAPE)
+
+
+KINDS = np.random.default_rng(1)
+RGBA = KINDS.integers(256, size=(6, 5, 4)).astype(np.uint8)
+RGB, LA, L = RGBA[..., :3], RGBA[..., :2], RGBA[..., 0]
+PALETTE = Image.fromarray(RGB).quantize(4)
+EXIF = Image.Exif()
+EXIF[0x0112] = 6  # The first row is at the right.
+
+
+def encoded(image, form="PNG", **options):
+    buffer = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def png_of_16_bits(values, colour):
+    """A PNG of 16 bits a channel, from [height, width, channels], which Pillow does not write."""
+    chunk = lambda name, data: struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    head = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, colour, 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    content = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + content
+
+
+def deep(channels):
+    return 257 * KINDS.integers(256, size=(6, 5, channels))
+
+
+def transparent_palette():
+    image = PALETTE.copy()
+    image.info["transparency"] = 1
+    return image
+
+
+MASK = L > 127
+GRAY_PALETTE = Image.fromarray(L).quantize(4)
+# Kind -> the file's content, and its values [6, 5, C].
+READ = {
+    "black and white": (encoded(MASK), 255 * MASK[..., np.newaxis]),
+    "gray": (encoded(L), L[..., np.newaxis]),
+    "gray with alpha": (encoded(LA), LA),
+    "palette": (encoded(PALETTE), np.array(PALETTE.convert("RGB"))),
+    "palette with a transparent entry": (
+        encoded(PALETTE, transparency=1),
+        np.array(transparent_palette().convert("RGBA")),
+    ),
+    "palette of gray": (encoded(GRAY_PALETTE), np.array(GRAY_PALETTE.convert("L"))[..., np.newaxis]),
+    "gray with a transparent value": (
+        encoded(L, transparency=int(L[0, 0])),
+        np.stack([L, np.where(L[0, 0] == L, 0, 255)], -1),
+    ),
+    "RGB": (encoded(RGB), RGB),
+    "RGB as BMP": (encoded(RGB, "BMP"), RGB),
+    "RGB with a transparent colour": (
+        encoded(RGB, transparency=tuple(map(int, RGB[0, 0]))),
+        np.concatenate([RGB, np.where((RGB[0, 0] == RGB).all(-1, keepdims=True), 0, 255)], -1),
+    ),
+    "RGBA": (encoded(RGBA), RGBA),
+    "EXIF orientation": (encoded(Image.fromarray(RGB.transpose(1, 0, 2)[:, ::-1].copy()), exif=EXIF), None),
+    "animation": (
+        encoded(L, "GIF", save_all=True, append_images=[Image.fromarray(255 - L)]),
+        L[..., np.newaxis],
+    ),
+}
+REFUSED = {
+    "16-bit gray": (png_of_16_bits(deep(1), 0), "has 16 bits a channel"),
+    "16-bit RGB": (png_of_16_bits(deep(3), 2), "has 16 bits a channel"),
+    "16-bit gray with alpha": (png_of_16_bits(deep(2), 4), "has 16 bits a channel"),
+    "16-bit RGBA": (png_of_16_bits(deep(4), 6), "has 16 bits a channel"),
+    "CMYK": (encoded(Image.fromarray(RGBA, "CMYK"), "JPEG"), "pixels of the kind CMYK"),
+    "TIFF": (encoded(RGB, "TIFF"), "is not an image file: it must be BMP, GIF, JPEG or PNG"),
+    "truncated": (encoded(RGB)[:-40], "is a damaged PNG image"),
+    "text": (b"text", "is not an image file"),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+@pytest.mark.parametrize("suffix", [".png", ".jpeg", ".bmp", ".GIF"])
+def test_values_of_each_kind_under_any_name(tmp_path, kind, suffix):
+    content, values = READ[kind]
+    if kind == "EXIF orientation":
+        image = Image.open(io.BytesIO(content))
+        values = np.rot90(np.array(image), -1)  # 90 degrees clockwise
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read_images(path, values.shape).pixels[0], values)
+
+
+@pytest.mark.parametrize("kind", ["gray with a transparent value", "RGB with a transparent colour"])
+def test_transparency_is_never_left_out(tmp_path, kind):
+    content, values = READ[kind]
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=f"is 6 x 5 with {values.shape[-1]} channels, but must be"):
+        read_images(tmp_path / "a.png", (*values.shape[:2], values.shape[-1] - 1))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_kinds_that_lose_values_are_refused(tmp_path, kind, channels):
+    content, reason = REFUSED[kind]
+    (tmp_path / "a.png").write_bytes(content)
+    if kind == "truncated" and channels != 3:
+        reason = "with 3 channels"
+    with pytest.raises(InvalidArgument, match=reason):
+        read_images(tmp_path / "a.png", (6, 5, channels))
+
+
+def in_folders(folder, content, number=5, suffix=".png"):
+    for label in ("dark", "light"):
+        (folder / label).mkdir(parents=True)
+        for i in range(number):
+            (folder / label / f"{i}{suffix}").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_folders_with_such_images_are_refused_by_name(tmp_path, kind):
+    with pytest.raises(InvalidArgument, match=r"dark/0\.png"):
+        read_own(in_folders(tmp_path / "images", REFUSED[kind][0]))
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_folders_of_images_under_another_name(tmp_path, kind):
+    folder = in_folders(tmp_path / "images", READ[kind][0], suffix=".jpg")
+    train = read_own(folder).train
+    assert len(train.features) and train.features.shape[1:3] == (6, 5)

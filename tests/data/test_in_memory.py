@@ -1,12 +1,11 @@
 """Data in memory: the same examples as from files, and one sentence for what cannot be used."""
 
-import csv
-
 import numpy as np
 import pyarrow
 import pyarrow.csv
 import pytest
 
+from tests.data.test_tables import write
 from tfp_bfl import data
 from tfp_bfl.errors import InvalidArgument
 
@@ -21,10 +20,7 @@ OPTIONS = {"label": "sick", "client": "site"}
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("own") / "patients.csv"
-    with open(path, "w", newline="") as file:
-        rows = [[*row, label, site] for row, label, site in zip(FEATURES.tolist(), LABELS, SITES)]
-        csv.writer(file).writerows([[*COLUMNS, "sick", "site"], *rows])
-    return path
+    return write(path, [*COLUMNS, "sick", "site"], *FEATURES.T.tolist(), LABELS, SITES)
 
 
 def frame(path):

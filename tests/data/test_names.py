@@ -1,6 +1,5 @@
 """Names have one form at every entry: classes, categories, clients, columns, folders and options."""
 
-import csv
 import re
 import unicodedata
 
@@ -13,6 +12,8 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from tests.data.test_tables import ROWS, repeated
+from tests.data.test_tables import write as rows
 from tests.fuzz.harness import inputs
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data import Clients, Source, read_own, read_part, read_rows
@@ -40,21 +41,8 @@ FORMS = {
     "left-to-right mark": f"\u200e{NAME}",
     "joiner between letter and mark": unicodedata.normalize("NFD", NAME).replace("o\u0308", "o\u034f\u0308"),
 }
-ROWS = 60
 X = np.random.default_rng(5).normal(size=ROWS).round(3)
-
-
-def rows(path, head, *columns):
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([head, *zip(*columns)])
-    return path
-
-
-def resized(*cells):
-    return np.resize(np.array(cells, object), ROWS)
-
-
-LABELS = resized("a", "b", "b")
+LABELS = repeated("a", "b", "b")
 
 
 def arrays(path, **given):
@@ -78,22 +66,22 @@ def source(**given):
 
 def site(path, name):
     """A column, a category and a class of two sites, one with each form."""
-    columns = [X, resized("Ulm", name, name), resized("a", name)]
+    columns = [X, repeated("Ulm", name, name), repeated("a", name)]
     parts = [
-        read_part(rows(path / f"{i}.csv", [x, "c", "label"], columns[0], *(resized("Ulm", x, "b") for _ in "cl")))
+        read_part(rows(path / f"{i}.csv", [x, "c", "label"], columns[0], *(repeated("Ulm", x, "b") for _ in "cl")))
         for i, x in enumerate((NAME, name))
     ]
     return agree("t", {str(i): describe(part.train) for i, part in enumerate(parts)})
 
 
 def table(head="c", cells=("Ulm", NAME), **more):
-    return pyarrow.table({"x": X, head: resized(*cells), "y": X, **more})
+    return pyarrow.table({"x": X, head: repeated(*cells), "y": X, **more})
 
 
 def linear(name):
     """The columns of two sites of a linear model, one with each form in a name and in a level."""
     outcome = Outcome("y", "gaussian")
-    tables = {form: table(form, ("Ulm", form), z=resized("Ulm", form)) for form in (NAME, name)}
+    tables = {form: table(form, ("Ulm", form), z=repeated("Ulm", form)) for form in (NAME, name)}
     described = {form: agreement.describe(x, outcome, form) for form, x in tables.items()}
     plan = agreement.agree(described, outcome, "drop")
     designs = [SiteCells(x, outcome, plan, "drop", form).sums() for form, x in tables.items()]
@@ -108,7 +96,7 @@ def weights(name):
 
 
 def served(path, name):
-    train = read_own(rows(path / "t.csv", ["x", "c", "label"], X, resized("Ulm", NAME, NAME, "Bonn"), LABELS)).train
+    train = read_own(rows(path / "t.csv", ["x", "c", "label"], X, repeated("Ulm", NAME, NAME, "Bonn"), LABELS)).train
     both = [rows(path / f"{i}.csv", ["x", "c"], [1], [form]) for i, form in enumerate((NAME, name))]
     first, second = (read_encoded(x, train.encoding, train.columns) for x in both)
     assert second.notes == ()
@@ -156,7 +144,7 @@ def when(is_found):
     return [NAME] if is_found else []
 
 
-XC, ONE_AND_OTHER = ["x", "c", "label"], lambda form, *more: resized("Ulm", NAME, form, *more)
+XC, ONE_AND_OTHER = ["x", "c", "label"], lambda form, *more: repeated("Ulm", NAME, form, *more)
 DOSE = Outcome("y", "gaussian")
 # Each reads data with NAME and another form of it, beside other names, and returns the names that are NAME's.
 ENTRIES = {
@@ -187,16 +175,16 @@ ENTRIES = {
     "header in memory": lambda p, n: headers(in_frame(**{n: X, "z": X})),
     "--label": lambda p, n: when(own(p, ["x", NAME], X, LABELS, label=n).train.class_names == ("a", "b")),
     "header of the label": lambda p, n: when(
-        own(p, ["x", n], X, resized("1", "2"), label=NAME).train.class_names == ("1", "2")
+        own(p, ["x", n], X, repeated("1", "2"), label=NAME).train.class_names == ("1", "2")
     ),
     "--client-column": lambda p, n: when(
-        own(p, ["x", NAME, "label"], X, resized("u", "v"), LABELS, client=n).client_names == ("u", "v")
+        own(p, ["x", NAME, "label"], X, repeated("u", "v"), LABELS, client=n).client_names == ("u", "v")
     ),
     "--drop": lambda p, n: when(len(option(p, n, drop=[n]).columns) == 1),
     "--drop in memory": lambda p, n: when(len(headers(read_own(table(NAME, X, label=LABELS), drop=[n]))) == 2),
     "--only": lambda p, n: [x.name for x in option(p, n, only=[n]).columns],
     "--categorical": lambda p, n: when(
-        levels(own(p, [NAME, "label"], resized("01", "02", "3"), LABELS, categorical=[n])) == ("01", "02", "3")
+        levels(own(p, [NAME, "label"], repeated("01", "02", "3"), LABELS, categorical=[n])) == ("01", "02", "3")
     ),
     "columns of read_rows": lambda p, n: when(read_rows(rows(p / "d.csv", [NAME], [3]), [n]).tolist() == [[3.0]]),
     "served row": served,
@@ -267,7 +255,7 @@ def test_names_of_nothing_that_is_seen_are_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="class_names hold an empty name, number 2: name each class"):
         source(class_names=("a", "\u00ad "))
     with pytest.raises(InvalidArgument, match="array clients of dataset has 30 empty names"):
-        read_own((X[:, None], LABELS, resized("u", "\u200b")))
+        read_own((X[:, None], LABELS, repeated("u", "\u200b")))
     with pytest.raises(InvalidArgument, match="has a name of blanks alone: rename it"):
         read_own(folder(tmp_path / "i", "Ulm", "\u2060"))
 
@@ -287,7 +275,7 @@ def test_names_that_look_alike_are_told_apart_by_code_points():
 
 
 def test_notes_name_the_forms_of_a_client(tmp_path):
-    path = rows(tmp_path / "d.csv", ["x", "c", "label"], X, resized("Ulm", "K\u00f6ln", "Ko\u0308ln", "b"), LABELS)
+    path = rows(tmp_path / "d.csv", ["x", "c", "label"], X, repeated("Ulm", "K\u00f6ln", "Ko\u0308ln", "b"), LABELS)
     assert any(
         "in 2 ways, such as 'K\\xf6ln' and 'Ko\\u0308ln': they" in note for note in read_own(path, client="c").notes
     )

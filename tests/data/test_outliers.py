@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
+from tests.data.test_tables import write as write_table
 from tfp_bfl.data.statistics import within_bounds
 from tfp_bfl.glm.design import Outcome, read_design
 
@@ -12,11 +13,8 @@ def ordinary(seed=0, number=400):
     return 50 + 10 * np.random.default_rng(seed).normal(size=number)
 
 
-def write(path, values, labels, name="x"):
-    path.write_text(
-        f"{name},other,label\n" + "".join(f"{x},{i % 7},{y}\n" for i, (x, y) in enumerate(zip(values, labels)))
-    )
-    return path
+def write(path, values, labels):
+    return write_table(path, ["x", "other", "label"], values, np.arange(len(values)) % 7, labels)
 
 
 @pytest.mark.parametrize("typed", [99999.0, -99999.0, 5e7, 1e300])
@@ -97,8 +95,7 @@ def test_arrays_text_beside_numbers_and_labels_of_regression_are_limited_too(tmp
     numbers = bfl.data.read_own(write(tmp_path / "t.csv", ordinary(2), values), task="regression")
     assert any("row 4 of 'label' holds 1000000" in note for note in numbers.notes)
     assert numbers.train.target.stddev < 20
-    lines = [f"{x},{'uvw'[i % 3]},{i % 2}" for i, x in enumerate(values)]
-    (tmp_path / "text.csv").write_text("x,word,label\n" + "\n".join(lines) + "\n")
+    write_table(tmp_path / "text.csv", ["x", "word", "label"], values, np.resize(list("uvw"), 400), np.arange(400) % 2)
     mixed = bfl.data.read_own(tmp_path / "text.csv")
     assert any("row 4 of 'x' holds 1000000" in note for note in mixed.notes) and mixed.train.columns[0].stddev < 20
     part = bfl.data.read_part(tmp_path / "text.csv")
@@ -116,7 +113,7 @@ def test_a_test_set_of_its_own_stays_as_it_is(tmp_path):
 def test_linear_models_name_the_row_and_fit_it_as_it_is(tmp_path):
     values = ordinary()
     values[7] = 99999
-    (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{x},{i % 5}\n" for i, x in enumerate(values)))
+    write_table(tmp_path / "t.csv", ["x", "y"], values, np.arange(400) % 5)
     design = read_design(tmp_path / "t.csv", Outcome("y", "gaussian"))
     assert any("row 8 of 'x' holds 99999" in note for note in design.notes)
     assert design.clients[0][0].max() == 99999

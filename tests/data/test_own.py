@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tfp_bfl.data import Clients, Source, is_own, names_clients, read_images, read_own, read_rows
+from tfp_bfl.data import Clients, Source, is_own, names_clients, read_images, read_own
 from tfp_bfl.errors import InvalidArgument
 
 ROWS = 60
@@ -79,11 +79,8 @@ def test_a_test_set_of_its_own(tmp_path):
         read_own(path, "sick", "centre", written(tmp_path, table=TABLE.drop(["dose"]), name="short"))
 
 
-def test_rows_to_ask_a_model_about(tmp_path):
-    rows = read_rows(written(tmp_path), ["dose", "age"])
-    np.testing.assert_allclose(rows, np.stack([DOSE, AGE], -1), rtol=1e-6)
-    with pytest.raises(InvalidArgument, match="has no column 'height', which the model requires"):
-        read_rows(written(tmp_path), ["age", "height"])
+BOTH = {"label": "sick", "client": "centre"}
+CENTRES = pyarrow.concat_tables([replaced("centre", [f"centre {k * 2 // 3}" for k in range(ROWS)])] * 2)
 
 
 @pytest.mark.parametrize(
@@ -92,20 +89,16 @@ def test_rows_to_ask_a_model_about(tmp_path):
         (TABLE, {"label": "sic"}, "There is no column 'sic' in .*patients.csv for --label: did you mean 'sick'"),
         (TABLE, {"label": "sick", "client": "center"}, "for --client-column: did you mean 'centre'"),
         (
-            pyarrow.concat_tables([replaced("centre", [f"centre {k * 2 // 3}" for k in range(ROWS)])] * 2),
+            CENTRES,
             {"label": "sick"},
-            r"'centre' holds \d+ texts, such as 'centre 0' in row 1: .* or give --client-column centre if it names the",
+            r"texts, such as 'centre 0' in row 1: .* or give --client-column centre if it nam",
         ),
-        (
-            replaced("age", [*AGE[:7], np.inf, *AGE[8:]]),
-            {"label": "sick", "client": "centre"},
-            "inf in row 8, which is not finite",
-        ),
+        (replaced("age", [*AGE[:7], np.inf, *AGE[8:]]), BOTH, "inf in row 8, which is not finite"),
         (TABLE, {"label": "sick", "client": "sick"}, "'sick' is label and client-column: name two columns"),
         (TABLE, {}, "has no column 'label': name the column with the labels by --label; its columns are 'age', 'dose'"),
         (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
         (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),
-        (TABLE.slice(0, 1), {"label": "sick", "client": "centre"}, "labels of the column 'sick' of .* are all '"),
+        (TABLE.slice(0, 1), BOTH, "labels of the column 'sick' of .* are all '"),
     ],
 )
 def test_what_is_wrong_with_a_table(tmp_path, change, options, message):
@@ -195,32 +188,29 @@ def test_names_of_training_and_test_folders(tmp_path, train, test, middle):
     assert data.client_names == ((middle,) if middle else ()) and names_clients(tmp_path) == bool(middle)
 
 
-def test_training_and_test_folders_that_are_not_clear(tmp_path):
+def test_training_and_test_folders_that_are_not_clear_or_alone(tmp_path):
     for name in ("train", "test", "valid"):
-        draw(tmp_path / name / "dog" / "0.png", 0)
-        draw(tmp_path / name / "cat" / "1.png", 1)
-    assert read_own(tmp_path).test.num_examples == 2  # the test set is "test"
+        for k in range(10):
+            draw(tmp_path / name / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+    assert read_own(tmp_path).test.num_examples == 10  # the test set is "test"
+
+    def refused(message):
+        with pytest.raises(InvalidArgument, match=message):
+            read_own(tmp_path)
+
     draw(tmp_path / "Training" / "dog" / "0.png", 0)
-    with pytest.raises(InvalidArgument, match="has both train/ and Training/: leave one out"):
-        read_own(tmp_path)
+    refused("has both train/ and Training/: leave one out")
     (tmp_path / "Training").rename(tmp_path / "more")
-    with pytest.raises(InvalidArgument, match="has 'more' beside train/ and test/: move it"):
-        read_own(tmp_path)
-
-
-def test_a_training_or_a_test_folder_alone(tmp_path):
-    for k in range(10):
-        draw(tmp_path / "train" / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+    refused("has 'more' beside train/ and test/: move it")
+    for name in ("test", "valid"):
+        shutil.rmtree(tmp_path / name)
+    refused("has 'more' beside train/: move it into train/ or test/")
+    shutil.rmtree(tmp_path / "more")
     data = read_own(tmp_path)
     assert (data.train.num_examples, data.test.num_examples, data.clients) == (8, 2, None)
     assert not names_clients(tmp_path)
-    (tmp_path / "holdout").mkdir()
-    shutil.copytree(tmp_path / "train" / "dog", tmp_path / "holdout" / "dog")
-    with pytest.raises(InvalidArgument, match="has 'holdout' beside train/: move it into train/ or test/"):
-        read_own(tmp_path)
     (tmp_path / "train").rename(tmp_path / "test")
-    with pytest.raises(InvalidArgument, match="has test/ but no train/: give both, or rename it"):
-        read_own(tmp_path)
+    refused("has test/ but no train/: give both, or rename it")
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -282,45 +272,40 @@ def test_what_is_called_by_a_path(tmp_path, monkeypatch):
     assert not is_own("mnist") and not is_own("cifar10_corrupted/fog_3")
 
 
+ARRAYS = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "clients": CENTRE}
+
+
 def named_archive(folder):
-    arrays = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "clients": CENTRE}
-    np.savez(folder / "data.npz", **arrays, **{f"test_{name}": x[:9] for name, x in arrays.items()})
+    np.savez(folder / "data.npz", **ARRAYS, **{f"test_{name}": x[:9] for name, x in ARRAYS.items()})
     return {"path": folder / "data.npz"}
 
 
 def named_archives(folder):
-    arrays = {"features": np.stack([AGE, DOSE], 1), "labels": SICK, "site": CENTRE}
     for name, rows in {"train": slice(None), "test": slice(9)}.items():
-        np.savez(folder / f"{name}.npz", **{key: x[rows] for key, x in arrays.items()})
+        np.savez(folder / f"{name}.npz", **{key.replace("clients", "site"): x[rows] for key, x in ARRAYS.items()})
     return {"path": folder / "train.npz", "client": "site", "test": folder / "test.npz"}
 
 
 def named_folder(folder):
     for split, rows in {"train": range(ROWS), "test": range(9)}.items():
         for i in rows:
-            (folder / "images" / split / CENTRE[i] / SICK[i]).mkdir(parents=True, exist_ok=True)
-            grey = np.full((4, 4), i, np.uint8)
-            Image.fromarray(grey).save(folder / "images" / split / CENTRE[i] / SICK[i] / f"{i:02}.png")
+            draw(folder / "images" / split / CENTRE[i] / SICK[i] / f"{i:02}.png", i)
     return {"path": folder / "images"}
 
 
 def named_tables(folder, table=TABLE):
-    test = written(folder, table=table.slice(0, 9), name="test")
-    return {"path": written(folder, table=table), "label": "sick", "client": "centre", "test": test}
+    return {"path": written(folder, table=table), **BOTH, "test": written(folder, table=table.slice(0, 9), name="test")}
 
 
 def named_frames(folder):
-    table = TABLE.to_pandas()
-    return {"path": table, "label": "sick", "client": "centre", "test": table[:9]}
+    return {"path": TABLE.to_pandas(), **BOTH, "test": TABLE.to_pandas()[:9]}
 
 
 def named_clients(folder):
-    found = Source("a", "train", np.stack([AGE, DOSE], 1), SICK)
-    names = sorted({*CENTRE})
-    rows = [np.flatnonzero(name == CENTRE) for name in names]
-    here = [own[own < 9] for own in rows]
-    test = Clients(found, [own for own in here if len(own)], [name for name, own in zip(names, here) if len(own)])
-    return {"path": Clients(found, rows, names), "test": test}
+    found, names = Source("a", "train", ARRAYS["features"], SICK), sorted({*CENTRE})
+    rows = {name: np.flatnonzero(name == CENTRE) for name in names}
+    here = {name: own[own < 9] for name, own in rows.items() if own[0] < 9}
+    return {"path": Clients(found, [*rows.values()], names), "test": Clients(found, [*here.values()], [*here])}
 
 
 FORMS = [named_archive, named_archives, named_folder, named_tables, named_frames, named_clients]

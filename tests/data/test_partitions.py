@@ -21,14 +21,6 @@ ALL = [
 ]
 by_name = pytest.mark.parametrize("partition", ALL, ids=lambda p: p.name)
 
-GOLDEN = {
-    "iid": [[3, 4, 7, 11], [0, 8, 9, 10], [1, 2, 5, 6]],
-    "label_skew": [[1, 4, 6, 9], [0, 3, 8, 11], [2, 5, 7, 10]],
-    "dirichlet": [[3], [0, 1, 4, 9, 10, 11], [2, 5, 6, 7, 8]],
-    "lda": [[2, 5, 8, 11], [0, 1, 7, 9], [3, 4, 6, 10]],
-    "noniid_datasets": [[1, 3, 9], [0, 4, 7, 10, 11], [2, 5, 6, 8]],
-}
-
 
 def counts(parts, labels):
     return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
@@ -57,13 +49,18 @@ def test_seed_decides_the_partition(partition):
     assert not all(np.array_equal(a, b) for a, b in zip(first, other))
 
 
+GOLDEN = [
+    (data.iid(3), [[3, 4, 7, 11], [0, 8, 9, 10], [1, 2, 5, 6]]),
+    (data.label_skew(3, 2), [[1, 4, 6, 9], [0, 3, 8, 11], [2, 5, 7, 10]]),
+    (data.dirichlet(3, 1.0), [[3], [0, 1, 4, 9, 10, 11], [2, 5, 6, 7, 8]]),
+    (data.lda(3, 0.5), [[2, 5, 8, 11], [0, 1, 7, 9], [3, 4, 6, 10]]),
+    (data.noniid_datasets(3), [[1, 3, 9], [0, 4, 7, 10, 11], [2, 5, 6, 8]]),
+]
+
+
 def test_partition_is_the_same_on_every_machine():
-    labels = np.arange(12) % 3
-    assert [p.tolist() for p in data.iid(3)(labels, seed=7)] == GOLDEN["iid"]
-    assert [p.tolist() for p in data.label_skew(3, 2)(labels, seed=7)] == GOLDEN["label_skew"]
-    assert [p.tolist() for p in data.dirichlet(3, 1.0)(labels, seed=7)] == GOLDEN["dirichlet"]
-    assert [p.tolist() for p in data.lda(3, 0.5)(labels, seed=7)] == GOLDEN["lda"]
-    assert [p.tolist() for p in data.noniid_datasets(3)(labels, seed=7)] == GOLDEN["noniid_datasets"]
+    for partition, wanted in GOLDEN:
+        assert [part.tolist() for part in partition(np.arange(12) % 3, seed=7)] == wanted
 
 
 def test_iid_sizes_differ_by_at_most_one():
@@ -168,12 +165,19 @@ def test_large_alpha_is_nearly_iid_and_small_alpha_is_skewed(make):
     assert np.median(skewed.max(1) / skewed.sum(1)) > 0.4
 
 
-def test_dirichlet_draws_again_until_every_client_has_data():
-    labels = np.arange(60) % 3
-    partition = data.dirichlet(6, 0.5, min_examples=4)
-    assert min(len(p) for s in range(20) for p in partition(labels, s)) >= 4
-    unguarded = data.dirichlet(6, 0.5)
-    assert min(len(p) for s in range(20) for p in unguarded(labels, s)) < 4
+@pytest.mark.parametrize(
+    ("make", "count", "least"),
+    [
+        (lambda **least: data.dirichlet(6, 0.5, **least), 60, 4),
+        (lambda **least: data.noniid_datasets(6, **least), 300, 15),
+    ],
+)
+def test_partitions_draw_again_until_every_client_has_data(make, count, least):
+    smallest = [
+        min(len(part) for seed in range(20) for part in partition(np.arange(count) % 3, seed))
+        for partition in (make(min_examples=least), make())
+    ]
+    assert smallest[0] >= least > smallest[1]
 
 
 def test_a_client_of_weight_zero_gets_nothing():
@@ -278,14 +282,6 @@ def test_like_needs_the_same_classes(labels):
         data.like(clients)(np.array(labels), seed=0)
 
 
-def test_noniid_datasets_draw_again_until_every_client_has_data():
-    labels = np.arange(300) % 3
-    partition = data.noniid_datasets(6, min_examples=15)
-    assert min(len(p) for s in range(20) for p in partition(labels, s)) >= 15
-    unguarded = data.noniid_datasets(6)
-    assert min(len(p) for s in range(20) for p in unguarded(labels, s)) < 15
-
-
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 100))
 TWO = (0, 0, 0, 1, 1, 1)
 
@@ -332,43 +328,30 @@ def test_known_groups_of_classes():
         (lambda: data.label_skew(2, 0), "classes_per_client is 0"),
         (lambda: data.label_skew(2, 3)(np.arange(10) % 2, 0), "must be at most the 2 classes"),
         (lambda: data.label_skew(4, 2)(np.array([0, 0, 0, 1, 1]), 0), "a class of 3 examples to 4 clients"),
-        (lambda: data.dirichlet(2, 0.0), "alpha is 0.0, but must be a finite number above 0."),
-        (lambda: data.dirichlet(2, -1), "alpha is -1"),
-        (lambda: data.lda(2, float("nan")), "alpha is nan"),
-        (lambda: data.lda(2, float("inf")), "alpha is inf"),
-        (lambda: data.lda(2, "0.1"), "alpha is '0.1'"),
+        *(
+            (lambda x=x, make=make: make(2, x), f"alpha is {x!r}, but must be a finite number above 0.")
+            for make in (data.dirichlet, data.lda)
+            for x in (0.0, -1, float("nan"), float("inf"), "0.1")
+        ),
         (lambda: data.dirichlet(5, 1.0, 3)(np.arange(14), 0), "5 clients of at least 3 examples need 15"),
         (lambda: data.dirichlet(50, 0.01)(np.arange(100) % 2, 0), "no data in each of 100 draws: use a larger"),
         (lambda: data.noniid_datasets(0), "num_clients is 0"),
-        (lambda: data.noniid_datasets(3, -0.1), "other_interest is -0.1, but must be a number from 0 to 1."),
-        (lambda: data.noniid_datasets(3, 1.5), "other_interest is 1.5"),
-        (lambda: data.noniid_datasets(3, float("nan")), "other_interest is nan"),
-        (lambda: data.noniid_datasets(3, True), "other_interest is True"),
-        (lambda: data.noniid_datasets(3, "0.25"), "other_interest is '0.25'"),
+        *(
+            (lambda x=x: data.noniid_datasets(3, x), f"other_interest is {x!r}, but must be a number from 0 to 1.")
+            for x in (-0.1, 1.5, float("nan"), True, "0.25")
+        ),
         (lambda: data.noniid_datasets(3, min_examples=0), "min_examples is 0"),
         (lambda: data.noniid_datasets(5, 0.25, 3)(np.arange(14), 0), "5 clients of at least 3 examples need 15"),
-        (
-            lambda: data.noniid_datasets(3, 0)(np.arange(100) % 10, 0),
-            "leave 7 of the 10 classes to nobody: use 10 clients",
-        ),
-        (
-            lambda: data.noniid_datasets(100)(np.arange(300) % 2, 0),
-            "over 100 clients left a client with no data in each",
-        ),
-        (
-            lambda: data.noniid_datasets(9, 0.25, 10)(np.arange(90) % 2, 0),
-            "fewer than 10 examples in each of 100 draws",
-        ),
+        (lambda: data.noniid_datasets(3, 0)(np.arange(100) % 10, 0), "leave 7 of the 10 classes to nobody"),
+        (lambda: data.noniid_datasets(100)(np.arange(300) % 2, 0), "over 100 clients left a client with no data"),
+        (lambda: data.noniid_datasets(9, 0.25, 10)(np.arange(90) % 2, 0), "fewer than 10 examples in each of 100"),
         (lambda: data.pachinko(0, 1.0), "num_clients is 0"),
         (lambda: data.pachinko(2, 0.0), "alpha is 0.0"),
         (lambda: data.pachinko(2, 1.0, -1.0), "beta is -1.0"),
         (lambda: data.pachinko(2, 1.0, examples_per_client=0), "examples_per_client is 0"),
         (lambda: data.pachinko(2, 1.0)(LABELS, seed=0), "needs the group of each of the 6 classes"),
         (lambda: data.pachinko(2, 1.0, groups=(0, 1))(LABELS, seed=0), "needs the group of each of the 6 classes"),
-        (
-            lambda: data.pachinko(7, 1.0, groups=TWO, examples_per_client=100)(LABELS, seed=0),
-            "need 700, but there are 600",
-        ),
+        (lambda: data.pachinko(7, 1.0, groups=TWO, examples_per_client=100)(LABELS, seed=0), "there are 600"),
         (lambda: data.parse_partition("noniid_datasets", 3), "lacks its other_interest: write noniid_datasets:OTHER_"),
         (lambda: data.parse_partition("dirchlet:0.5", 3), "did you mean 'dirichlet'?"),
         (lambda: data.parse_partition("dirichlet", 3), "lacks its alpha: write dirichlet:ALPHA."),

@@ -1,11 +1,10 @@
 """Numbers far from zero: standardised before they are rounded; training and test features have one form."""
 
-import csv
-
 import numpy as np
 import pyarrow
 import pytest
 
+from tests.data.test_tables import write
 from tfp_bfl import data
 from tfp_bfl.errors import InvalidArgument
 
@@ -30,9 +29,7 @@ def read(form, folder, task):
             parts.append(folder / f"{name}.npz")
             np.savez(parts[-1], features=FAR[rows], labels=labels[rows])
         else:
-            parts.append(folder / f"{name}.csv")
-            with open(parts[-1], "w", newline="") as file:
-                csv.writer(file).writerows([["a", "b", "label"], *zip(*(x.tolist() for x in columns))])
+            parts.append(write(folder / f"{name}.csv", ["a", "b", "label"], *(x.tolist() for x in columns)))
     return data.read_own(parts[0], test=parts[1], task=task)
 
 

@@ -12,7 +12,8 @@ from tests.algorithms.methods import METHODS
 from tests.algorithms.test_contract import ALIKE, TRIED
 from tests.engines.ray_stand_in import NEVER, Exceptions, stand_in
 from tfp_bfl import data, federated
-from tfp_bfl.engines.ray import cluster, ray_runtime, tasks
+from tfp_bfl.engines.ray import cluster, ray_runtime
+from tfp_bfl.engines.ray import runtime as ray_tasks
 from tfp_bfl.errors import ComputationError, InvalidArgument, MissingDependency, WorkerError
 
 deep = pytest.mark.deep(after="tests/algorithms/test_contract.py")
@@ -85,7 +86,7 @@ def test_no_machine_is_left(process, files, runtime):
 def test_a_machine_that_is_cut_off(process, files, runtime, monkeypatch):
     """Its task never answers, and is done again elsewhere; so is one of which Ray says that it is lost."""
     wanted = cluster.RayEngine(process.round, runtime).next(begin(process), files.references(range(3), 2))
-    monkeypatch.setattr(tasks, "_RAYS_OWN_SECONDS", 0.0)
+    monkeypatch.setattr(ray_tasks, "_RAYS_OWN_SECONDS", 0.0)
     ray, other = runtime.ray, {**runtime.ray.machines[0], "NodeID": "b"}
     engine = cluster.RayEngine(process.round, runtime)
     engine._seen.add(files.digest)

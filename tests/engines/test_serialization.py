@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl.engines.tff.serialization import create_value_request
+from tfp_bfl.engines.tff.executor import create_value_request
 
 tff = pytest.importorskip("tensorflow_federated")
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfp_bfl import evaluation
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.retention import RetentionCurve
+from tfp_bfl.evaluation.limits import RetentionCurve
 
 NAN, INF = float("nan"), float("inf")
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.2, 0.5, 0.3]])

@@ -10,7 +10,7 @@ import tensorflow_probability as tfp
 from scipy import integrate, stats
 
 from tfp_bfl import evaluation
-from tfp_bfl.evaluation.calibration import (
+from tfp_bfl.evaluation.classification import (
     expected_calibration_error,
     maximum_calibration_error,
     reliability,

@@ -6,7 +6,7 @@ from scipy import stats
 
 from tfp_bfl import evaluation
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.client_scores import client_warnings, scores_of_sums
+from tfp_bfl.evaluation.sums import client_warnings, scores_of_sums
 
 
 def predicted(rng, right):

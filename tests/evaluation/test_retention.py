@@ -7,7 +7,7 @@ from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import confidence_curve, over_seeds, paired_difference, rounds_to, running_mean
-from tfp_bfl.evaluation.retention import area_under_retention_curve, retention_curve
+from tfp_bfl.evaluation.limits import area_under_retention_curve, retention_curve
 
 
 def case(hits):

@@ -13,8 +13,8 @@ from tests.export.tampering import add_node, change_file, change_graph, copy, fu
 from tests.fuzz.harness import attempt
 from tfp_bfl import export, models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.export.heads import CLASS_OUTPUTS as OUTPUTS
 from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, INFO, MANIFEST, VALUES, write_manifest
+from tfp_bfl.export.signatures import CLASS_OUTPUTS as OUTPUTS
 from tfp_bfl.files import tensor_bundle
 
 PIXELS = np.random.default_rng(0).integers(256, size=[3, 4, 4, 1]).astype(np.uint8)

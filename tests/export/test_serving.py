@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import export, models
-from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
+from tfp_bfl.export.graph_checks import ARITHMETIC, EXPORTED, SAVING
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.posterior import LowRank, Samples
 from tfp_bfl.weights import get_weights, predictive_model

@@ -9,8 +9,7 @@ import tensorflow as tf
 from tfp_bfl import algorithms, data, federated, models, servers
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
-from tfp_bfl.algorithms.personal.variances_work import personal
-from tfp_bfl.algorithms.personal.work import meta_learning
+from tfp_bfl.algorithms.personal.work import meta_learning, personal
 from tfp_bfl.contracts import ClientWork, ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulation

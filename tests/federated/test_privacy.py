@@ -216,7 +216,7 @@ def test_drift_is_corrected_by_the_expected_number_of_clients(build):
     ):
         process = build(model_fn, optimizer="sgd", element_spec=CLIENTS.element_spec, **options)
         step = process.server_step
-        met = step.meet(step.initialize(process.local.initialize().weights), size, tf.constant(7))
+        met = step.meet(step.initialize(process.local.initialize().weights), size)
         np.testing.assert_allclose(met.share, share, rtol=1e-6)
 
 

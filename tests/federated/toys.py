@@ -73,7 +73,7 @@ def counting(message, examples, seed):
 def gradient(message, examples, seed):
     """Sends no weights and no posterior: the gradient of N / 2 ||bias - mean||^2 at what the server tells."""
     number = tf.cast(tf.shape(examples.labels)[0], tf.float32)
-    force = number * (message.told - client_mean(examples))
+    force = number * (message.extra - client_mean(examples))
     bits = tf.constant(64.0)
     return ClientResult({"force": force}, tf.shape(examples.labels)[0], no_metrics(), counts={"bits": bits})
 
@@ -106,7 +106,7 @@ def descend(step_size):
     return ServerStep(
         lambda weights: tf.constant(0.0),
         advance,
-        tell=lambda state, weights: weights.point[1],
+        send=lambda state, weights: weights.point[1],
         personal=personal,
         takes="force",
         name=f"descend (step size {step_size:g})",

@@ -5,7 +5,8 @@ import functools
 import numpy as np
 
 from tfp_bfl.glm.federation import TIMES, Question
-from tfp_bfl.glm.fitting import Model, fit_federation
+from tfp_bfl.glm.fitting import fit_federation
+from tfp_bfl.glm.posterior import Model
 from tfp_bfl.glm.protocol import Answers
 from tfp_bfl.glm.rows import INTERCEPT, Rows
 from tfp_bfl.glm.sums import decode, encode

@@ -10,7 +10,7 @@ import scipy.stats
 import sklearn.linear_model
 
 import tfp_bfl as bfl
-from tfp_bfl.app.one_run import baselines, records
+from tfp_bfl.app.one_run import pipeline, records
 from tfp_bfl.glm.baselines import PRIOR_STDDEV
 
 RNG = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def split(labels, **facts):
 
 def test_the_linear_model_of_classes_is_penalised_logistic_regression():
     train, test = split(CLASSES, class_names=("no", "yes"))
-    frequencies, linear = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    frequencies, linear = pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test)
     oracle = sklearn.linear_model.LogisticRegression(C=1e6, tol=1e-8).fit(FEATURES[:200], CLASSES[:200])
     nll = -np.log(oracle.predict_proba(FEATURES[200:])[np.arange(100), CLASSES[200:]]).mean()
     assert linear.metrics["test_nll"] == pytest.approx(nll, abs=0.02)
@@ -40,13 +40,13 @@ def test_the_linear_model_of_classes_is_penalised_logistic_regression():
 def test_the_linear_model_of_numbers_is_in_their_units():
     target = bfl.data.Column("y", 10.0, 3.0)
     train, test = split(((NOISY - 10) / 3).astype(np.float32), target=target)
-    mean, linear = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    mean, linear = pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test)
     oracle = sklearn.linear_model.LinearRegression().fit(FEATURES[:200], NOISY[:200])
     rmse = np.sqrt(np.mean((oracle.predict(FEATURES[200:]) - NOISY[200:]) ** 2))
     assert linear.metrics["rmse"] == pytest.approx(rmse, rel=0.01)
     assert mean.metrics["rmse"] == pytest.approx(np.sqrt(np.mean((NOISY[200:] - NOISY[:200].mean()) ** 2)), rel=1e-4)
     model = SimpleNamespace(mean=np.full(100, NOISY[:200].mean()), stddev=np.full(100, NOISY[:200].std()))
-    (warning,) = baselines.worse_than(model, [mean, linear], test)
+    (warning,) = pipeline.worse_than(model, [mean, linear], test)
     assert "worse than a baseline" in warning and f"linear model is {linear.metrics['test_nll']:.3f}" in warning
 
 
@@ -56,7 +56,7 @@ def test_numbers_far_from_zero_keep_their_scores():
     found = []
     for shift in (0.0, 1e9):
         train, test = split(labels, target=bfl.data.Column("y", shift, 3.0))
-        found.append(baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test))
+        found.append(pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test))
         np.testing.assert_allclose(records.truth(test), shift + 3 * labels[200:].astype(np.float64), rtol=1e-15)
     for near, far in zip(*found):
         assert far.metrics == pytest.approx(near.metrics, rel=1e-5)
@@ -66,7 +66,7 @@ def test_the_linear_model_of_several_classes_is_the_mode_under_the_prior():
     """Against a general minimiser of the penalised likelihood, with a column for each class."""
     labels = np.digitize(NOISY, [-1.0, 1.0])
     train, test = split(labels, class_names=("low", "middle", "high"))
-    _, linear = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    _, linear = pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test)
 
     def loss(flat):
         weights, bias = flat[:9].reshape(3, 3), flat[9:]
@@ -97,7 +97,7 @@ OF_SITES = NOISY + np.concatenate([SITES[np.arange(200) % 5], SITES[np.arange(10
 def test_the_hierarchical_model_has_an_intercept_for_each_client_and_the_mean_one_for_others():
     target = bfl.data.Column("y", 10.0, 3.0)
     train, test = of_sites(((OF_SITES - 10) / 3).astype(np.float32), target=target)
-    _, linear, found = baselines.baselines(train.clients, test)
+    _, linear, found = pipeline.baselines(train.clients, test)
     rows = [(FEATURES[:200][k::5].astype(float), train.labels[k::5].astype(float)) for k in range(5)]
     fitted = bfl.glm.fit_hierarchical(rows, prior_stddev=PRIOR_STDDEV)
     known = lambda i: i % 6 if i % 6 < 5 else None
@@ -111,7 +111,7 @@ def test_the_hierarchical_model_has_an_intercept_for_each_client_and_the_mean_on
 
 def test_the_hierarchical_model_of_two_classes():
     train, test = of_sites((OF_SITES > 0.5).astype(np.int64), class_names=("no", "yes"))
-    _, linear, found = baselines.baselines(train.clients, test)
+    _, linear, found = pipeline.baselines(train.clients, test)
     assert found.metrics["test_nll"] < linear.metrics["test_nll"] - 0.1
 
 
@@ -123,23 +123,23 @@ def test_where_there_is_no_hierarchical_model(case):
     test = list(split(labels, **facts))[1] if case == "no names of the test rows" else test
     clients = train.partition(bfl.data.iid(5), seed=0) if case == "clients of another partition" else train.clients
     clients = bfl.data.Clients(train, clients.indices[:1]) if case == "one client" else clients
-    assert [each.name for each in baselines.baselines(clients, test)] == ["class frequencies", "linear model"]
+    assert [each.name for each in pipeline.baselines(clients, test)] == ["class frequencies", "linear model"]
 
 
 def test_a_class_that_no_client_has():
     labels = np.where(np.arange(300) < 200, CLASSES, 2)
     train, test = split(labels, class_names=("no", "yes", "never seen"))
-    found = baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)
+    found = pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test)
     assert all(np.isfinite(each.metrics["test_nll"]) and each.metrics["accuracy"] == 0 for each in found)
 
 
 def test_images_have_no_linear_model():
     digits = bfl.data.load("digits", split="test")
-    assert [each.name for each in baselines.baselines(digits.partition(bfl.data.iid(2), seed=0), digits)] == [
+    assert [each.name for each in pipeline.baselines(digits.partition(bfl.data.iid(2), seed=0), digits)] == [
         "class frequencies"
     ]
 
 
 def test_one_class_alone_at_the_clients_is_no_failure():
     train, test = split(np.where(np.arange(300) < 200, 0, CLASSES), class_names=("no", "yes"))
-    assert baselines.baselines(train.partition(bfl.data.iid(5), seed=0), test)[0].metrics["test_nll"] > 0
+    assert pipeline.baselines(train.partition(bfl.data.iid(5), seed=0), test)[0].metrics["test_nll"] > 0

@@ -59,17 +59,6 @@ def test_a_column_that_numbers_the_rows_is_left_out(first):
     assert read(table={"year": [1, 2, 3, 4, 5, 6], **TABLE}, only=["year"]).names == ["year"]
 
 
-def test_a_predictor_that_sorts_the_rows_is_used():
-    table = {"year": [2005, 2006, 2007, 2008, 2009, 2010], **TABLE}
-    design = read(table=table)
-    assert "year" in design.names and not any("numbers the rows" in note for note in design.notes)
-
-
-def test_the_outcome_is_no_client():
-    with pytest.raises(ValueError, match="must name different columns"):
-        read_design(pyarrow.table({"x": [1, 2, 3], "y": [1, 2, 2]}), Outcome("y", "gaussian"), "y")
-
-
 def test_rows_without_an_exposure_are_left_out():
     counts = {**TABLE, "years": [1.0, None, 2.0, 1.0, 3.0, 1.0], "grade": [1, 2, 3, 2, 1, 1]}
     design = read(Outcome("grade", "poisson", exposure="years"), only=["sex"], table=counts)
@@ -95,11 +84,16 @@ def test_columns_of_dictionaries_and_frames_are_read():
     assert read_design(encoded, Outcome("ill", "bernoulli"), "site").names == read().names
 
 
+def of(outcome=None, times=1, **columns):
+    return {"outcome": outcome, "table": {name: cells * times for name, cells in TABLE.items()} | columns}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"outcome": Outcome("sick", "bernoulli")}, "There is no column 'sick'"),
         ({"client": "hospital"}, "There is no column 'hospital'"),
+        ({"client": "ill"}, "must name different columns"),
         ({"drop": ["weight"]}, "for --drop"),
         ({"only": ["weight"]}, "for --only"),
         ({"categorical": ["weight"]}, "for --categorical"),
@@ -112,38 +106,23 @@ def test_columns_of_dictionaries_and_frames_are_read():
         ({"outcome": Outcome("age", "gaussian", event="ill")}, "--event is of the family cox"),
         ({"outcome": Outcome("age", "poisson", event_values=("1",))}, "--event-value is of bernoulli and cox"),
         ({"only": ["ill"]}, "there is nothing to estimate"),
-        ({"table": {**TABLE, "age": [None] * 6}}, "In the table the column 'age' has no value: leave"),
-        ({"table": {**TABLE, "sex": ["Male"] * 6}}, "'sex' is 'Male' in all rows"),
+        (of(age=[None] * 6), "In the table the column 'age' has no value: leave"),
+        (of(sex=["Male"] * 6), "'sex' is 'Male' in all rows"),
+        (of(sex=np.array(["2020-01-01"] * 6, "datetime64[D]")), "holds dates, such as '2020"),
+        (of(times=40, sex=[f"n{i}" for i in range(240)]), "texts, such as"),
+        (of(age=[None, None, 1.0, None, 1.0, 1.0]), "'age' is empty at a: leave it out with --drop"),
+        ({"client": None} | of(age=[None, None, 1.0, None, None, None]), "is complete: give --missing indicate"),
+        (of(age=[1.0, 2.0, 3.0, np.inf, 5.0, 6.0]), "holds inf in row 4"),
+        (of(times=40, sex=[f"{i}" for i in range(239)] + ["high"]), "holds 'high' in row 240"),
+        (of(ill=[None] * 6), "The column 'ill' of the table is empty: name another outcome"),
         (
-            {"table": {**TABLE, "sex": np.array(["2020-01-01"] * 6, "datetime64[D]")}},
-            "holds dates, such as '2020",
+            of(Outcome("age", "poisson"), age=[1, 2, -3, 4, 5, 6]),
+            "hold counts (0, 1, 2, ...) for the family poisson, but",
         ),
-        ({"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"n{i}" for i in range(240)]}}, "texts, such as"),
+        (of(Outcome("age", "poisson"), age=[1.0, 2.5, 3, 4, 5, 6]), "but row 2 is 2.5"),
         (
-            {"table": {**TABLE, "age": [None, None, 1.0, None, 1.0, 1.0]}},
-            "'age' is empty at a: leave it out with --drop",
-        ),
-        (
-            {"client": None, "table": {**TABLE, "age": [None, None, 1.0, None, None, None]}},
-            "is complete: give --missing indicate",
-        ),
-        ({"table": {**TABLE, "age": [1.0, 2.0, 3.0, np.inf, 5.0, 6.0]}}, "holds inf in row 4"),
-        (
-            {"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"{i}" for i in range(239)] + ["high"]}},
-            "holds 'high' in row 240",
-        ),
-        ({"table": {**TABLE, "ill": [None] * 6}}, "The column 'ill' of the table is empty: name another outcome"),
-        (
-            {"table": {**TABLE, "age": [1, 2, -3, 4, 5, 6]}, "outcome": Outcome("age", "poisson")},
-            "must hold counts (0, 1, 2, ...) for the family poisson, but row 3 is -3",
-        ),
-        (
-            {"table": {**TABLE, "age": [1.0, 2.5, 3, 4, 5, 6]}, "outcome": Outcome("age", "poisson")},
-            "but row 2 is 2.5",
-        ),
-        (
-            {"table": {**TABLE, "age": [0.0, 2.5, 3, 4, 5, 6]}, "outcome": Outcome("age", "cox", "ill")},
-            "must hold times above 0 for the family cox, but row 1 is 0",
+            of(Outcome("age", "cox", "ill"), age=[0.0, 2.5, 3, 4, 5, 6]),
+            "times above 0 for the family cox, but row 1 is 0",
         ),
     ],
 )

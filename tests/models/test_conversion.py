@@ -118,10 +118,7 @@ class Subclassed(tf.keras.Model):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (
-            _time_distributed,
-            r"The layer 'time_distributed.*' \(TimeDistributed\) holds layers of tfp_bfl.layers inside",
-        ),
+        (_time_distributed, r"The layer 'time_distributed.*' \(TimeDistributed\) holds layers of tfp_bfl.layers"),
         (lambda: tf.keras.Sequential([tf.keras.Input((4,)), Closed()]), r"\(Closed\) cannot be built again"),
         (lambda: tf.keras.Sequential([tf.keras.Input((4,)), Halved(2)]), r"\(Halved\) has its own call, which Keras"),
         (Subclassed, "is neither functional nor a Sequential model"),

@@ -124,6 +124,12 @@ def assert_close(actual, wanted):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+def test_replace_returns_the_pooled_weights():
+    step, pooled = servers.replace(), weights(2.0)
+    state, new = step.next(step.initialize(weights(1.0)), weights(1.0), pooled, SEED)
+    assert state == () and all(a is b for a, b in zip(*map(tf.nest.flatten, (new, pooled)), strict=True))
+
+
 def test_sgd_of_rate_1_is_replace():
     assert_close(after(server_optimizer("sgd", 1.0), 3.0, -2.0, 5.0), weights(5.0))
 

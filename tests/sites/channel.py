@@ -3,11 +3,17 @@
 import pyarrow.csv
 import pyarrow.parquet
 
+from tests.kit import lines_of
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.sites.deployment.channel import Refusal
 from tfp_bfl.sites.deployment.party_file import FILE
 
 SILENCE = "silence"
+
+
+def faults_of(done):
+    """The sites that were left out of each round, with the reasons."""
+    return [row["faulty_clients"] for row in lines_of(done / "metrics.jsonl")]
 
 
 class Channel:

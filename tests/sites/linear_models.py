@@ -9,11 +9,11 @@ from rich.console import Console
 from tests.glm.test_agreement import table
 from tests.sites import channel
 from tfp_bfl import glm
-from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.design import Outcome, read_design
 from tfp_bfl.sites.deployment.attendance import Submission
-from tfp_bfl.sites.deployment.channel import TALK, Counted
+from tfp_bfl.sites.deployment.channel import SUMS, TALK, Counted
 from tfp_bfl.sites.deployment.glm_job import GLM
 from tfp_bfl.sites.deployment.glm_site import GlmSite
 from tfp_bfl.sites.deployment.server import serve
@@ -36,6 +36,27 @@ class Channel(channel.Channel):
         if task != TALK:
             self.replies.append(found)
         return found
+
+
+def begins(channel, site="s0"):
+    """The first message to a site that begins a run."""
+    return next(x for task, name, x in channel.sent if (task, name) == (TALK, site) and b'"begin"' in x)
+
+
+def questions(channel):
+    """The questions for sums of a run, as arrays."""
+    return [dict(stored_arrays(content, "message", 2**30)) for task, _, content in channel.sent if task == SUMS]
+
+
+def described(channel, site="s1", options=ILL, secure_sums=False):
+    """The description that a site sends."""
+    message = {"step": "describe", "options": options, "secure_sums": secure_sums}
+    return json.loads(channel.sites[site].converse(json.dumps(message).encode()))
+
+
+def refusal_of(done, site="s1"):
+    """Why a site is left out."""
+    return json.loads((done / "parties.json").read_text())[site]["refused"]
 
 
 def of_sums(lie):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.kit import json_of, lines_of, summary_of
+from tests.sites.channel import SILENCE, faults_of
 from tests.sites.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
@@ -25,13 +26,9 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):
     lies = {(SCORE, "south"): to_bytes({"count": np.float64(3)})}
     described = json.loads(Site(hospitals / "west" / "local").describe())
     channel = Channel(hospitals, lies)
-    for lie, reason in {
-        b'{"num_examples": -3}': "The description of west's data does not have the form",
-        json.dumps({**described, "num_test": "many"}).encode(): "The description of west's data does not have the form",
-        b"[1]": "The description of west's data does not have the form",
-        b"[" * 100_000: "is not JSON",
-        b"no JSON": "is not JSON",
-    }.items():
+    no_number = json.dumps({**described, "num_test": "many"}).encode()
+    wrong = dict.fromkeys([b'{"num_examples": -3}', no_number, b"[1]"], "west's data does not have the form")
+    for lie, reason in {**wrong, b"[" * 100_000: "is not JSON", b"no JSON": "is not JSON"}.items():
         lies[DESCRIBE, "west"] = lie
         with pytest.raises(Error, match=rf"2 sites take part, but the quorum is 3 \(west: .*{reason}"):
             run(hospitals, channel, quorum=3)
@@ -39,7 +36,6 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):
     done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})
     summary = summary_of(done)
     assert set(summary["parties"]) == {"north"} and summary["num_clients"] == 2
-    assert json_of(done / "parties.json")["west"] == {"refused": "The description of west's data is not JSON."}
     assert "Without west: The description of west's data is not JSON." in summary["warnings"]
 
 
@@ -47,8 +43,7 @@ def test_the_reason_of_a_site_that_refuses_a_run_is_recorded(hospitals):
     (hospitals / "west" / "local" / FILE).write_text("data: patients.csv\nlabel: diagnosis\nmax_rounds: 1\n")
     done = run(hospitals, Channel(hospitals))
     reason = "Its file allows at most 1 rounds, not 2."
-    rows = lines_of(done / "metrics.jsonl")
-    assert [row["faulty_clients"] for row in rows] == [{"2": reason}] * 2
+    assert faults_of(done) == [{"2": reason}] * 2
     assert json_of(done / "parties.json")["west"]["refused"] == reason
     assert f"Without west: {reason}" in summary_of(done)["warnings"]
     assert reason in (done / "report.html").read_text()
@@ -73,11 +68,12 @@ def test_the_reported_size_of_a_site_can_be_bounded(hospitals):
     boast = {**described, "num_examples": number, "table": far_off}
     channel.lies[DESCRIBE, "west"] = json.dumps(boast).encode()
     found = {}
-    for name, how in {"believed": {}, "bounded": {"max_examples": 100}}.items():
+    for most in (None, 100):
         # Columns a thousand off would take the default rate away.
-        done = run(hospitals, channel, name, {**OPTIONS, "rounds": 1, "learning_rate": 1e-4}, **how)
-        (begun,) = [json.loads(x) for task, who, x in channel.sent if (task, who) == (BEGIN, "north")][-1:]
-        found[name] = summary_of(done), begun["schema"]["columns"][0][1]
+        options = {**OPTIONS, "rounds": 1, "learning_rate": 1e-4}
+        done = run(hospitals, channel, f"most {most}".replace(" ", "_"), options, max_examples=most)
+        begun = [json.loads(x) for task, who, x in channel.sent if (task, who) == (BEGIN, "north")][-1]
+        found[most] = summary_of(done), begun["schema"]["columns"][0][1]
     (believed, far), (bounded, near) = found.values()
     assert any("west reports 2,000,000,000 examples, more than 10 times" in line for line in believed["warnings"])
     assert "west reports 2,000,000,000 examples and is weighted as 100." in bounded["warnings"]
@@ -91,51 +87,29 @@ def test_a_restarted_site_gets_the_job_again(hospitals):
     class Restarts(Channel):
         """A channel with a site that is restarted before its second round."""
 
-        rounds = 0
-
-        def reply(self, task, site, content):
-            if task == ROUND and site is self.sites["west"]:
-                self.rounds += 1
-                if self.rounds == 2:
-                    site = self.sites["west"] = Site(hospitals / "west" / "local")
-            return super().reply(task, site, content)
+        def ask(self, task, what):
+            if task == ROUND and self.asked.count(ROUND) == 1:
+                self.sites["west"] = Site(hospitals / "west" / "local")
+            yield from super().ask(task, what)
 
     channel = Restarts(hospitals)
     done = run(hospitals, channel, options={**OPTIONS, "algorithm": "partitioned_vi", "rounds": 4})
-    rows = lines_of(done / "metrics.jsonl")
-    assert [row["faulty_clients"] for row in rows] == [{}, {"2": "It takes part in no run."}, {}, {}]
+    assert faults_of(done) == [{}, {"2": "It takes part in no run."}, {}, {}]
     assert [name for task, name, _ in channel.sent if task == BEGIN].count("west") == 2
     assert "refused" not in json_of(done / "parties.json")["west"]
 
 
 def test_a_site_that_missed_the_beginning_is_in_the_next_round(hospitals):
-    class Late(Channel):
-        def ask(self, task, what):
-            late = task == BEGIN and not any(sent[0] == ROUND for sent in self.sent)
-            yield from super().ask(task, {name: x for name, x in what.items() if not (late and name == "west")})
-
-    done = run(hospitals, Late(hospitals))
-    rows = lines_of(done / "metrics.jsonl")
-    assert [row["faulty_clients"] for row in rows] == [{"2": "It takes part in no run."}, {}]
+    done = run(hospitals, Channel(hospitals, {(BEGIN, "west", 0): SILENCE}))
+    assert faults_of(done) == [{"2": "It takes part in no run."}, {}]
     assert not any("Without" in line for line in summary_of(done)["warnings"])
 
 
 def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):
-    class Silent(Channel):
-        """A channel with a site that does not answer in the second round and its scores."""
-
-        rounds = 0
-
-        def ask(self, task, what):
-            self.rounds += task == ROUND
-            gone = self.rounds == 2 and task in (ROUND, SCORE)
-            yield from super().ask(task, {name: x for name, x in what.items() if not (gone and name == "west")})
-
-    noted = []
-    monkeypatch.setattr("tfp_bfl.app.one_run.progress.Reporter.note", lambda self, text: noted.append(text))
-    done = run(hospitals, Silent(hospitals), options={**OPTIONS, "rounds": 3})
-    rows = lines_of(done / "metrics.jsonl")
-    assert [row["num_scored"] for row in rows] == [3, 2, 3]
+    noted, silent = [], {(ROUND, "west", 1): SILENCE}
+    monkeypatch.setattr("tfp_bfl.app.one_run.run_folder.Reporter.note", lambda self, text: noted.append(text))
+    done = run(hospitals, Channel(hospitals, silent), options={**OPTIONS, "rounds": 3})
+    assert [row["num_scored"] for row in lines_of(done / "metrics.jsonl")] == [3, 2, 3]
     assert noted == [
         "west did not answer in time: rounds continue without it until it answers again",
         "the scores are over the test data of north and south, without west",
@@ -143,6 +117,9 @@ def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_the
         "the scores are over the test data of north, south and west again",
     ]
     assert not any("scores are over" in line for line in summary_of(done)["warnings"])
+    # A description, the beginning, three rounds and three scores; of one site a round and its scores less.
+    assert [own["answers"] for own in summary_of(done)["traffic"].values()] == [8, 8, 6]
+    assert "kB from the site" in (done / "report.html").read_text()
 
 
 @pytest.mark.deep(after="test_attendance.py")
@@ -167,8 +144,6 @@ def test_masked_numbers_are_rounded_by_the_largest_weight(options, weight):
 
 def test_messages_and_seconds_of_each_site_are_counted():
     class Two:
-        names = ("north", "south")
-
         def ask(self, task, what):
             answer = Answer(b"12345")
             answer.seconds = 1.5
@@ -185,20 +160,11 @@ def test_messages_and_seconds_of_each_site_are_counted():
     assert counted.lines()[0] == "north: 2 answers, 0 kB to it and 0 kB from it, 3.0 s of computation there"
 
 
-def test_the_report_of_a_run_has_the_messages_of_each_site(hospitals):
-    done = run(hospitals, Channel(hospitals), options={**OPTIONS, "rounds": 1})
-    traffic = summary_of(done)["traffic"]
-    # A description, the beginning, a round and scores.
-    assert {own["answers"] for own in traffic.values()} == {4} and len(traffic) == 3
-    assert all(own["received_bytes"] > 10_000 for own in traffic.values())
-    assert "kB from the site" in (done / "report.html").read_text()
-
-
 MESSAGE = {"round": np.zeros([], np.int32)}
 NAMES = ("east", "north", "south", "west")
 
 
-class Silent:
+class Away:
     """Sites that answer in rounds that `away` does not name, and the deadlines that were waited for."""
 
     def __init__(self, away):
@@ -218,7 +184,7 @@ def carrier_of(channel, note, quorum=1):
 
 def carried(away, rounds, quorum=1):
     """The channel, the numbers that answered in each round, and the messages about them."""
-    channel, reported, answered = Silent(away), [], []
+    channel, reported, answered = Away(away), [], []
     carrier = carrier_of(channel, reported.append, quorum)
     for number in range(rounds):
         channel.round = number
@@ -258,7 +224,7 @@ def test_a_site_that_the_quorum_needs_is_asked(quorum):
 
 
 def test_scores_do_not_wait_for_a_site_that_was_silent_in_the_round():
-    channel = Silent({"west": range(9)})
+    channel = Away({"west": range(9)})
     carrier = carrier_of(channel, print)
     list(carrier.ask(range(len(NAMES)), MESSAGE))
     assert carrier.silent == {"west"} and channel.deadlines == 1

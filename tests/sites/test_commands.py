@@ -1,5 +1,6 @@
 """The commands of `tfp-bfl deploy` without NVIDIA FLARE: what they refuse, runs that are followed, ends by signals."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -19,15 +20,17 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.sites.deployment import kits, submit
 from tfp_bfl.sites.deployment.commands import ends_with_cleanup
 
-FIELDS = ("job_id", "job_name", "status", "submit_time", "duration")
+
+def job(*of):
+    return dict(zip(("job_id", "job_name", "status", "submit_time", "duration"), of))
+
+
 JOBS = [
-    dict(zip(FIELDS, job))
-    for job in (
-        ("1", "first", "FINISHED:ABORTED", "2026-01-01T10:00:00.5", "0:01:00"),
-        ("2", "first", "RUNNING", "2026-01-02T10:00:00.5", "N/A"),
-        ("3", "old\x1b[2J", "FINISHED:COMPLETED", "2025-01-01T10:00:00.5"),
-    )
+    job("1", "first", "FINISHED:ABORTED", "2026-01-01T10:00:00.5", "0:01:00"),
+    job("2", "first", "RUNNING", "2026-01-02T10:00:00.5", "N/A"),
+    job("3", "old\x1b[2J", "FINISHED:COMPLETED", "2025-01-01T10:00:00.5"),
 ]
+ROLE = '{"role": "admin", "name": "admin", "host": "localhost"}'
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +85,7 @@ class Server:
 
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
-    (tmp_path / "tfp_bfl.json").write_text('{"role": "admin", "name": "admin", "host": "localhost"}')
+    (tmp_path / "tfp_bfl.json").write_text(ROLE)
     monkeypatch.setattr(submit, "ServerSession", Server)
     monkeypatch.setattr(Server, "every", [])
     return tmp_path
@@ -106,7 +109,7 @@ def test_the_last_run_of_a_name_is_followed_and_stopped(kit, capsys):
 
 
 def test_a_job_that_runs_is_stopped_whatever_was_submitted_later(kit, monkeypatch):
-    later = dict(zip(FIELDS, ("4", "first", "FINISHED:EXECUTION_EXCEPTION", "2026-01-03T10:00:00.5", "0:00:01")))
+    later = job("4", "first", "FINISHED:EXECUTION_EXCEPTION", "2026-01-03T10:00:00.5", "0:00:01")
     monkeypatch.setattr(sys.modules[__name__], "JOBS", [*JOBS, later])
     assert call("deploy", "stop", kit, "first") == 0
     assert ("abort_job", "2") in Server.every[0].calls
@@ -116,7 +119,7 @@ def test_a_run_that_has_ended_and_another_folder_are_one_sentence(kit, monkeypat
     monkeypatch.setitem(JOBS[1], "status", "FINISHED:COMPLETED")
     with pytest.raises(InvalidArgument, match=r"The run first has ended \(finished: completed\): there is nothing"):
         submit.stop_run(kit, "first", print)
-    (kit / "tfp_bfl.json").write_text('{"role": "party", "name": "north", "host": "localhost"}')
+    (kit / "tfp_bfl.json").write_text(ROLE.replace("admin", "party"))
     with pytest.raises(InvalidArgument, match="is not the folder of the administrator"):
         submit.list_runs(kit, print)
 
@@ -129,7 +132,7 @@ def free_port():
 def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path, monkeypatch):
     certify(tmp_path, ["admin"])
     kit, port = tmp_path / "admin", free_port()
-    (kit / "tfp_bfl.json").write_text('{"role": "admin", "name": "admin", "host": "localhost"}')
+    (kit / "tfp_bfl.json").write_text(ROLE)
     told = {"admin": {"username": "admin", "host": "127.0.0.1", "port": port}}
     (kit / "startup" / "fed_admin.json").write_text(json.dumps(told))
     api = types.ModuleType("flare_api")
@@ -179,33 +182,25 @@ def test_a_signal_ends_with_cleanup_and_a_second_one_does_not_cut_that_short(num
 @pytest.mark.usefixtures("nobody_handles_signals")
 def test_signals_that_someone_handles_stay_theirs():
     noted = []
-    former = signal.signal(signal.SIGHUP, lambda number, frame: noted.append(number))
-    try:
-        with ends_with_cleanup():
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert noted == [signal.SIGHUP]
-    finally:
-        signal.signal(signal.SIGHUP, former)
+    signal.signal(signal.SIGHUP, lambda number, frame: noted.append(number))
+    with ends_with_cleanup():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert noted == [signal.SIGHUP]
 
 
 @pytest.mark.usefixtures("nobody_handles_signals")
 def test_a_thread_changes_no_signal():
     def work():
         with ends_with_cleanup():
-            found.append(signal.getsignal(signal.SIGTERM))
+            return signal.getsignal(signal.SIGTERM)
 
-    found = []
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [signal.SIG_DFL]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        assert pool.submit(work).result() is signal.SIG_DFL
 
 
 @pytest.fixture(scope="module")
 def federations(tmp_path_factory):
-    """Folders of two authorities with certificates of a server and a site, and one with the root of one of them and a
-    certificate of the other.
-    """
+    """Folders of two authorities with a server and a site, and one with a root and a certificate of different ones."""
     folder = tmp_path_factory.mktemp("kits")
     for federation in ("ours", "theirs"):
         certify(folder / federation, ["127.0.0.1", "north"])

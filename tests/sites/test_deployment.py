@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 import tfp_bfl as bfl
-from tests.kit import lines_of, summary_of
+from tests.kit import json_of, lines_of, summary_of
 from tests.sites import channel
-from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays
@@ -41,6 +41,11 @@ def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
         return serve(options, Submission(name, folder / "runs" / name, Counted(channel), quorum, tell, **how))
 
 
+def last_scored(channel):
+    """The weights that were last sent for scores."""
+    return stored_arrays([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
+
+
 def predicted(folder, done, label, task="classification", **options):
     """Predict the test data of all sites by name with the exported model; return these data too."""
     files = [folder / name / "local" / "patients.csv" for name in sorted(HOSPITALS)]
@@ -53,25 +58,21 @@ def predicted(folder, done, label, task="classification", **options):
 def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     channel = Channel(hospitals)
     done = run(hospitals, channel)
-    summary = summary_of(done)
-    rounds = lines_of(done / "metrics.jsonl")
+    summary, rounds = summary_of(done), lines_of(done / "metrics.jsonl")
     assert summary["num_clients"] == 3 and len(rounds) == 2
     for name in ("seconds", "train_seconds"):
         assert summary[name] == pytest.approx(sum(row[name] for row in rounds))
     assert set(summary["parties"]) == set(HOSPITALS) and summary["accuracy"] > 0.7
+    assert {row["client"] for row in summary["clients"]} == set(HOSPITALS)
     for row in summary["clients"]:
         assert row["accuracy"] == pytest.approx(summary["parties"][row["client"]]["accuracy"])
         assert row["accuracy_low"] < row["accuracy"] and {"sensitivity", "specificity", "test_nll"} <= row.keys()
-    assert {row["client"] for row in summary["clients"]} == set(HOSPITALS)
     # What they score together is what their model scores on all of their test data in one place.
-    sites = [channel.sites[name] for name in sorted(HOSPITALS)]
-    weights = stored_arrays([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
+    sites, weights = [channel.sites[name] for name in sorted(HOSPITALS)], last_scored(channel)
     model = sites[0]._process.model_fn()
     spec = bfl.weights.predictive_spec(model, weights)
     model = bfl.weights.predictive_model(model, bfl.sites.from_arrays(weights, spec))
-    features, labels = (
-        np.concatenate([getattr(site._held, name) for site in sites]) for name in ("features", "labels")
-    )
+    features, labels = (np.concatenate([getattr(x._held, name) for x in sites]) for name in ("features", "labels"))
     config = sites[0]._config
     central = bfl.evaluation.evaluate(model, features, labels, config.num_samples, config.seed)
     for name in ("accuracy", "test_nll", "brier", "ece", "entropy", "aleatoric", "epistemic"):
@@ -80,11 +81,9 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     assert all(sums[name] == pytest.approx(sum(sums[f"{n}/{name}"] for n in HOSPITALS)) for name in ("count", "nll"))
     # Retention, and a limit above which to abstain: at the edges of 200 bins of the entropy.
     curve, right = bfl.evaluation.risk_coverage_of(sums), central.probabilities.argmax(-1) == labels
-    for limit, coverage, risk in zip(*(np.asarray(x) for x in (curve.limit, curve.coverage, curve.risk))):
+    for limit, coverage, risk in zip(curve.limit, curve.coverage, curve.risk):
         kept = central.entropy <= limit + 1e-6
-        assert coverage == pytest.approx(kept.mean(), abs=1e-4) and risk == pytest.approx(
-            1 - right[kept].mean(), abs=1e-4
-        )
+        assert (coverage, risk) == pytest.approx((kept.mean(), 1 - right[kept].mean()), abs=1e-4)
     limit = bfl.evaluation.abstention_limit(*bfl.evaluation.as_examples(sums), coverage=0.8).limit
     assert np.mean(central.entropy <= limit + 1e-6) >= 0.8 and np.mean(central.entropy <= limit - 1 / 200) < 0.8
     # And the exported model is that one, by draws of its own.
@@ -123,20 +122,16 @@ def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algori
     assert np.mean(answer["epistemic"]) == pytest.approx(summary["epistemic"], rel=0.2, abs=1e-7)
     if kind:
         assert summary["epistemic"] > 1e-6
-        last = [content for task, _, content in channel.sent if task == SCORE][-1]
-        names = stored_arrays(last, "message", 2**30).keys()
-        assert any(name.startswith("posterior/deviations/") for name in names) == (kind is bfl.posterior.LowRank)
+        deviations = any(name.startswith("posterior/deviations/") for name in last_scored(channel))
+        assert deviations == (kind is bfl.posterior.LowRank)
 
 
 @pytest.mark.deep(after="test_deployment.py")
 def test_sites_score_at_the_precision_that_the_run_names(hospitals):
     """bfloat16 has 8 bits of mantissa: the same weights get another loss, by less than a hundredth."""
-    nll = {}
-    for name in ("float32", "bfloat16"):
-        options = {**OPTIONS, "rounds": 1, "evaluation_precision": name}
-        done = run(hospitals, Channel(hospitals), name, options)
-        nll[name] = summary_of(done)["test_nll"]
-    assert 0 < abs(nll["float32"] - nll["bfloat16"]) < 0.01
+    of = lambda name: {**OPTIONS, "rounds": 1, "evaluation_precision": name}
+    done = [run(hospitals, Channel(hospitals), name, of(name)) for name in ("float32", "bfloat16")]
+    assert 0 < abs(np.diff([summary_of(x)["test_nll"] for x in done])[0]) < 0.01
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -147,28 +142,20 @@ def test_a_loss_that_sites_withhold_is_left_out(hospitals, secure_sums):
         certify(hospitals, HOSPITALS)
     options = {**OPTIONS, "example_clip_norm": 1.0, "example_noise": 2.0}
     done = run(hospitals, Channel(hospitals), options=options, secure_sums=secure_sums)
-    rounds = lines_of(done / "metrics.jsonl")
-    for record in (summary_of(done), *rounds):
+    for record in (summary_of(done), *lines_of(done / "metrics.jsonl")):
         assert not {"nll", "tempered_elbo"} & record.keys() and "kl" in record
     page = (done / "report.html").read_text()
     assert "Training NLL" not in page and "ELBO" not in page
 
 
 def test_compressed_messages_are_short_ones(hospitals):
-    class Counting(Channel):
-        def reply(self, task, site, content):
-            reply = super().reply(task, site, content)
-            sizes.append(len(reply)) if task == ROUND else None
-            return reply
-
-    found, options = {}, {**OPTIONS, "algorithm": "fed_opt"}
+    sizes, options = [], {**OPTIONS, "algorithm": "fed_opt"}
+    note = lambda reply: sizes.append(len(reply)) or reply
     for name, short in {"whole": {}, "short": {"compressor": "largest:0.01", "error_memory": True}}.items():
-        sizes = []
-        done = run(hospitals, Counting(hospitals), name, {**options, **short})
-        found[name] = sizes[-1], summary_of(done)
-    assert found["short"][0] < 0.2 * found["whole"][0]
-    assert found["short"][1]["upload_bits"] < 8 * 3 * found["short"][0]
-    assert found["short"][1]["accuracy"] > 0.7
+        done = run(hospitals, Channel(hospitals, {(ROUND, "west"): note}), name, {**options, **short})
+    whole, _, short, _ = sizes
+    assert short < 0.2 * whole and summary_of(done)["upload_bits"] < 8 * 3 * short
+    assert summary_of(done)["accuracy"] > 0.7
     # The residual stays at the site.
     assert (hospitals / "north" / "local" / "memory" / "short" / "000002.npz").exists()
 
@@ -210,17 +197,17 @@ def test_a_site_refuses_what_its_file_forbids(hospitals):
     site = Site(hospitals / "north" / "local")
     with pytest.raises(InvalidArgument, match="takes part in no run"):
         site.answer({})
-    job = {"options": OPTIONS, "number": 0, "parties": 3, "run": "../../escape", "schema": {}}
-    job["version"] = bfl.__version__
-    for change, message in {
-        "run": ({}, "run's name is"),
-        "version": ({"version": "99.1"}, "The server has tfp_bfl 99.1, the site .*: install the same"),
-        "model": ({"run": "a", "options": {"model": "evil.py:build"}}, "model is .* run no code"),
-        "rule": ({"run": "a", "options": {"rule": "evil.py:build"}}, "rule is .* run no code"),
-        "algorithm": ({"run": "a", "options": {"algorithm": "evil.py:build"}}, "algorithm is .* run no code"),
-        "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "dataset is of runs with all data in one place"),
-        "schema": ({"run": "a"}, "does not have the required form"),
-    }.values():
+    job = {"options": OPTIONS, "number": 0, "parties": 3, "run": "a", "schema": {}, "version": bfl.__version__}
+    for change, message in (
+        ({"run": "../../escape"}, "run's name is"),
+        ({"version": "99.1"}, "The server has tfp_bfl 99.1, the site .*: install the same"),
+        *(
+            ({"options": {name: "evil.py:build"}}, f"{name} is .* run no code")
+            for name in ("model", "rule", "algorithm")
+        ),
+        ({"options": {"dataset": "/etc"}}, "dataset is of runs with all data in one place"),
+        ({}, "does not have the required form"),
+    ):
         with pytest.raises(InvalidArgument, match=message):
             site.begin(json.dumps({**job, **change}))
 
@@ -282,24 +269,31 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     folder = write_job(tmp_path, "first", OPTIONS, quorum=2, deadline=60)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
-    server = json.loads((folder / "app/config/config_fed_server.json").read_text())
+    client, server, _ = (json_of(folder / file) for file in files)
     assert "folder" not in server["workflows"][0]["args"]
-    client = json.loads((folder / "app/config/config_fed_client.json").read_text())
     assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.sites.deployment.flare.Site"]
-    code = [name for name in own_model.OPTIONS if name != "dataset"]
-    for options, message in {
-        "dataset": ({"dataset": "m.py:f"}, "dataset is of runs with all data in one place"),
-        "data": ({"partition": "iid"}, "partition is of runs with all data in one place"),
-        "cohorts": ({"popularity": 0.5}, "popularity is of runs with all data in one place"),
-        **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in code},
-        "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
-        "surrogates": ({"algorithm": "fsgld"}, "fsgld fits a Gaussian to the data of each client"),
-        "curvature": ({"algorithm": "qlsd", "potential_curvature": 10}, "leave it out, and compare"),
-        "entries": ({"algorithm": "qlsd", "participation": "0.5,1"}, "participation has 2 entries, but there are 3"),
-        "name": ({"ruel": "x"}, "ruel"),
-    }.values():
-        with pytest.raises(InvalidArgument, match=message):
-            make_job(options, 3)
+
+
+ONE_PLACE = {"dataset": "m.py:f", "partition": "iid", "popularity": 0.5, "separator": ";"}
+CODE = [name for name in own_model.OPTIONS if name != "dataset"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({name: x}, f"{name} is of runs with all data in one place") for name, x in ONE_PLACE.items()),
+        *(({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in CODE),
+        ({"algorithm": "fed_be"}, "unlabelled"),
+        ({"algorithm": "fsgld"}, "fsgld fits a Gaussian to the data of each client"),
+        ({"algorithm": "qlsd", "potential_curvature": 10}, "leave it out, and compare"),
+        ({"algorithm": "qlsd", "participation": "0.5,1"}, "participation has 2 entries, but there are 3"),
+        ({"date_unit": "hours"}, "unit of dates"),
+        ({"ruel": "x"}, "ruel"),
+    ],
+)
+def test_options_that_sites_do_not_have_are_refused(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        make_job(options, 3)
 
 
 @pytest.mark.parametrize("option", [{"participation": "0.5,0.75,1"}, {"compressor": "quantiser:4,none,none"}])

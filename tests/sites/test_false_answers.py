@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.kit import json_of, summary_of
-from tests.sites.linear_models import ILL, Channel, run
+from tests.kit import summary_of
+from tests.sites.linear_models import ILL, Channel, described, refusal_of, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
 from tfp_bfl.glm.agreement import check_description
@@ -16,15 +16,10 @@ from tfp_bfl.sites.deployment.channel import SUMS, TALK, Withheld
 
 def why_s1_is_left_out(done):
     assert summary_of(done)["parties"] == ["s0", "s2"]
-    return json_of(done / "parties.json")["s1"]["refused"]
+    return refusal_of(done)
 
 
-def described(channel, options=ILL, secure_sums=False):
-    """The description that s1 sends."""
-    message = {"step": "describe", "options": options, "secure_sums": secure_sums}
-    return json.loads(channel.sites["s1"].converse(json.dumps(message).encode()))
-
-
+NOT_FINITE, NOT_RISING = "its sums are not finite", "its times of events are not finite and ascending"
 COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
 
 
@@ -33,10 +28,10 @@ COX = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stag
     [
         (ILL, 0, lambda x: x[1:], "does not have the required form"),
         (ILL, 2, lambda x: x[:, np.newaxis], "does not have the required form"),
-        (ILL, 1, lambda x: x * np.nan, "its sums are not finite"),
-        (ILL, range(2, 99), lambda x: x + np.inf, "its sums are not finite"),
-        (COX, 2, lambda x: x[::-1], "its times of events are not finite and ascending"),
-        (COX, 2, lambda x: np.append(x, np.nan), "its times of events are not finite and ascending"),
+        (ILL, 1, lambda x: x * np.nan, NOT_FINITE),
+        (ILL, range(2, 99), lambda x: x + np.inf, NOT_FINITE),
+        (COX, 2, lambda x: x[::-1], NOT_RISING),
+        (COX, 2, lambda x: np.append(x, np.nan), NOT_RISING),
         (COX, 2, lambda x: x[0], "does not have the required form"),
     ],
 )
@@ -52,17 +47,20 @@ def test_the_sender_of_a_masked_answer_of_another_length_is_named(kits):
         run(kits, Channel(kits, {(SUMS, "s1", 2): lie}), secure_sums=True)
 
 
+NO_FORM = "does not have the required form"
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ([["z", "category", []]], "does not have the required form"),
-        ([["z", "number", ["a"]]], "does not have the required form"),
-        ([["z", "category", ["a", "a"]]], "does not have the required form"),
-        ([["z", "number", []], ["z", "number", []]], "does not have the required form"),
-        ([["z" * 10_001, "number", []]], "does not have the required form"),
-        ([["z", "category", ["\ud800"]]], "does not have the required form"),
-        ([["ill", "number", []]], "does not have the required form"),
-        ([["z"]], "does not have the required form"),
+        ([["z", "category", []]], NO_FORM),
+        ([["z", "number", ["a"]]], NO_FORM),
+        ([["z", "category", ["a", "a"]]], NO_FORM),
+        ([["z", "number", []], ["z", "number", []]], NO_FORM),
+        ([["z" * 10_001, "number", []]], NO_FORM),
+        ([["z", "category", ["\ud800"]]], NO_FORM),
+        ([["ill", "number", []]], NO_FORM),
+        ([["z"]], NO_FORM),
         ([[f"z{k}", "number", []] for k in range(2001)], "at most 2,000 are possible: leave columns out with --drop"),
         ([[f"z{k}", "category", ["a", "b", "c"]] for k in range(700)], "has 2,100 columns"),
     ],
@@ -74,28 +72,29 @@ def test_descriptions_that_can_not_be_are_one_sentence(columns, reason):
 
 def test_a_description_has_no_columns_beside_those_of_the_job():
     check_description("s1", {"columns": [["z", "category", ["a"]]], "events": []}, ["ill"], ["z"])
-    with pytest.raises(InvalidArgument, match="does not have the required form"):
+    with pytest.raises(InvalidArgument, match=NO_FORM):
         check_description("s1", {"columns": [["x", "number", []]], "events": []}, ["ill"], ["z"])
 
 
-def test_the_sender_of_a_description_that_can_not_be_is_left_out(kits):
-    lie = json.dumps({"columns": [["z", "category", []]], "events": [], "version": "0"}).encode()
-    done = run(kits, Channel(kits, {(TALK, "s1", 0): lie}))
-    assert "required form" in why_s1_is_left_out(done)
-
-
-def test_the_sender_of_a_key_offer_without_its_signature_is_left_out(kits):
+def lying(kits, change, options=ILL, secure_sums=False):
+    """Sites of which s1 describes something else: parts of its description are changed."""
     channel = Channel(kits)
-    lie = described(channel, ILL, True)
-    lie["offer"]["signature"] = "AAAA"
-    channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
-    done = run(kits, channel, secure_sums=True)
-    assert "is not signed by s1" in why_s1_is_left_out(done)
+    own = described(channel, "s1", options, secure_sums)
+    channel.lies = {(TALK, "s1", 0): json.dumps({**own, **change(own)}).encode()}
+    return channel
 
 
-def test_the_sender_of_a_key_offer_that_can_not_be_is_left_out(kits):
-    lie = json.dumps({"columns": [], "events": [], "version": "0", "offer": {"public": 3}}).encode()
-    assert why_s1_is_left_out(run(kits, Channel(kits, {(TALK, "s1", 0): lie}), secure_sums=True))
+@pytest.mark.parametrize(
+    ("change", "secure_sums", "reason"),
+    [
+        (lambda own: {"columns": [["z", "category", []]]}, False, "required form"),
+        (lambda own: {"offer": {**own["offer"], "signature": "AAAA"}}, True, "is not signed by s1"),
+        (lambda own: {"offer": {"public": 3}}, True, "can't mask its messages"),
+    ],
+)
+def test_the_sender_of_a_description_or_a_key_offer_that_can_not_be_is_left_out(kits, change, secure_sums, reason):
+    done = run(kits, lying(kits, change, secure_sums=secure_sums), secure_sums=secure_sums)
+    assert reason in why_s1_is_left_out(done)
 
 
 @pytest.mark.parametrize("secure_sums", [False, True])
@@ -108,7 +107,7 @@ def test_a_site_with_text_among_numbers_is_left_out_and_told(kits, secure_sums):
     path.write_text("\n".join([head, ",".join(cells), *rest]) + "\n")
     channel = Channel(kits)
     with pytest.raises(Withheld, match="Cells of 'days' can't be used") as raised:
-        described(channel, ILL, secure_sums)
+        described(channel, secure_sums=secure_sums)
     assert "'days' holds 'n. a.' in row 1" in raised.value.at_site and "n. a." not in str(raised.value)
     done = run(kits, channel, secure_sums=secure_sums)
     assert why_s1_is_left_out(done) and "n. a." not in (done / "parties.json").read_text()
@@ -118,25 +117,22 @@ def test_a_site_with_text_among_numbers_is_left_out_and_told(kits, secure_sums):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"age": ["age", "category", ["old", "young"]]}, "The column 'age' holds numbers at s[02] and text at s1"),
-        ({"extra": ["extra", "number", []]}, "The column 'extra' is empty at s0, s2"),
-        ({"sex": ["sex", "category", [f"x{k}" for k in range(30)]]}, "'sex' holds 32 texts at all sites"),
+        (["age", "category", ["old", "young"]], "The column 'age' holds numbers at s[02] and text at s1"),
+        (["extra", "number", []], "The column 'extra' is empty at s0, s2"),
+        (["sex", "category", [f"x{k}" for k in range(30)]], "'sex' holds 32 texts at all sites"),
     ],
 )
 def test_a_site_that_does_not_fit_the_others_is_left_out(kits, change, reason, secure_sums):
-    channel, options = Channel(kits), {**ILL, "missing": "drop"}
-    lie = described(channel, options, secure_sums)
-    columns = {x[0]: x for x in lie["columns"]}
-    lie["columns"] = [*{**columns, **change}.values()]
-    channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
-    done = run(kits, channel, options, secure_sums=secure_sums)
+    options = {**ILL, "missing": "drop"}
+    done = run(kits, lying(kits, with_column(change), options, secure_sums), options, secure_sums=secure_sums)
     assert re.search(reason, why_s1_is_left_out(done))
 
 
+def with_column(changed):
+    return lambda own: {"columns": [*{**{x[0]: x for x in own["columns"]}, changed[0]: changed}.values()]}
+
+
 def test_of_two_sites_that_do_not_fit_neither_is_left_out(kits):
-    channel = Channel(kits)
-    lie = described(channel)
-    lie["columns"] = [["age", "category", ["old"]] if x[0] == "age" else x for x in lie["columns"]]
-    channel.lies = {(TALK, "s1", 0): json.dumps(lie).encode()}
+    channel = lying(kits, with_column(["age", "category", ["old"]]))
     with pytest.raises(InvalidArgument, match="'age' holds numbers at s0 and text at s1"):
         run(kits, channel, without=["s2"], quorum=1)

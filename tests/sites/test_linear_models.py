@@ -9,8 +9,21 @@ import pytest
 
 from tests.glm.test_agreement import sites_of
 from tests.kit import json_of, summary_of
-from tests.sites.linear_models import ILL, SITES, WHOLE, Channel, check_equal, pooled, run
+from tests.sites.linear_models import (
+    ILL,
+    SITES,
+    WHOLE,
+    Channel,
+    begins,
+    check_equal,
+    described,
+    pooled,
+    questions,
+    refusal_of,
+    run,
+)
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm.agreement import describe
@@ -35,10 +48,9 @@ from tfp_bfl.sites.deployment.glm_site import RESULTS
 def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
     channel = Channel(kits)
     done = run(kits, channel, options, quorum=3, secure_sums=secure_sums)
-    of = {name: x for name, x in options.items() if name != "drop"}
-    exact = pooled(of) if "drop" not in options else None
-    if exact is not None:
-        check_equal(done, exact.posterior if "random" in options else exact, 1e-6 if "random" in options else 1e-8)
+    if "drop" not in options:
+        exact, is_random = pooled(options), "random" in options
+        check_equal(done, exact.posterior if is_random else exact, 1e-6 if is_random else 1e-8)
     page = (done / "report.html").read_text()
     assert "Coefficients" in page and "Checks" in page and "http://" not in page.replace("http://www.w3.org", "")
     # Without masks the server has each site's sums, and draws what one Newton step makes of them.
@@ -62,7 +74,7 @@ def test_one_baseline_hazard_needs_times_that_masks_can_not_add(kits):
     with open(kits / "s1" / "local" / "party.yaml", "a") as file:
         file.write("allow_single_posteriors: false\n")
     done = run(kits, Channel(kits), {**options, "stratified": False}, "third")
-    assert "submit with --stratified" in json_of(done / "parties.json")["s1"]["refused"]
+    assert "submit with --stratified" in refusal_of(done)
     with pytest.raises(InvalidArgument, match="with --secure-sums give --stratified"):
         run(kits, Channel(kits), options, "second", secure_sums=True)
 
@@ -71,21 +83,19 @@ def test_one_baseline_hazard_needs_times_that_masks_can_not_add(kits):
 @pytest.mark.parametrize("options", [{"outcome": "days", "drop": ["age", "sex"]}, {**ILL, "prior_stddev": 0.5}])
 def test_sites_join_and_leave_by_their_sums(kits, options, secure_sums):
     """The revised fit of s0 and s1 in the place of s2 is that of s0 and s1 alone."""
-    without_s2, without_s0 = (run(kits, Channel(kits), options, f"without_{x}", without=[x]) for x in ("s2", "s0"))
-    record = json.loads((without_s0 / "posterior.json").read_text())
+    fit = lambda options, name, **how: json_of(run(kits, Channel(kits), options, name, **how) / "posterior.json")
+    exact, record = (fit(options, f"without_{x}", without=[x]) for x in ("s2", "s0"))
     assert record["clients"] == ["s1", "s2"]
     channel = Channel(kits)
     revision = {**record["options"], "revise": {"record": record, "add": ["s0"], "remove": ["s2"]}}
-    done = run(kits, channel, revision, "revised", secure_sums=secure_sums)
+    found = json_of(run(kits, channel, revision, "revised", secure_sums=secure_sums) / "posterior.json")
     assert {site for _, site, _ in channel.sent} == {"s0", "s2"}
-    found, exact = (json.loads((x / "posterior.json").read_text()) for x in (done, without_s2))
     assert found["clients"] == exact["clients"] == ["s0", "s1"] and found["rows"] == exact["rows"]
     distance = (np.array(found["mean"]) - exact["mean"]) / np.sqrt(np.diag(exact["covariance"]))
     # Means for empty cells stay those of the first fit.
     np.testing.assert_allclose(distance, 0, atol=1e-7 if options["outcome"] == "days" else 0.2)
     again = {**record["options"], "revise": {"record": found, "add": ["s2"], "remove": ["s0"]}}
-    back = json.loads((run(kits, Channel(kits), again, "back") / "posterior.json").read_text())
-    np.testing.assert_allclose(back["sums"], record["sums"], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(fit(again, "back")["sums"], record["sums"], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -98,21 +108,15 @@ def test_sites_join_and_leave_by_their_sums(kits, options, secure_sums):
         ({"add": ["s9"]}, False, r"needs an answer of each of its sites \(s9"),
         ({"add": ["s2"], "colour": 1}, False, "do not have the required form"),
         ({"add": ["s2"], "remove": ["s0", "s1"]}, True, "at least two sites must be left"),
+        ({"add": ["s2"], "without": ["s0"]}, False, "leave --without out"),
     ],
 )
 def test_revisions_that_can_not_be_are_one_sentence(kits, revision, secure_sums, message):
-    done = run(kits, Channel(kits), without=["s2"])
-    record = json_of(done / "posterior.json")
+    record = json_of(run(kits, Channel(kits), without=["s2"]) / "posterior.json")
+    without = revision.pop("without", ())
     options = {**record["options"], "revise": {"record": record, **revision}}
-    with pytest.raises((Error, InvalidArgument), match=message):
-        run(kits, Channel(kits), options, "second", secure_sums=secure_sums)
-
-
-def test_a_revision_has_no_site_to_leave_out(kits):
-    record = {"clients": ["s0", "s1", "s2"]}
-    options = {**ILL, "revise": {"record": record, "remove": ["s2"]}}
-    with pytest.raises(InvalidArgument, match="leave --without out"):
-        run(kits, Channel(kits), options, without=["s2"])
+    with pytest.raises(Error, match=message):
+        run(kits, Channel(kits), options, "second", secure_sums=secure_sums, without=without)
 
 
 def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
@@ -121,14 +125,11 @@ def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
     answers = [stored_arrays(reply, "answer", 2**30)["masked"] for reply in channel.replies[:3]]
     # Parts of fixed point are below 2^48; masks have 64 bits.
     assert all(np.mean(np.abs(x.astype(np.float64)) > 2.0**48) > 0.99 for x in answers)
-    questions = [content for task, _, content in channel.sent if task == SUMS]
-    asked = dict(stored_arrays(questions[-1], "message", 2**30))
+    first, *_, last = questions(channel)
     with pytest.raises(InvalidArgument, match="number 5, but the next one of this fit is 6"):
-        channel.sites["s0"].sums({**asked, "points": asked["points"] + 1})
+        channel.sites["s0"].sums({**last, "points": last["points"] + 1})
     # The same job again: each step has the message of the first time, or none.
-    talk = [x for task, site, x in channel.sent if (task, site) == (TALK, "s0") and b'"begin"' in x]
-    channel.sites["s0"].converse(talk[0])
-    first = dict(stored_arrays(questions[0], "message", 2**30))
+    channel.sites["s0"].converse(begins(channel))
     with pytest.raises(InvalidArgument, match="two answers would reveal their difference"):
         channel.sites["s0"].sums({**first, "total": np.ones(1)})
     for site in channel.sites.values():
@@ -150,8 +151,7 @@ def test_a_site_that_leaves_is_named_and_the_others_are_fitted(kits, lie):
     done = run(kits, Channel(kits, {(SUMS, "s1", 2): lie}))
     check_equal(done, pooled(ILL, without=["s1"]))
     summary = summary_of(done)
-    assert summary["parties"] == ["s0", "s2"] and "Without s1" in summary["warnings"][0]
-    assert "refused" in json_of(done / "parties.json")["s1"]
+    assert summary["parties"] == ["s0", "s2"] and "Without s1" in summary["warnings"][0] and refusal_of(done)
 
 
 def test_a_site_that_leaves_under_masks_ends_the_run_and_is_named(kits):
@@ -201,12 +201,10 @@ def test_sums_of_several_sets_of_sites_reveal_none_of_one_site(tmp_path, earlier
 def test_the_sign_of_a_site_with_masks_is_that_of_its_job(kits):
     channel = Channel(kits)
     run(kits, channel, secure_sums=True)
-    begin = next(x for task, site, x in channel.sent if (task, site) == (TALK, "s0") and b'"begin"' in x)
+    message, record = json.loads(begins(channel)), {"clients": ["s1", "s2", "s3"]}
     with pytest.raises(InvalidArgument, match="does not have the required form"):
-        channel.sites["s0"].converse(json.dumps({**json.loads(begin), "sign": -1}).encode())
+        channel.sites["s0"].converse(json.dumps({**message, "sign": -1}).encode())
     # A revision names the sites that it subtracts: with other sites the sum has no sign.
-    message = json.loads(begin)
-    record = {"clients": ["s1", "s2", "s3"]}
     message["job"]["options"] = {**ILL, "revise": {"record": record, "add": ["s0"], "remove": ["s1"]}}
     with pytest.raises(InvalidArgument, match="not those that the revision adds and removes"):
         channel.sites["s0"].converse(json.dumps({**message, "run": "other"}).encode())
@@ -214,12 +212,12 @@ def test_the_sign_of_a_site_with_masks_is_that_of_its_job(kits):
 
 def test_no_site_gets_the_sums_of_others(kits):
     first, second = Channel(kits), Channel(kits)
-    record = json.loads((run(kits, first, without=["s2"]) / "posterior.json").read_text())
-    run(kits, second, {**record["options"], "revise": {"record": record, "add": ["s2"]}}, "second")
+    record = json_of(run(kits, first, without=["s2"]) / "posterior.json")
+    done = run(kits, second, {**record["options"], "revise": {"record": record, "add": ["s2"]}}, "second")
     sent = b"".join(content for task, _, content in first.sent + second.sent if task == TALK)
     assert b'"finish"' in sent and b'"revise"' in sent and b'"sums' not in sent and "sums" in record
     # One site is enough for a revision, since the fit is of three.
-    assert json.loads((kits / "runs" / "second" / "summary.json").read_text())["parties"] == list(SITES)
+    assert summary_of(done)["parties"] == list(SITES)
 
 
 @pytest.mark.parametrize(
@@ -232,51 +230,32 @@ def test_no_site_gets_the_sums_of_others(kits):
         ("max_example_epsilon: 1.0", "only runs with differential privacy"),
         ("min_parties: 4", "no run of fewer than 4 sites"),
         ("max_rounds: 2", "at most 2 rounds"),
-        ("drop: [age]", "The column 'age' is missing"),
+        ("drop: [age]", ""),
     ],
 )
 def test_a_site_refuses_what_its_file_forbids(kits, line, message):
     with open(kits / "s1" / "local" / "party.yaml", "a") as file:
         file.write(f"{line}\n")
-    if line.startswith("drop"):
-        done = run(kits, Channel(kits))
-        sent = json_of(done / "parties.json")["s1"]
-        assert "age" not in [name for name, _, _ in sent["columns"]]
-        return
-    done = run(kits, Channel(kits))
-    assert message in json_of(done / "parties.json")["s1"]["refused"]
+    own = json_of(run(kits, Channel(kits)) / "parties.json")["s1"]
+    assert message in own["refused"] if message else "age" not in [name for name, _, _ in own["columns"]]
 
 
 def test_what_a_site_describes_has_no_row(kits):
-    sent = (
-        Channel(kits)
-        .sites["s0"]
-        .converse(json.dumps({"step": "describe", "options": ILL, "secure_sums": False}).encode())
-    )
-    summary = json.loads(sent)
+    summary = described(Channel(kits), "s0")
     assert summary.pop("version") and set(summary) == {"columns", "events"}
     assert summary == json.loads(json.dumps(describe(sites_of(WHOLE, "site")["s0"], Outcome("ill", "bernoulli"), "x",
-                                                     categorical=["stage"])))  # fmt: skip
+                                                     TableOptions(categorical=("stage",)))))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": np.frombuffer(b"effects", np.uint8)}, "not of this job"),
-        ({"kind": np.frombuffer(b"times", np.uint8)}, "not of this job"),
-        ({"points": np.zeros((1, 3))}, "not of this job"),
-        ({"points": np.zeros((200, 7))}, "not of this job"),
-        ({"points": np.full((1, 7), np.nan)}, "not of this job"),
-        ({"step": np.array(-1)}, "not of this job"),
-        ({"other": np.zeros(1)}, "not of this job"),
-    ],
-)
-def test_questions_of_another_form_are_refused(kits, change, message):
+def test_questions_of_another_form_are_refused(kits):
     channel = Channel(kits)
     run(kits, channel)
-    asked = [content for task, _, content in channel.sent if task == SUMS][-1]
-    with pytest.raises(InvalidArgument, match=message):
-        channel.sites["s0"].sums({**dict(stored_arrays(asked, "message", 2**30)), **change})
+    asked = questions(channel)[-1]
+    kinds = [{"kind": np.frombuffer(kind, np.uint8)} for kind in (b"effects", b"times")]
+    points = [{"points": x} for x in (np.zeros((1, 3)), np.zeros((200, 7)), np.full((1, 7), np.nan))]
+    for change in (*kinds, *points, {"step": np.array(-1)}, {"other": np.zeros(1)}):
+        with pytest.raises(InvalidArgument, match="not of this job"):
+            channel.sites["s0"].sums({**asked, **change})
     with pytest.raises(InvalidArgument, match="does not have the required form"):
         channel.sites["s0"].converse(b'{"step": "begin", "job": 3}')
 
@@ -311,7 +290,5 @@ def test_a_site_whose_masked_sums_would_be_zeros_refuses(kits):
     own = pyarrow.csv.read_csv(path)
     empty = pyarrow.array([None] * own.num_rows, pyarrow.string())
     pyarrow.csv.write_csv(own.set_column(own.column_names.index("ill"), "ill", empty), path)
-    channel = Channel(kits)
-    done = run(kits, channel, ILL, secure_sums=True)
-    assert "can't be used as it is" in json_of(done / "parties.json")["s1"]["refused"]
-    assert "s1" not in summary_of(done)["parties"]
+    done = run(kits, Channel(kits), ILL, secure_sums=True)
+    assert "can't be used as it is" in refusal_of(done) and "s1" not in summary_of(done)["parties"]

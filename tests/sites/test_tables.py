@@ -14,16 +14,16 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.kit import json_of, lines_of, summary_of
-from tests.sites.channel import Channel, put
+from tests.kit import json_of, summary_of
+from tests.sites.channel import Channel, faults_of, put
 from tests.sites.test_deployment import run
 from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.encoding import parse_features
 from tfp_bfl.data.messages import MOST_CATEGORIES
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.round import fold
-from tfp_bfl.sites.deployment.channel import DESCRIBE, Refusal, Withheld
-from tfp_bfl.sites.deployment.job import from_json, make_job, to_json
+from tfp_bfl.sites.deployment.channel import Withheld
+from tfp_bfl.sites.deployment.job import from_json, to_json
 from tfp_bfl.sites.deployment.party_file import FILE, read_file
 from tfp_bfl.sites.deployment.server import SCHEMA
 from tfp_bfl.sites.deployment.site import ENCODINGS, Site, check
@@ -82,9 +82,8 @@ def test_a_run_over_hospitals_is_the_simulation_of_their_tables(heart, monkeypat
     encoded = bfl.data.read_encoded(new, features, [bfl.data.Column(*x) for x in info.data["columns"]]).rows
     cells = {x.name: tf.constant([""] if x.is_text else [np.nan]) for x in features}
     cells |= {"sex": tf.constant(["Male"]), "cp": tf.constant(["odd"])}
-    cells |= {
-        name: tf.constant([x], tf.float32) for name, x in {"age": 44, "thalch": 168, "exang": 0, "oldpeak": 0}.items()
-    }
+    numbers = {"age": 44, "thalch": 168, "exang": 0, "oldpeak": 0}
+    cells |= {name: tf.constant([x], tf.float32) for name, x in numbers.items()}
     loaded = tf.saved_model.load(str(done / "saved_model"))  # Its variables live as long as it does.
     by_rows = loaded.predict_rows(cells)["probabilities"].numpy()
     np.testing.assert_allclose(by_rows, models[0].predict(encoded)["probabilities"], atol=0.05)
@@ -92,16 +91,14 @@ def test_a_run_over_hospitals_is_the_simulation_of_their_tables(heart, monkeypat
     summary = summary_of(done)
     assert set(summary["parties"]) == set(HOSPITALS.values()) and summary["accuracy"] > 0.6
     # Every site holds the encoding of the server.
-    record = json.loads((done / SCHEMA).read_text())
+    record = json_of(done / SCHEMA)
     for site in HOSPITALS.values():
-        own = json.loads((heart / site / "local" / ENCODINGS / "first.json").read_text())
+        own = json_of(heart / site / "local" / ENCODINGS / "first.json")
         assert own["encoding"] == record["encoding"] and own["columns"] == record["columns"]
 
 
 def test_sites_read_the_numbers_of_a_simulation(heart):
-    channel = sites(heart)
-    described = {name: json.loads(site.describe()) for name, site in channel.sites.items()}
-    schema = bfl.sites.agree("t", described)
+    schema, channel = agreed(heart)
     whole = bfl.data.read_own(heart / "train.csv", "disease", "hospital", heart / "test.csv")
     assert schema.encoding == whole.train.encoding and schema.columns == whole.train.columns
     owners = whole.train.owners
@@ -109,9 +106,8 @@ def test_sites_read_the_numbers_of_a_simulation(heart):
         data = channel.sites[site].data()
         own = bfl.sites.fitted(data.train, schema)
         np.testing.assert_array_equal(own.features, whole.train.features[owners == hospital])
-        assert [own.class_names[x] for x in own.labels] == [
-            whole.train.class_names[x] for x in whole.train.labels[owners == hospital]
-        ]
+        here, there = np.array(own.class_names)[own.labels], np.array(whole.train.class_names)[whole.train.labels]
+        np.testing.assert_array_equal(here, there[owners == hospital])
     held = np.concatenate([bfl.sites.fitted(channel.sites[x].data().test, schema).features for x in HOSPITALS.values()])
     np.testing.assert_array_equal(held, whole.test.features)
     assert from_json(json.loads(json.dumps(to_json(schema)))) == schema
@@ -145,11 +141,17 @@ def fill(folder, *tables):
         put(folder, name, own)
 
 
+def described(site, secure_sums=False, **options):
+    """What a site, or the site in a folder, describes of its table, for the options of a run."""
+    request = {"table": TableOptions(**options)._asdict(), "secure_sums": secure_sums}
+    return json.loads((site if isinstance(site, Site) else Site(site)).describe(json.dumps(request)))
+
+
 def agreed(folder, **options):
     """The schema of all sites, and the sites."""
-    channel, asked = sites(folder), TableOptions(**options)
-    request = json.dumps({"table": asked._asdict(), "secure_sums": False})
-    return bfl.sites.agree("t", {k: json.loads(x.describe(request)) for k, x in channel.sites.items()}, asked), channel
+    channel = sites(folder)
+    own = {name: described(site, **options) for name, site in channel.sites.items()}
+    return bfl.sites.agree("t", own, TableOptions(**options)), channel
 
 
 def test_dates_order_truth_and_missing_columns(tmp_path):
@@ -164,11 +166,8 @@ def test_dates_order_truth_and_missing_columns(tmp_path):
     np.testing.assert_allclose(south.features[:, names.index("age")], 0, atol=1e-6)  # The mean.
     assert np.all(south.features[:, names.index("sex[missing]")] > 0)
     # A number of all sites that counts the rows is used where it is named.
-    assert [x.name for x in agreed(tmp_path, date_unit="years", only=("id", "age"))[0].columns] == [
-        "id",
-        "age",
-        "age[missing]",
-    ]
+    only = agreed(tmp_path, date_unit="years", only=("id", "age"))[0].columns
+    assert [x.name for x in only] == ["id", "age", "age[missing]"]
 
 
 def test_a_site_that_restarts_has_the_same_encoding(tmp_path):
@@ -185,8 +184,7 @@ def test_a_site_that_restarts_has_the_same_encoding(tmp_path):
 
     channel.__class__ = Restarting
     done = run(tmp_path, channel, options={**OPTIONS, "date_unit": "days", "rounds": 3}, quorum=1)
-    rows = lines_of(done / "metrics.jsonl")
-    assert [row["faulty_clients"] for row in rows] == [{"1": "It takes part in no run."}, {}, {}]
+    assert faults_of(done) == [{"1": "It takes part in no run."}, {}, {}]
     np.testing.assert_array_equal(channel.sites["south"]._source.features, lost[0])
 
 
@@ -232,27 +230,21 @@ def test_a_bad_cell_is_reported_at_its_site_alone(tmp_path, name):
 
 def test_kinds_that_differ_between_sites_end_the_run_before_training(tmp_path):
     fill(tmp_path, undated(), undated(1, sex=np.arange(ROWS) % 2 * 1.5))
-    with pytest.raises(
-        InvalidArgument, match="column 'sex' holds numbers at south and text at north: give --categorical"
-    ):
+    with pytest.raises(InvalidArgument, match="'sex' holds numbers at south and text at north: give --categorical"):
         run(tmp_path, sites(tmp_path), options=OPTIONS)
     schema, _ = agreed(tmp_path, categorical=("sex",))
     assert {x.name: x.levels for x in schema.encoding}["sex"] == ("0", "1.5", "f", "m")
     with pytest.raises(InvalidArgument, match="no column 'sexx' at any site for --categorical: did you mean 'sex'"):
         run(tmp_path, sites(tmp_path), options={**OPTIONS, "categorical": "sexx"})
-    with pytest.raises(InvalidArgument, match="unit of dates"):
-        make_job({**OPTIONS, "date_unit": "hours"}, 2)
 
 
 def test_rare_categories_are_pooled_and_their_names_are_not_kept(tmp_path):
-    for k, name in enumerate(("north", "south")):
-        sex = np.resize(["f", "m"], 20 * ROWS).astype(object)
-        sex[:10] = f"rare at {name}"
-        put(tmp_path, name, undated(k, 20 * ROWS, sex=sex))
+    rare = lambda name: [f"rare at {name}"] * 10 + ["f", "m"] * (10 * ROWS - 5)
+    fill(tmp_path, *(undated(k, 20 * ROWS, sex=rare(name)) for k, name in enumerate(("north", "south"))))
     channel = sites(tmp_path)
     done = run(tmp_path, channel, options={**OPTIONS, "rounds": 1})
-    names = [x["levels"] for x in json.loads((done / SCHEMA).read_text())["encoding"] if x["name"] == "sex"]
-    assert names == [["f", "m"]]
+    levels = lambda: [x["levels"] for x in json_of(done / SCHEMA)["encoding"] if x["name"] == "sex"]
+    assert levels() == [["f", "m"]]
     kept = "".join(path.read_text() for path in done.glob("*.json"))
     assert "rare at" not in kept and not any(b"rare at" in content for _, _, content in channel.sent)
     own = json_of(done / "parties.json")["south"]["table"]
@@ -262,35 +254,25 @@ def test_rare_categories_are_pooled_and_their_names_are_not_kept(tmp_path):
     with pytest.raises(InvalidArgument, match="began with other values of --drop, --only, --categorical"):
         run(tmp_path, sites(tmp_path), options={**OPTIONS, "rounds": 1, "drop": "age"})
     run(tmp_path, sites(tmp_path), options={**OPTIONS, "rounds": 1})
-    assert [x["levels"] for x in json.loads((done / SCHEMA).read_text())["encoding"] if x["name"] == "sex"] == names
+    assert levels() == [["f", "m"]]
 
 
 def test_with_masks_no_category_leaves_a_site(tmp_path):
     local = put(tmp_path, "north", undated())
-    site = Site(local)
-    request = {"table": TableOptions()._asdict(), "secure_sums": True}
     with pytest.raises(InvalidArgument, match=r"describes no categories \('sex', 'stage'\): which .* is no sum"):
-        site.describe(json.dumps(request))
-    request["table"]["drop"] = ["sex", "stage"]
-    assert "table" in json.loads(site.describe(json.dumps(request)))
+        described(local, True)
+    without = {"drop": ["sex", "stage"]}
+    assert "table" in described(local, True, **without)
     # A site that allows only masks says nothing without them, whatever a server asks.
     with open(local / FILE, "a", encoding="utf-8") as file:
         file.write("only_secure_sums: true\n")
-    for asked in ("", json.dumps({**request, "secure_sums": False})):
+    for ask in (lambda: Site(local).describe(), lambda: described(local, **without)):
         with pytest.raises(InvalidArgument, match="secure sums"):
-            Site(local).describe(asked)
+            ask()
 
 
-def test_many_categories_and_lies_about_columns(tmp_path):
-    rng = np.random.default_rng(0)
-    number = 2 * MOST_CATEGORIES
-    many = {"code": [f"c{k}" for k in range(number)], "disease": rng.choice(["yes", "no"], number)}
-    local = put(tmp_path, "north", pyarrow.table(many), suffix=".csv")
-    request = {"table": TableOptions(categorical=("code",))._asdict(), "secure_sums": False}
-    with pytest.raises(InvalidArgument, match="code"):
-        Site(local).describe(json.dumps(request))
-    fill(tmp_path, undated(), undated(1), undated(2))
-    own = json.loads(Site(tmp_path / "west" / "local").describe())
+def test_lies_about_columns_are_refused(tmp_path):
+    own = described(put(tmp_path, "west", undated()))
     sex = next(x for x in own["table"] if x["name"] == "sex")
     for lie in (
         {"levels": {"f": 10**9, "m": 1}},
@@ -312,10 +294,6 @@ def test_many_categories_and_lies_about_columns(tmp_path):
         table_of = [{**x, **lie} if x["name"] == "sex" else x for x in own["table"]]
         with pytest.raises(InvalidArgument, match="The description of west's data does not have the form"):
             bfl.sites.check_description("west", {**own, "table": table_of})
-    channel = sites(tmp_path, {(DESCRIBE, "west"): Refusal("no")})
-    assert set(json.loads((run(tmp_path, channel, options={**OPTIONS, "rounds": 1}) / "parties.json").read_text())) == {
-        *("north", "south", "west")
-    }
 
 
 def test_a_run_gets_no_more_categories_of_a_column_than_the_site_allows(tmp_path):
@@ -323,19 +301,17 @@ def test_a_run_gets_no_more_categories_of_a_column_than_the_site_allows(tmp_path
     rows = {"name": [f"Patient {k}" for k in range(40)], "salary": [1000 + 7 * k for k in range(40)]}
     content = pyarrow.table({**rows, "disease": ["yes", "no"] * 20})
     for name in rows:
-        request = json.dumps({"table": TableOptions(categorical=(name,))._asdict(), "secure_sums": False})
         local = put(tmp_path, "north", content.select([name, "disease"]), suffix=".csv")
         with pytest.raises(InvalidArgument, match=f"'{name}' has .* at most 30 are described") as error:
-            Site(local).describe(request)
+            described(local, categorical=(name,))
         assert "Patient" not in str(error.value) and "1007" not in str(error.value)
         local = put(tmp_path, "north", content.select([name, "disease"]), "max_categories: 40\n", suffix=".csv")
-        described = json.loads(Site(local).describe(request))["table"]
-        number = sum(next(x for x in described if x["name"] == name)["levels"].values())
-        assert 30 < number <= 40
+        column = next(x for x in described(local, categorical=(name,))["table"] if x["name"] == name)
+        assert 30 < sum(column["levels"].values()) <= 40
 
 
 def test_a_site_can_not_claim_more_rows_for_a_column_than_it_has(tmp_path):
-    own = json.loads(Site(put(tmp_path, "north", undated())).describe())
+    own, other = (described(put(tmp_path, name, undated(k))) for k, name in enumerate(("north", "south")))
     bfl.sites.check_description("north", own)
     more = [{**x, "rows": 2**31 - 1, "filled": 0 if x["name"] == "age" else x["filled"]} for x in own["table"]]
     one = [more[0], *own["table"][1:]]
@@ -343,29 +319,18 @@ def test_a_site_can_not_claim_more_rows_for_a_column_than_it_has(tmp_path):
         with pytest.raises(InvalidArgument, match="The description of north's data does not have the form"):
             bfl.sites.check_description("north", {**own, "table": lie})
     # With a bound on examples the server counts fewer than there are rows, the same share of each column.
-    local = put(tmp_path, "south", undated(1))
-    other = json.loads(Site(local).describe())
-    bounded = bfl.sites.agree(
-        "patients", {"north": {**own, "num_examples": 10}, "south": {**other, "num_examples": 10}}
-    )
-    assert bounded.encoding
+    ten = {"num_examples": 10}
+    assert bfl.sites.agree("patients", {"north": {**own, **ten}, "south": {**other, **ten}}).encoding
     with pytest.raises(InvalidArgument, match="The description of north's data"):
-        bfl.sites.agree("patients", {"north": {**own, "num_examples": 10, "table": one}, "south": other})
+        bfl.sites.agree("patients", {"north": {**own, **ten, "table": one}, "south": other})
 
 
 def test_columns_that_differ_in_case_and_columns_of_one_site(tmp_path):
-    described = []
-    for k, name in enumerate(("north", "south")):
-        local = put(tmp_path, name, undated(k))
-        described.append(json.loads(Site(local).describe()))
-    own, other = described
-    spelled = [{**x, "name": "Age" if x["name"] == "age" else x["name"]} for x in other["table"]]
-    with pytest.raises(
-        InvalidArgument, match="The column 'Age' of 'south' and the column 'age' of 'north' differ in case"
-    ):
-        bfl.sites.agree("patients", {"north": own, "south": {**other, "table": spelled}})
-    alone = [{**x, "name": "years" if x["name"] == "age" else x["name"]} for x in other["table"]]
-    doubts = bfl.sites.doubts({"north": own, "south": {**other, "table": alone}})
+    own, other = (described(put(tmp_path, name, undated(k))) for k, name in enumerate(("north", "south")))
+    with_age = lambda new: [{**x, "name": new if x["name"] == "age" else x["name"]} for x in other["table"]]
+    with pytest.raises(InvalidArgument, match="'Age' of 'south' and the column 'age' of 'north' differ in case"):
+        bfl.sites.agree("patients", {"north": own, "south": {**other, "table": with_age("Age")}})
+    doubts = bfl.sites.doubts({"north": own, "south": {**other, "table": with_age("years")}})
     assert any(x.startswith("Only north has the column 'age', empty at the other sites") for x in doubts)
     assert any(x.startswith("Only south has the column 'years'") for x in doubts)
     assert not any("has the column" in x for x in bfl.sites.doubts({"north": own, "south": other}))
@@ -381,12 +346,6 @@ def test_what_holds_for_all_sites_is_no_option_of_one(tmp_path):
 def test_warnings_of_other_units_and_spellings(tmp_path):
     odd = undated(2, age=np.arange(ROWS) + 2e4, sex=np.resize(["F", "M"], ROWS))
     fill(tmp_path, undated(), undated(1), odd)
-    channel = sites(tmp_path)
-    doubts = bfl.sites.doubts({name: json.loads(site.describe()) for name, site in channel.sites.items()})
+    doubts = bfl.sites.doubts({name: described(site) for name, site in sites(tmp_path).sites.items()})
     assert any("west reports means far outside" in x and "'age'" in x for x in doubts)
     assert any("west has none of the other sites' categories in 'sex'" in x for x in doubts)
-
-
-def test_no_option_of_one_place(tmp_path):
-    with pytest.raises(Error, match="is of runs with all data in one place"):
-        make_job({**OPTIONS, "separator": ";"}, 2)

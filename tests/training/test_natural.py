@@ -13,9 +13,8 @@ from tfp_bfl.layers import DenseFlipout
 from tfp_bfl.training.inference import INFERENCES, default_rate, update_of
 from tfp_bfl.training.likelihoods import gaussian
 from tfp_bfl.training.natural import DRAW_EVERY, MOMENTUM, ByCurvature
-from tfp_bfl.training.target import Target
 from tfp_bfl.training.trainer import Trainer
-from tfp_bfl.training.updates import Batch, ByOptimizer
+from tfp_bfl.training.updates import Batch, ByOptimizer, Target
 from tfp_bfl.weights import FlatWeights, ServerMessage, get_weights
 from tfp_bfl.weights.flat import Draw
 

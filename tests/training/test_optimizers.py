@@ -15,7 +15,7 @@ from tfp_bfl.training import OPTIMIZERS as OPTIMIZERS_training
 from tfp_bfl.training import default_rate
 from tfp_bfl.training.inference import update_of
 from tfp_bfl.training.optimizers import Adam, is_linear
-from tfp_bfl.training.target import Target
+from tfp_bfl.training.updates import Target
 from tfp_bfl.weights import ServerMessage, get_weights
 
 from .test_natural import NUM_MEANS, ROUND, batch_of, made

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import weighting
-from tfp_bfl.training.target import KLS, target_of
+from tfp_bfl.training.updates import KLS, target_of
 from tfp_bfl.weights import Population
 from tfp_bfl.weights.flat import Prior
 

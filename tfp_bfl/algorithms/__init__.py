@@ -10,12 +10,12 @@ from tfp_bfl.algorithms.averaging.recipe import fed_ag, fed_be, fed_kp, fed_kppa
 from tfp_bfl.algorithms.chains.recipe import dg_sgld, fsgld, qlsd
 from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.drift import fed_dyn, fed_nova, scaffold
-from tfp_bfl.algorithms.ensemble import ensemble
 from tfp_bfl.algorithms.factors.recipe import bayesian_admm, fed_lap, partitioned_vi
 from tfp_bfl.algorithms.laplace.recipe import laplace, last_layer
 from tfp_bfl.algorithms.personal.recipe import meta_learning, meta_vd, p_fed_bayes
 from tfp_bfl.algorithms.swag.recipe import fl_swag
 from tfp_bfl.algorithms.variational import variational
+from tfp_bfl.federated.ensemble import ensemble
 
 __all__ = [
     "bayesian_admm",

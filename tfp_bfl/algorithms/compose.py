@@ -10,7 +10,6 @@ from tfp_bfl import clients, federated, keras, models
 from tfp_bfl import weighting as weightings
 from tfp_bfl.algorithms.fitting import (
     check_compressible,
-    check_extra,
     check_fit,
     counts_alike,
     defended_rule,
@@ -89,10 +88,6 @@ def compose(
         max_weight_ratio (10 where weights follow from what clients send), min_examples, notices, and the burn_in_rounds
         of the parts, so that `simulate` can refuse a run of no more rounds.
 
-    Raises:
-      InvalidArgument: no such rule, weighting, robust aggregator or option, or a part that is none or does not fit the
-        others.
-
     Example:
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
       >>> work = bfl.clients.variational(model_fn, local_epochs=5)
@@ -104,14 +99,15 @@ def compose(
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = whole_rule(rule, privacy, weighting, robust)
     check_fit(work, whole, server_step)
-    check_extra(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         check_compressible(whole, weighting, robust, secure_sums)
         work = cast(Any, clients.compressed(cast(Any, work), compressor, per_tensor, error_memory))
-    _check_change_norm(process_options, work)
     if weighting in weightings.COMPARE_POSTERIORS:
-        _check_posteriors(weighting, work, model_fn)
+        if work.sends != WEIGHTS or not layout(model_fn()).variational:
+            raise InvalidArgument(
+                f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
+            )
         process_options = {"max_weight_ratio": weightings.MAX_RATIO, **process_options}
     return federated.build_process(
         model_fn,
@@ -179,9 +175,6 @@ def split_options(
     """Return the options of a recipe that is `passing_on` them for its client work, and those for `compose`.
 
     `optimizer` is another name of `optimizer_fn`.
-
-    Raises:
-      InvalidArgument: an option of neither; the message names the recipe.
     """
     of_work, shared = recipe.passes_on  # type: ignore[attr-defined]
     if "optimizer" in options and "optimizer_fn" in of_work:
@@ -234,17 +227,3 @@ def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # Of some callables nothing tells.
         return []
-
-
-def _check_change_norm(options: Mapping[str, object], work: ClientWork[Sent]) -> None:
-    if options.get("max_change_norm") is not None and work.sends != WEIGHTS:
-        raise InvalidArgument(
-            f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
-        )
-
-
-def _check_posteriors(weighting: str, work: ClientWork[Sent], model_fn: Callable[[], keras.Model]) -> None:
-    if work.sends != WEIGHTS or not layout(model_fn()).variational:
-        raise InvalidArgument(
-            f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
-        )

@@ -1,7 +1,8 @@
 """Corrections of client drift: SCAFFOLD, FedDyn and FedNova, of means that move by SGD.
 
 Of a model with Gaussian weights they correct the means. Their options are those of `compose` and of
-`clients.variational`; the optimizer must be "sgd" or "momentum", and a rule that weights means by precision is warned
+`clients.variational`, and `rule` is for the weights. `server_optimizer` is of `servers.server_optimizer`, None to take
+the pool. The optimizer must be "sgd" or "momentum", and a rule that weights means by precision is warned
 of. Parameters outside their ranges raise InvalidArgument.
 """
 
@@ -126,12 +127,6 @@ def scaffold(
     clients divided by K. No such s exists for weights that follow from what clients send, or that are cut
     (max_weight_ratio, secure_sums).
 
-    Args:
-      model_fn: builds a Keras model that returns logits; or such a model.
-      rule: for the weights.
-      server_optimizer: of `servers.server_optimizer`; None to take the pool.
-      **options: of `compose` and of `clients.variational`.
-
     Source: Karimireddy et al. 2020 (arXiv:1910.06378), algorithm 1 with option II; momentum as in Wang et al. 2020
     (arXiv:2007.07481).
 
@@ -144,8 +139,8 @@ def scaffold(
     local, reach = clients.variational(model_fn, **work), reach_of(**work)
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-        client_control, control = message.memory, message.told
-        result = train(message._replace(memory=(), told=LinearTerm(control - client_control)), examples, seed)
+        client_control, control = message.memory, message.extra
+        result = train(message._replace(memory=(), extra=LinearTerm(control - client_control)), examples, seed)
         rate, steps = reach(message.round, result.num_examples)
         moved = flat_values(message.weights) - flat_values(result.weights)
         change = moved / (rate * steps) - control
@@ -157,9 +152,9 @@ def scaffold(
         own, weights = inner.next(state.inner, weights, pooled, seed)
         return state._replace(mean=state.mean + state.share * extra, inner=own), weights
 
-    tell, metrics = lambda state, weights: state.mean, lambda *given: {"control_change": tf.norm(given[-1])}
+    send, metrics = lambda state, weights: state.mean, lambda *given: {"control_change": tf.norm(given[-1])}
     step = _server(inner, advance, work, process)
-    step = step._replace(tell=tell, extra=True, metrics=metrics, name=f"scaffold ({inner.name})")
+    step = step._replace(send=send, extra=True, metrics=metrics, name=f"scaffold ({inner.name})")
     return _compose(model_fn, _keeping(local, run)._replace(extra=_zeros), rule, step, work, process)
 
 
@@ -176,11 +171,7 @@ def fed_dyn(
     h_k. h_k, the client's memory, is the gradient of its loss at its minimum, so that at a fixed point all clients stay
     and their gradients add to zero.
 
-    Args:
-      model_fn: builds a Keras model that returns logits; or such a model.
-      alpha: the coefficient of the regulariser. The smaller it is, the longer a client trains to reach its minimum.
-      rule: for the weights.
-      **options: of `compose` and of `clients.variational`, without proximal.
+    The smaller alpha is, the longer a client trains to reach its minimum. It takes the place of proximal.
 
     Source: Acar et al. 2021 (arXiv:2111.04263), algorithm 1.
     """
@@ -193,7 +184,7 @@ def fed_dyn(
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
         gradient = message.memory
-        result = train(message._replace(memory=(), told=LinearTerm(-gradient)), examples, seed)
+        result = train(message._replace(memory=(), extra=LinearTerm(-gradient)), examples, seed)
         moved = flat_values(result.weights) - flat_values(message.weights)
         return result._replace(memory=gradient - alpha * moved)
 
@@ -221,11 +212,6 @@ def fed_nova(
     twice as far; here each counts by its weight b_k alone. With a the steps of a client of mean size, a client sends
     w + a d_k and, as its extra statistic, a_k / a - 1: both have the size of what other algorithms send, so that the
     same bounds fit. Clients of one size make this federated averaging.
-
-    Args:
-      model_fn: builds a Keras model that returns logits; or such a model.
-      rule: for the weights.
-      **options: of `compose` and of `clients.variational`.
 
     Source: Wang et al. 2020 (arXiv:2007.07481), algorithm 1 and section 4.1.
     """
@@ -285,8 +271,7 @@ def _server(
     def initialize(weights: ModelWeights) -> Corrected:
         return Corrected(_zeros(weights), tf.constant(1.0), tf.constant(True), inner.initialize(weights))
 
-    def meet(state: Corrected, size: RoundSize, num_clients: tf.Tensor) -> Corrected:
-        del num_clients
+    def meet(state: Corrected, size: RoundSize) -> Corrected:
         sized = state.sized & size.sized
         return state._replace(share=size.share(work["weighting"], expected, sized), sized=sized)
 

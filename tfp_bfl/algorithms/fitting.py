@@ -53,7 +53,9 @@ _STEPS = {
 
 
 def check_fit(work: ClientWork[Sent], rule: ModelRule[Sent, Given], step: ServerStep[Given]) -> None:
-    """Raise InvalidArgument where the rule does not take what clients send, or does not give what the step takes."""
+    """Raise InvalidArgument where the rule does not take what clients send, extra statistics too, or does not give what
+    the step takes.
+    """
     if not isinstance(step, ServerStep):
         raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {shown(step)}.")
     if rule.takes not in (None, work.sends):
@@ -68,14 +70,6 @@ def check_fit(work: ClientWork[Sent], rule: ModelRule[Sent, Given], step: Server
             f"The server step {step.name!r} takes {step.takes}, which {use} gives, but the rule {rule.name!r} gives "
             f"{given}: use that{f', or {instead}' if instead else ''}."
         )
-
-
-def check_extra(
-    work: ClientWork[Sent],
-    rule: ModelRule[Sent, Given],
-    step: ServerStep[Given],
-) -> None:
-    """Raise InvalidArgument unless the step takes the extra statistics that clients send and the rule pools them."""
     if step.extra != (work.extra is not None):
         raise InvalidArgument(
             f"The server step {step.name!r} needs statistics beside the weights, and these clients send none: use it "
@@ -84,9 +78,7 @@ def check_extra(
             else f"The clients send statistics beside their weights, and the server step {step.name!r} takes none: use "
             "the step of their algorithm."
         )
-    if work.extra is None:
-        return
-    if rule.gives != WEIGHTS or work.sends != WEIGHTS:
+    if work.extra is not None and (rule.gives != WEIGHTS or work.sends != WEIGHTS):
         raise InvalidArgument(
             f"Statistics beside the weights are pooled as point weights are, and the rule {rule.name!r} gives "
             f"{rule.gives}: use a rule such as 'naive_weighted_average'."
@@ -173,13 +165,8 @@ def defended_rule(
     max_ratio: float | None,
     secure_sums: float | None,
 ) -> ModelRule[Sent, Given]:
-    """Return the rule with a robust aggregator, with weights that follow from all clients, or over whole numbers.
-
-    Args:
-      whole: rule over a model.
-      work: of its clients.
-      weighting, robust, secure_sums: as of `algorithms.compose`.
-      max_ratio: of a weight to the median one.
+    """Return the rule with a robust aggregator, with weights that follow from all clients, or over whole numbers;
+    `max_ratio` is of a weight to the median one.
     """
     if robust is None:
         defended: Any = whole

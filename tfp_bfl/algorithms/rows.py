@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -13,23 +13,6 @@ from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ClientCurvature, ClientPosterior, ModelWeights
 
 Clients = TypeVar("Clients", ClientCurvature, ClientPosterior)
-Row = TypeVar("Row", covariant=True)
-
-
-class RowsHeld(Protocol[Row]):
-    """Rows of clients as the way in which they are pooled sees them; `Held` is one."""
-
-    @property
-    def rows(self) -> Mapping[str, Row]:
-        """Rows of the clients by name."""
-
-    @property
-    def weights(self) -> ModelWeights:
-        """Weights of the server."""
-
-    @property
-    def settings(self) -> Any:
-        """The way in which the rows are pooled."""
 
 
 def growing(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:

@@ -198,7 +198,7 @@ def clients() -> None:
 @click.argument("run_folder", metavar="RUN")
 def show_clients(run_folder: str) -> None:
     """List the clients of a run."""
-    from tfp_bfl.app.one_run.revise import describe, read_state
+    from tfp_bfl.app.one_run.after import describe, read_state
 
     click.echo(describe(read_state(run_folder)))
 
@@ -217,7 +217,7 @@ def add_clients(
     run_folder: str, other_folder: str, names: tuple[str, ...], replace: bool, output: str, code: dict[str, str]
 ) -> None:
     """Add clients of another run, all of them or those named; with --replace those that are there are updated."""
-    from tfp_bfl.app.one_run.revise import add, revise
+    from tfp_bfl.app.one_run.after import add, revise
 
     _show_revised(revise(run_folder, add(other_folder, names, replace), output, code), output)
 
@@ -229,7 +229,7 @@ def add_clients(
 @code_options
 def remove_clients(run_folder: str, names: tuple[str, ...], output: str, code: dict[str, str]) -> None:
     """Remove clients, as if they had never taken part (unlearning)."""
-    from tfp_bfl.app.one_run.revise import remove, revise
+    from tfp_bfl.app.one_run.after import remove, revise
 
     _show_revised(revise(run_folder, remove(names), output, code), output)
 

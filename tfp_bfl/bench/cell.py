@@ -11,7 +11,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import client_scores, datasets, pipeline
-from tfp_bfl.app.one_run.after import FinishedRun, check_exact, check_one_network, fit
+from tfp_bfl.app.one_run.after import check_exact, check_one_network, fit
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.pipeline import MB, Finished, Predicted
@@ -26,7 +26,7 @@ from tfp_bfl.logs import quiet
 if TYPE_CHECKING:
     from tfp_bfl import keras
     from tfp_bfl.bench.plan import Plan
-    from tfp_bfl.bench.spaces import Values
+    from tfp_bfl.bench.sweep import Values
 
 # Of evaluations between rounds, and of out-of-distribution examples.
 _MOST_EXAMPLES = 1000
@@ -143,7 +143,10 @@ def run_final(task: Task) -> Finished:
         found = scores.of_numbers(test)
     # Controls: predictions without features, linear models, and standard deviations at other weights.
     names = {"linear model": "linear_nll", "linear model with client intercepts": "hierarchical_nll"}
-    found |= {names.get(each.name, "constant_nll"): each.metrics["test_nll"] for each in pipeline.controls(job)}
+    found |= {
+        names.get(each.name, "constant_nll"): each.metrics["test_nll"]
+        for each in pipeline.baselines(job.clients, job.test)
+    }
     if trained.is_of_rounds:
         of_test = pipeline.permuted(trained.result, lambda model: job.score(model).metrics)
         found |= {name: x for name, x in of_test.items() if name == "permuted_test_nll"}
@@ -214,9 +217,7 @@ def _afterwards(
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
     if _leaves(weights.posterior) or job.config.kind != "deterministic":
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
-    data = bfl.data.OwnData(job.train, job.test, job.clients)
-    run = FinishedRun(pathlib.Path(), job.config, data, job.clients, job.process.model_fn, weights)
-    return fit(run, after_options(str(task.then), task.then_options))
+    return fit(job, weights, after_options(str(task.then), task.then_options))
 
 
 def _foreign(task: Task, trained: _Trained, test: Predicted) -> dict[str, float]:
@@ -263,7 +264,7 @@ def _megabytes(trained: _Trained) -> tuple[float, float]:
         upload = taking_part * _spec_bytes((answer.weights, answer.extra))
     if download is None:
         message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
-        download = asked * _spec_bytes((message.weights, message.told))
+        download = asked * _spec_bytes((message.weights, message.extra))
     if after is not None:
         more, clients = len(after[0].rounds) / MB, trained.job.clients.num_clients
         # Each round sends the sums of all clients anew.

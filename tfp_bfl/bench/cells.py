@@ -118,12 +118,7 @@ def options_in(folder: pathlib.Path) -> Options | None:
 def check_cells(
     every: Mapping[str, Options], output: pathlib.Path, held: Callable[[pathlib.Path], Options | None] = options_in
 ) -> None:
-    """Check that existing folders hold cells of the same options.
-
-    Args:
-      every, output: the cells.
-      held: the options of a cell's folder; None where there is nothing that could be of others.
-    """
+    """Check that existing folders hold cells of the same options; `held` gives those of a folder, or None."""
     for name, options in every.items():
         there = held(output / name)
         if there is None:
@@ -137,12 +132,8 @@ def check_cells(
 
 
 def check_data_of(folder: pathlib.Path, there: object, now: str | None, whole: pathlib.Path) -> None:
-    """Check that a cell in `folder` ran on the data that its files hold now.
-
-    Args:
-      folder: of the cell.
-      there, now: the recorded digest, and that of the data as they are; one that is None is not compared.
-      whole: the folder of all cells of the same data.
+    """Check that a cell in `folder` ran on the data that its files hold now, by digests, if both are known; `whole` is
+    the folder of all cells of the same data.
     """
     if there is not None and now is not None and there != now:
         raise InvalidArgument(
@@ -169,16 +160,9 @@ def run_cells(
 ) -> None:
     """Run the cells that are not done, and print a line for each. A cell that fails does not stop the others.
 
-    Args:
-      every, output: the cells.
-      work: of a cell; a function of a module, for several jobs.
-      describe: summary -> a line.
-      jobs: processes side by side; 1 for this one.
-      threads: of TensorFlow in each of several; None for an equal share of the cores.
-      goes_on: as in `run_once`.
-
-    Raises:
-      Error: some failed; the message names the first.
+    `work` is that of a cell, a function of a module where there are several `jobs`, which are processes side by side,
+    each with `threads` of TensorFlow or an equal share of the cores; `describe` makes a line of a summary; `goes_on` is
+    as of `run_once`. An Error at the end names the first that failed.
     """
     todo = {name: options for name, options in every.items() if not is_done(output / name)}
     before = len(every) - len(todo)

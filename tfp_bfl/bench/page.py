@@ -51,12 +51,7 @@ class Sorted(NamedTuple):
 def write_page(folder: pathlib.Path, output: pathlib.Path, reference: str | None = None) -> pathlib.Path:
     """Write the records of a benchmark as one HTML file, which opens from disk without a server or other files.
 
-    Args:
-      folder, reference: of the benchmark.
-      output: the HTML file; missing folders are made, and an old file is replaced.
-
-    Returns:
-      The path of the page.
+    Missing folders are made, and an old file is replaced.
     """
     page = render(arrange(read(folder), reference))
     output = pathlib.Path(output)
@@ -201,14 +196,8 @@ def trajectory(cell: Sequence[BenchRecord]) -> Table:
 def plots(bench: Bench, numbers: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
     """Draw quality against bytes, NLL against time, and calibration against heterogeneity, as far as records have them.
 
-    NLL of classes and of numbers have different units, so that each task has its own figure.
-
-    Args:
-      bench: the records.
-      numbers: (setting, method) -> number of its row.
-
-    Returns:
-      For each figure its title, the SVG, and a caption on cells that it leaves out.
+    NLL of classes and of numbers have different units, so that each task has its own figure. `numbers` has the row of
+    each setting and method. Of each figure there are its title, the SVG, and a caption on cells that it leaves out.
     """
     classes = {s for s in bench.settings if _is_of_classes(bench, s)}
     numeric = set(bench.settings) - classes

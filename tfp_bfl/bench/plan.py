@@ -21,8 +21,7 @@ from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.bench.scores import set_aside
-from tfp_bfl.bench.spaces import DEFAULTS, Space, Values, parse_space
-from tfp_bfl.bench.sweep import parse_seeds
+from tfp_bfl.bench.sweep import DEFAULTS, Space, Values, parse_seeds, parse_space
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import fits
@@ -40,14 +39,10 @@ _MOST_LETTERS = 60
 
 
 class BenchMethod(NamedTuple):
-    """A method of a benchmark.
+    """A method of a benchmark: options of its runs, and option -> values among which trials choose.
 
-    Fields:
-      options: of its runs.
-      space: option -> values among which trials choose; an option of `then` has that name and a dot before it.
-      then: the algorithm that follows the training: None, or a name of `AFTER`.
-      then_options: options of that.
-      without: options of settings that its algorithm does not have.
+    `then` is the algorithm of `AFTER` that follows the training, with options of its own, in `space` with its name and
+    a dot before. `without` are options of settings that its algorithm does not have.
     """
 
     options: Mapping[str, Any]
@@ -66,16 +61,11 @@ class Plan(NoTruthAsNumber):
     """A benchmark: every method in every setting, with every seed.
 
     Fields:
-      settings: name -> options of the runs in it.
-      methods: by name.
-      seeds: of the runs that are compared.
-      trials: of each method with a search space, in each setting.
-      trial_seed: of all trials.
-      score: by which the best trial is chosen, on held-out training examples.
+      options, settings: of the runs of all methods, and name -> those of the runs in it.
+      trials: of each method with a search space, in each setting; the best has the best `score` on held-out examples.
       hold_out: share of the training examples that are held out, in trials and in the final runs.
       evaluations: number of evaluations between rounds, for scores at equal bytes and at equal seconds.
       reference: the method from which differences are reported.
-      options: of all runs.
       oods: setting -> dataset of out-of-distribution images.
       file: YAML file with options of all runs; None for none.
     """

@@ -47,12 +47,8 @@ class Ranking(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Hold the tests of a ranking.
-
-    Fields:
-      chi2, p: Friedman's statistic, with k - 1 degrees of freedom, and its p-value.
-      difference: Nemenyi's critical difference of two average ranks.
-      groups: (first, last) of the methods in order of average ranks: the largest groups within the critical difference.
+    """Hold the tests of a ranking: Friedman's statistic and its p-value, Nemenyi's critical difference, and (first,
+    last) of the largest groups within it, by average ranks.
     """
 
     chi2: float

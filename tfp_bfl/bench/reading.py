@@ -114,18 +114,11 @@ _Client = Annotated[
 
 
 class BenchRecord(pydantic.BaseModel):
-    """Hold one record: a method in a setting with a seed.
+    """Hold one record: a method in a setting with a seed; scores without a finite value are absent.
 
-    Fields:
-      setting, method, seed: the cell.
-      about: the setting's dataset, model, numbers and heterogeneity.
-      chosen: values of the options that tuning chose.
-      trials: number of tuning trials.
-      scores: score -> finite value; scores without one are absent.
-      cost: seconds, megabytes.
-      rounds: those that were evaluated, in order, with "seconds", "mb" and scores of the current model.
-      failed: why there are no scores, or None.
-      clients: scores of each client that the data name, worst first.
+    `about` states the setting's dataset, model, numbers and heterogeneity; `chosen` is what tuning chose; costs are
+    seconds and megabytes; `rounds` are those that were evaluated, with scores of the current model; `failed` is why
+    there are no scores; `clients` are the scores of each client that the data name, worst first.
     """
 
     setting: _Name
@@ -170,12 +163,8 @@ class BenchRecord(pydantic.BaseModel):
 class Bench(NamedTuple):
     """Hold the records by setting and method, in the order in which they first occur.
 
-    Fields:
-      records: all.
-      settings, methods: names.
-      cells: (setting, method) -> its records, in order of seeds.
-      seeds_of: setting -> the seeds that any method has, in order.
-      reference: the method that others are compared with.
+    `cells` are the records of (setting, method) in order of seeds, and `seeds_of` the seeds that any method has in a
+    setting; others are compared with the method `reference`.
     """
 
     records: Sequence[BenchRecord]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tfp_bfl.app.one_run.records import (
     MOST_ROUNDS_BYTES,
     MOST_SUMMARY_BYTES,
+    in_columns,
     is_done,
     read_json,
     read_record,
@@ -74,11 +75,7 @@ def expand(folders: Sequence[str | os.PathLike[str]]) -> list[pathlib.Path]:
 def described(folder: pathlib.Path) -> list[str]:
     """Return a head and a line for each run; none where there is no run."""
     rows = [_row(folder, run) for run in find_runs(folder)]
-    if not rows:
-        return []
-    table = [_HEAD, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+    return in_columns([_HEAD, *rows]).split("\n") if rows else []
 
 
 def _row(folder: pathlib.Path, run: pathlib.Path) -> tuple[str, ...]:
@@ -229,10 +226,7 @@ def table_text(groups: Sequence[RunGroup], suffix: str, style: Style = DEFAULT) 
     """Return the table of groups of runs in the format of a suffix of `files.tables.FORMATS`.
 
     In the default style a second table has the paired differences to the first group. In .csv all numbers stand with
-    all digits, a line a group.
-
-    Raises:
-      InvalidArgument: there is no such column or row, a row is more than one, or the format has all digits.
+    all digits, a line a group. What is no column, or not one row, is refused.
     """
     if suffix == ".csv" and (style.digits is not None or style.percent):
         raise InvalidArgument("digits and percent are of .md and .tex, and a .csv holds all digits: leave them out.")

@@ -78,12 +78,9 @@ def selection(held: Predicted) -> dict[str, float]:
 
 
 def heterogeneity(counts: np.ndarray) -> float:
-    """Return the mean total variation distance between the clients' label distributions and that of all.
+    """Return the mean total variation distance between the label counts [K, C] of the clients and those of all.
 
         1/K sum_k 1/2 sum_c |n_kc / n_k - n_c / n|
-
-    Args:
-      counts: label counts of the clients [K, C].
 
     Example:
       >>> heterogeneity(np.array([[5, 0], [0, 5]]))
@@ -114,10 +111,7 @@ def foreign(own: Predicted, entropy: np.ndarray, epistemic: np.ndarray) -> dict[
 def set_aside(clients: bfl.data.Clients, share: float, seed: int) -> tuple[bfl.data.Clients, RowsByClient]:
     """Take a share of each client's examples, drawn by the seed: the clients with the rest, and that share.
 
-    A client gives round(share n) of its n examples, and keeps one at least.
-
-    Raises:
-      InvalidArgument: no client has enough examples to give one.
+    A client gives round(share n) of its n examples, and keeps one at least; a share of no example is refused.
     """
     rest, held = [], []
     for k, rows in enumerate(clients.indices):

@@ -1,4 +1,4 @@
-"""Many runs: options varied over values and seeds, each run a cell that is done once, and what they come to."""
+"""Many runs: options varied over values and seeds, each run a cell that is done once; and search spaces of options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pathlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -64,9 +65,6 @@ def parse_varied(items: Sequence[str], given: Mapping[str, Any] = {}) -> list[Va
     A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
     them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas. Where
     these or the options `given` of all runs name code, an option may be a parameter of it (`make_cells`).
-
-    Raises:
-      InvalidArgument: a text has another form, or an option cannot be varied.
     """
     combinations: list[Varied] = [{}]
     coded = any(".py:" in str(x) for x in (*items, *given.values()))
@@ -107,14 +105,7 @@ def make_cells(
 ) -> dict[str, RunConfig]:
     """Return name -> configuration of each run: of each group every combination of the values, by every seed.
 
-    Args:
-      config_file: with options of all runs; None for none.
-      given: options of the runs of all groups that do not vary them.
-      groups: of `parse_varied`.
-      seeds: of the runs.
-
-    Raises:
-      InvalidArgument: one of them is no configuration, two are the same, or there are too many.
+    `given` are options of the runs of all groups, which none of them varies, and override those of the file.
     """
     for name in given:
         if name == "seed" or all(name in varied for varied in groups):
@@ -142,11 +133,8 @@ def sweep(
     The folder holds a run folder for each cell; results.csv, .md and .tex with means, standard deviations and paired
     differences over the seeds; runs.csv with a line a run; and report.html.
 
-    Args:
-      cells: of `make_cells`.
-      output: the folder, a new one or that of the same sweep.
-      jobs: runs side by side, each in a process with its share of the cores.
-      progress: of each run, as in `execute`; None for its phases.
+    `jobs` runs are side by side, each in a process with its share of the cores. `progress` is that of each run, as in
+    `execute`; None for its phases.
 
     Raises:
       InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or models or
@@ -243,3 +231,76 @@ class _Named(Console):
             super().print(json.dumps({"run": self._run, **json.loads(text)}), **options)
         else:
             super().print(f"{self._run}: {text}", **options)
+
+
+Value = str | int | float | bool | None
+# Option -> value.
+Values = Mapping[str, Value]
+DEFAULTS: Values = MappingProxyType({})
+
+
+class Space(NamedTuple):
+    """The values among which trials choose: an interval, of which the logarithm is drawn where `log` is, or a list."""
+
+    low: Any = None
+    high: Any = None
+    log: bool = False
+    values: tuple[Value, ...] = ()
+
+    @property
+    def edges(self) -> tuple[Value, ...]:
+        """Both ends, or all values of a list: what a check of the space has to try."""
+        return self.values or (self.low, self.high)
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """Return the value of an `optuna` trial."""
+        if self.values:
+            return trial.suggest_categorical(name, self.values)
+        if isinstance(self.low, int):
+            return trial.suggest_int(name, self.low, self.high, log=self.log)
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+    def __str__(self) -> str:
+        """Return the form that `parse_space` reads."""
+        if self.values:
+            return ", ".join(map(str, self.values))
+        return f"{self.low}..{self.high}{' log' if self.log else ''}"
+
+
+def parse_space(text: object, what: str) -> Space:
+    """Read "0.001..0.3 log" or "1..5", whole numbers between whole ends, or a list of values, of the option `what`.
+
+    Example:
+      >>> parse_space("0.001..0.3 log", "learning_rate")
+      Space(low=0.001, high=0.3, log=True, values=())
+    """
+    form = f"The search space of {what} is {shown(text)}, but must be such as '0.001..0.3 log', '1..5' or [adam, sgd]."
+    if isinstance(text, (list, tuple)):
+        plain = all(x is None or isinstance(x, (str, int, float, bool)) for x in text)
+        if not plain or not text or len(set(map(str, text))) < len(text):
+            raise InvalidArgument(form)
+        return Space(values=tuple(text))
+    if not isinstance(text, str):
+        raise InvalidArgument(form)
+    interval, _, scale = text.strip().partition(" ")
+    first, dots, last = interval.partition("..")
+    if scale.strip() not in ("", "log") or not dots:
+        raise InvalidArgument(form)
+    try:
+        low, high = _number(first), _number(last)
+    except ValueError:
+        raise InvalidArgument(form) from None
+    if isinstance(low, float) or isinstance(high, float):
+        low, high = float(low), float(high)
+    log = bool(scale.strip())
+    if not (math.isfinite(low) and math.isfinite(high)) or low >= high or (log and low <= 0):
+        above = " above 0" if log else ""
+        raise InvalidArgument(f"The search space of {what} is {shown(text)}, but must go up from a number{above}.")
+    return Space(low, high, log)
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)

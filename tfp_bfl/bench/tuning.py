@@ -20,7 +20,7 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.bench import cell, cells
 from tfp_bfl.bench.cells import Options
 from tfp_bfl.bench.plan import OF_FEDERATION, BenchMethod, Plan
-from tfp_bfl.bench.spaces import DEFAULTS, Space, Values, parse_space
+from tfp_bfl.bench.sweep import DEFAULTS, Space, Values, parse_space
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, WorkerError, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import write_whole
@@ -38,13 +38,8 @@ Try = Callable[[Values], Finished]
 
 
 class Chosen(NamedTuple):
-    """The result of the trials of a method.
-
-    Fields:
-      values: option -> value of the best trial; {} for the defaults.
-      score: of the best trial; None without trials.
-      trials: how many there were.
-      seconds: of all of them.
+    """The values of a method's best trial, {} for the defaults, its score, None without trials, their number, and the
+    seconds of all of them.
     """
 
     values: dict[str, Any]
@@ -54,11 +49,7 @@ class Chosen(NamedTuple):
 
 
 def parse_spaces(texts: Sequence[str]) -> dict[str, Space]:
-    """Return option -> space of texts such as "learning-rate=0.001..0.3 log" or "optimizer=adam,sgd".
-
-    Raises:
-      InvalidArgument: there is none, a text has another form, or an option is named twice or is not tuned.
-    """
+    """Return option -> space of texts such as "learning-rate=0.001..0.3 log" or "optimizer=adam,sgd"."""
     spaces: dict[str, Space] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -81,12 +72,7 @@ def tune_run(
 ) -> list[str]:
     """Run the remaining trials of a method, write the best configuration, and return what they found, line by line.
 
-    Args:
-      output: the folder, a new one or that of the same trials.
-      config_file: YAML file with options; None for none.
-      options: of all trials.
-      spaces: as of `parse_spaces`.
-      settings: `trials`, `score` and `hold_out` of a `Plan`.
+    The folder is new, or that of the same trials. `settings` are `trials`, `score` and `hold_out` of a `Plan`.
 
     Raises:
       InvalidArgument: an option, a space or the data don't fit, or the folder is of something else. Nothing has been
@@ -178,16 +164,8 @@ def tune(
     the tree-structured Parzen estimator of optuna (Bergstra et al. 2011), all by the seed. A trial that fails, or has a
     score that is not finite, counts as the worst. Of several processes at one folder the first works, the others wait.
 
-    Args:
-      folder: of the trials.
-      plan: states their number, with the one of the defaults, their seed, and the score by which they are compared.
-      space: option -> values; {} for no trials.
-      attempt: runs one.
-      options: all that decides the trials.
-
-    Raises:
-      InvalidArgument: the folder has trials of other options.
-      Error: every trial failed; the message has the reason of the first.
+    The plan states their number, with the one of the defaults, their seed, and the score by which they are compared;
+    `attempt` runs one; trials of other `options` in the folder are refused. Error if every trial failed.
     """
     if not space:
         return Chosen({}, None, 0, 0.0)

@@ -4,8 +4,7 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
-from tfp_bfl.clients.augmented import augmented
-from tfp_bfl.clients.compressed import compressed
+from tfp_bfl.clients.changed import augmented, compressed
 from tfp_bfl.clients.variational import variational
 
 __all__ = [

@@ -17,9 +17,8 @@ from tfp_bfl.training.inference import default_optimizer, settings_for, stating,
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer
 from tfp_bfl.training.passes import Passes, checked, with_passes
-from tfp_bfl.training.target import KLS, target_of
 from tfp_bfl.training.trainer import Trainer
-from tfp_bfl.training.updates import Schedule
+from tfp_bfl.training.updates import KLS, Schedule, target_of
 from tfp_bfl.weights import ClientResult, ServerMessage
 
 
@@ -73,9 +72,9 @@ def variational(
       stddev_rate: for inference "backprop": the rate of log s over that of the means.
       step_damping: for natural gradients: a share of n that is added to the precision in each step of the means.
       kl: n is N, the number of all clients' examples ("total"), or N_k, this client's ("client"), or that with the
-        prior's K-th root ("product"): `target.KLS`; None for "total", and for "client" with update_prior. A client that
-        does not know the federation's size is alone.
-      weighting: of the server, by which "total" finds n (`target.target_of`).
+        prior's K-th root ("product"): `training.KLS`; None for "total", and for "client" with update_prior. A client
+        that does not know the federation's size is alone.
+      weighting: of the server, by which "total" finds n (`training.updates.target_of`).
       temperature: T. n is divided by it: T < 1 sharpens the posterior as if each example had been seen 1 / T times.
         None for the default of the likelihood (`training.TEMPERATURES`), and for 1 with update_prior.
       likelihood: of the labels: "categorical", or for floats "gaussian:STDDEV", of a model of one output, or

@@ -61,9 +61,7 @@ def numbers_rows(kinds: Sequence[str], numbering: Sequence[tuple[int, int] | Non
     Of each client: at one of them its cells are 0, 1, 2, ... or 1, 2, 3, ..., and at all others consecutive. Of all N
     rows: the cells rise at each client, and their sum is that of 0, ..., N - 1 or of 1, ..., N.
 
-    Args:
-      kinds: of the column at each client.
-      numbering: number and sum of its cells at each client; None where they do not rise.
+    `numbering` has number and sum of the cells at each client; None where they do not rise.
     """
     filled = {*kinds} - {BLANK}
     if ROWS in filled and filled <= {*COUNTERS}:
@@ -81,9 +79,7 @@ def is_numbering(count: float, total: float) -> bool:
 def check_one_kind(name: str, kinds: Iterable[tuple[str, str]]) -> None:
     """Raise InvalidArgument if a column holds different kinds at two clients.
 
-    Args:
-      name: of the column.
-      kinds: (client, what it holds there, in words), in the order of the clients.
+    `kinds` are (client, what it holds there, in words).
     """
     first: dict[str, str] = {}
     for client, what in kinds:
@@ -160,10 +156,7 @@ def fit_column(
 ) -> tuple[Feature, tuple[Column, ...]]:
     """Return how a column becomes columns of the model, and their means and standard deviations.
 
-    Args:
-      cells: name, kind, declared levels and sign of the column; its values are not used.
-      messages: of the clients.
-      unit: of dates.
+    Of `cells` name, kind, declared levels and sign are used; `unit` is of dates.
     """
     rows, count = sum(m.rows for m in messages), sum(m.filled for m in messages)
     if not count:
@@ -203,14 +196,7 @@ def agree_columns(
     A column that a site does not have counts as empty there. The encoding is () where all columns are full and hold
     numbers, as of `data.read_own`.
 
-    Args:
-      tables: site -> its messages.
-      sizes: site -> the number of rows by which it counts.
-      options: of the run.
-
-    Raises:
-      InvalidArgument: an option names a column that no site has, no column is left, two columns differ in case only, or
-        a column holds text at one site and numbers at another, has too many categories, or has no value at any site.
+    `tables` has the messages of each site, and `sizes` the number of rows by which it counts.
     """
     of_sites = {site: {x.name: x for x in described} for site, described in tables.items()}
     check_spelling({site: [*own] for site, own in of_sites.items()}, "column")

@@ -22,8 +22,7 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
 
     Each image has its own a, b and mirror. Equal seeds give equal images.
 
-    Args:
-      padding: pixels on each side; 0 mirrors alone.
+    `padding` is in pixels on each side; 0 mirrors alone.
 
     Source: Krizhevsky et al. 2012, section 4.1; with padding by He et al. 2016 (arXiv:1512.03385), section 4.2.
     """

@@ -25,7 +25,9 @@ MOST_LEVELS = 30
 DATE_UNITS = {"days": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2425}
 # Cells that are no numbers are errors in a column of numbers up to this share, and beyond it categories.
 _MOST_ERRORS = 0.2
-TEXT_KINDS = ("category", "ordinal")
+# Categories of which the first one is the reference, as of linear models: a column does not have this kind by itself.
+FACTOR = "factor"
+TEXT_KINDS = ("category", "ordinal", FACTOR)
 # Dates that are not ISO 8601, such as 31.12.2020, 12/31/20, 2020/12/31, 31-Dec-2020 and Dec 31, 2020, months such as
 # 2020-12, 12/2020 and Dec 2020, and ISO dates that do not exist: the readers of files leave all as text.
 # Months without a separator are those of SAS: 31DEC2020, DEC20.
@@ -105,9 +107,9 @@ class Cells(NamedTuple):
         return Numbering(kind, len(self.values), int(self.values.sum()))
 
 
-def blank(name: str, number: int) -> Cells:
+def blank(name: str, number: int, kind: str = BLANK) -> Cells:
     """Return a column of `number` empty cells."""
-    return Cells(name, BLANK, np.full(number, np.nan))
+    return Cells(name, kind, np.full(number, "", object) if kind in TEXT_KINDS else np.full(number, np.nan))
 
 
 def read_columns(
@@ -213,7 +215,7 @@ def _read_as(
 
     if kind in TEXT_KINDS:
         return Cells(column.name, kind, column.categories)
-    nothing = Cells(column.name, kind, np.full(len(column.empty), np.nan))
+    nothing = blank(column.name, len(column.empty), kind)
     if column.empty.all():
         return nothing
     if kind != "date":

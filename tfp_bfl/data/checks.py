@@ -22,9 +22,6 @@ def checked_features(features: object, rounds: bool = True) -> np.ndarray:
     hold whole numbers from 0 to 255, and float32 if all are from 0 to 1. Arrays of bytes [N, height, width] get a
     channel axis. Features that are read on demand, such as a `np.memmap`, stay as they are.
 
-    Args:
-      features: array, or an object that reads slices of one.
-
     Raises:
       InvalidArgument: they are no numbers, not finite, of one dimension, or images of other values; or a column that
         is not float32 is so far from zero that float32 would round its differences away (`MOST_OFFSET`).
@@ -46,9 +43,6 @@ def of_one_form(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
     """Return the features of a training set and of its test set, both bytes or both floats.
 
     Images of 0 and 1 alone are bytes if the images of the other set are.
-
-    Args:
-      train, test: results of `exact_features`.
     """
     if train.shape[1:] != test.shape[1:]:
         raise InvalidArgument(

@@ -46,9 +46,6 @@ class ClientFiles(ClientData):
     `simulate` takes them with every engine. Here and on the workers of a cluster, which must see the folder under the
     same path, a client's examples are read when it takes part and not before.
 
-    Args:
-      folder: where they are.
-
     Attributes:
       folder: its absolute path.
       source: what the examples look like, a `Schema`.
@@ -111,9 +108,6 @@ def write_clients(clients: Clients, folder: str | os.PathLike[str]) -> ClientFil
     Args:
       clients: in memory.
       folder: new, or empty. What is written half is gone when the call has ended.
-
-    Returns:
-      The clients as they are there.
     """
     folder = pathlib.Path(folder).absolute()
     digest = _digest(clients)

@@ -54,9 +54,7 @@ def _slices(*spec: tf.TensorSpec) -> Any:
 def rows_by_client(numbers: np.ndarray, num_clients: int) -> list[np.ndarray]:
     """Group rows by the number of their client: for each client its rows in ascending order, int64 [n_k].
 
-    Args:
-      numbers: of each row's client [N]; rows with a negative number belong to nobody.
-      num_clients: K.
+    Rows with a negative number belong to nobody.
     """
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.searchsorted(numbers[order], np.arange(num_clients + 1)))[1 : num_clients + 1]
@@ -178,10 +176,6 @@ class Clients(ClientData):
       source: the examples that are shared out.
       indices: for each client, int64 [n_k] indices into the source.
       names: of the clients, which become the `owners` of the source; () for the owners that it has.
-
-    Raises:
-      InvalidArgument: there are no clients, a client has no examples, an index is outside the source, or names are not
-        one of its own for each client.
     """
 
     source: Source

@@ -1,4 +1,4 @@
-"""The clients that take part in a round."""
+"""The clients that take part in a round, as sorted indices, int64."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ def cohort(
       attempt: of the round, from 0: a round that failed is tried again with other clients.
       popularity: concentration of the clients' probabilities, the smaller the more uneven; None for equal ones.
 
-    Returns:
-      Sorted client indices, int64 [cohort_size].
-
     Example:
       >>> bfl.data.cohort(num_clients=100, cohort_size=5, round_number=0, seed=0)
       array([ 2,  5, 37, 61, 71])
@@ -64,15 +61,7 @@ def _popularity(num_clients: int, popularity: float, seed: int) -> np.ndarray:
 def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) -> np.ndarray:
     """Return the clients of a round, each drawn for itself with probability expected / K.
 
-    A function of (seed, round_number, client) alone.
-
-    Args:
-      num_clients: K.
-      expected: how many there are in the mean; K for all of them.
-      round_number, seed: as in `cohort`.
-
-    Returns:
-      Sorted client indices, int64; there may be none.
+    A function of (seed, round_number, client) alone; `expected` is their mean number, K for all of them.
 
     Example:
       >>> bfl.data.each_drawn(num_clients=100, expected=5, round_number=0, seed=0)
@@ -99,14 +88,6 @@ def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, 
     """Return the clients of a cohort that answer: each stays away with probability `dropout`, for itself.
 
     A function of (seed, round_number, attempt, client) alone.
-
-    Args:
-      chosen: client indices, int64 [n].
-      dropout: in [0, 1).
-      round_number, seed, attempt: as in `cohort`.
-
-    Returns:
-      Those who answer, int64 [at most n].
 
     Example:
       >>> bfl.data.answering(np.arange(10), dropout=0.3, round_number=0, seed=0)

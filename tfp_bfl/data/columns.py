@@ -33,9 +33,7 @@ class BadColumns(InvalidArgument):
 class Troubles:
     """Collect all that is wrong with a table's columns, to report it in one sentence, and notes on its cells.
 
-    Args:
-      where: the table's name in errors.
-      advice: what the user can do about it.
+    `where` is the table's name in errors, and `advice` what the user can do about it.
     """
 
     def __init__(self, where: str, advice: str):
@@ -75,10 +73,6 @@ class Troubles:
 
 class Decoded:
     """A column of a table, decoded once: its values, and what it is as text, as numbers in text and as categories.
-
-    Args:
-      name: of the column.
-      stored: a column of a pyarrow Table.
 
     Attributes:
       name: of the column.
@@ -194,9 +188,7 @@ def with_notation(columns: list[Decoded], written: Callable[[list[str]], list[An
     If one has commas, a column such as 1.234, 950 may be of thousands, and the reader of a file has made it a number:
     that column is returned as text.
 
-    Args:
-      columns: of the table, in order.
-      written: names -> all columns of the file, these as text, as they are written; None if numbers are not text.
+    `written` maps names to all columns of the file, these as text, as they are written; None if numbers are not text.
     """
     import pyarrow.types as types
 

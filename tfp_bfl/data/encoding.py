@@ -2,18 +2,20 @@
 
 number, truth, date   the number; an empty cell becomes the mean m of the filled cells
 category              0 or 1 for each level, and for all rare levels together; an empty cell becomes their shares
+factor                0 or 1 for each level but the first, the reference (linear models)
 ordinal               0 or 1 for each level but the first: is the cell at least that level?
 missing               0 or 1 for a column with empty cells in training: is the cell empty?
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import TEXT_KINDS, Cells
+from tfp_bfl.data.cells import TEXT_KINDS, Cells, blank, read_columns
+from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.statistics import Column
 from tfp_bfl.errors import shown
 
@@ -66,7 +68,7 @@ class Feature(NamedTuple):
     @property
     def _first(self) -> int:
         """The first level with a column: of two levels one column says all."""
-        return int(len(self.levels) > 1 and (self.kind == "ordinal" or (len(self.levels) == 2 and not self.has_rare)))
+        return int(len(self.levels) > 1 and (self.kind != "category" or (len(self.levels) == 2 and not self.has_rare)))
 
     @property
     def codes(self) -> np.ndarray:
@@ -101,12 +103,7 @@ def parse_features(given: object) -> tuple[Feature, ...]:
 
 
 class Raw:
-    """The columns of a table as they are, which can be indexed by rows.
-
-    Args:
-      columns: the cells of each, N of them.
-      unit: of dates.
-    """
+    """The columns of a table as they are, which can be indexed by rows."""
 
     def __init__(self, columns: Sequence[Cells], unit: str | None = None):
         self.columns, self.unit = tuple(columns), unit
@@ -118,15 +115,25 @@ class Raw:
         return Raw([cells._replace(values=cells.values[rows]) for cells in self.columns], self.unit)
 
 
+def read_features(
+    table: Columns,
+    features: Sequence[Feature],
+    troubles: Troubles,
+    unit: str | None = None,
+    among: Collection[str] = (),
+) -> Raw:
+    """Read the columns of a table in the form that a model requires; a column that is not there is empty."""
+    there = [x for x in features if x.name in table.column_names]
+    kinds, signs = {x.name: x.kind for x in there}, {x.name: x.sign for x in there}
+    read = read_columns(table, [*kinds], troubles, date_unit=unit, kinds=kinds, signs=signs, among=among)
+    found = {x.name: x for x in read}
+    return Raw([found.get(x.name) or blank(x.name, table.num_rows, x.kind) for x in features], unit)
+
+
 def encode(raw: Raw, features: Sequence[Feature], columns: Sequence[Column]) -> np.ndarray:
     """Return the columns of a table as columns of the model, float64 [N, D], not scaled yet.
 
     Empty cells become the means of `columns`; an unknown level of a feature without rare ones is an empty cell.
-
-    Args:
-      raw: N rows with the columns of `features`, in that order.
-      features: of the model.
-      columns: D, of all features.
     """
     blocks = []
     for cells, feature in zip(raw.columns, features):

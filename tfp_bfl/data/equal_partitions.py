@@ -66,9 +66,6 @@ def pachinko(
       groups: the group of each class [C]; None for CIFAR-100's superclasses, and CIFAR-10's vehicles and animals.
       examples_per_client: None for floor(N / K).
 
-    Raises:
-      InvalidArgument: an argument outside its range; on call: groups that are not one a class, or too few examples.
-
     Source: Reddi et al. 2021 (arXiv:2003.00295), appendix C.1; Li & McCallum 2006.
 
     Example:

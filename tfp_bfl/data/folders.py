@@ -22,9 +22,6 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
     "Train", "training" and the like are read as "train"; "test", or without it "val", "valid" and "validation", as
     "test". A subfolder that holds images directly is a class.
-
-    Raises:
-      InvalidArgument: there are several of one kind, further subfolders with images, or a test set alone.
     """
     inside = {p for p in folder.iterdir() if p.is_dir() and not is_hidden(pathlib.Path(p.name))}
     named = lambda names: [p for name in names for p in sorted(inside) if canonical(p.name).casefold() == name]
@@ -49,11 +46,7 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def read_folder(folder: pathlib.Path) -> tuple[Examples, Examples | None]:
-    """Read the images of a folder, with the names of their classes and clients, and its test set if it has one.
-
-    Raises:
-      InvalidArgument: images lie elsewhere than in CLASS/ or CLIENT/CLASS/, differ in size or can't be read.
-    """
+    """Read the images of a folder, with the names of their classes and clients, and its test set if it has one."""
     parts = splits(folder)
     if not parts:
         return _read(folder), None

@@ -238,9 +238,7 @@ def check_spelling(names_of: Mapping[str, Sequence[str]], what: str = "class") -
 
     Names of one letter are left alone: "a" and "A" are classes of letters.
 
-    Args:
-      names_of: client -> its names.
-      what: a name is of, as an error says it.
+    `names_of` has the names of each client, and `what` they are of, as an error says it.
     """
     spellings: dict[str, dict[str, set[str]]] = {}
     for client, names in names_of.items():

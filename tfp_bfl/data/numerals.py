@@ -94,9 +94,6 @@ class Matches(NamedTuple):
 class Numerals:
     """The numbers in a column of text.
 
-    Args:
-      text: `names.canonical` text of a pyarrow Table, null for an empty cell.
-
     Attributes:
       column: the text, without the sign that all numbers have beside them.
       aside: mask of the cells that no column of numbers may hold, and that are no words [N].
@@ -194,13 +191,7 @@ def _cell(text: str) -> tuple[str, str, str]:
 
 
 def doubts(categories: np.ndarray, name: str, declared: bool = False) -> list[str]:
-    """Return sentences on a column that became a category though its cells look like numbers, or like missing values.
-
-    Args:
-      categories: its cells, object [N]; "" for an empty one.
-      name: of the column.
-      declared: whether the column was said to be a category, so that cells may look like numbers.
-    """
+    """Return sentences on a category with cells that look like numbers, unless declared, or like missing values."""
     found, counts = np.unique(categories[categories != ""].astype(str), return_counts=True)
     values = found.tolist()
     kinds = [_cell(x)[0] for x in values]

@@ -41,12 +41,7 @@ class Partition:
     assign: Assign = dataclasses.field(repr=False)
 
     def __call__(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        """Return K sorted int64 arrays of indices into `labels` [N], pairwise disjoint.
-
-        Raises:
-          InvalidArgument: there are fewer examples than clients, the labels are not integers [N], or the
-            labels do not allow this partition.
-        """
+        """Return K sorted int64 arrays of indices into `labels` [N], pairwise disjoint."""
         labels = np.asarray(labels)
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise InvalidArgument(
@@ -102,10 +97,6 @@ def label_skew(num_clients: int, classes_per_client: int) -> Partition:
     only one; here the holders are spread evenly. Shards of one class differ in size by at most one.
 
     Source: Li, Diao, Chen, He, "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
-
-    Raises:
-      InvalidArgument: an argument is below 1; on call: c is above the number of classes, or a class has fewer
-        examples than holders.
 
     Example:
       >>> train = bfl.data.load("digits")
@@ -193,10 +184,6 @@ def noniid_datasets(num_clients: int, other_interest: float = 0.25, min_examples
 
     Source: Makni 2022, FL-SWAG, the partition "noniid-datasets".
 
-    Raises:
-      InvalidArgument: `num_clients` or `min_examples` is below 1, or `other_interest` is not in [0, 1]; on call:
-        the clients can't all have `min_examples`, or a class interests nobody (p = 0 and K < C).
-
     Example:
       >>> train = bfl.data.load("digits")
       >>> clients = train.partition(bfl.data.noniid_datasets(num_clients=3), seed=0)
@@ -233,9 +220,6 @@ def like(clients: Clients) -> Partition:
         examples of class c of client k = n_c N_kc / sum_j N_jc,   n_c those of the source, N_kc those of `clients`
 
     up to one, with this expectation. Shards are drawn anew until every client has an example.
-
-    Args:
-      clients: of the training data, of the same classes.
 
     Example:
       >>> train = bfl.data.load("digits")
@@ -303,9 +287,6 @@ def _cuts(weights: np.ndarray, counts: np.ndarray, shifts: np.ndarray | float = 
       counts: [C], the examples of each class.
       shifts: [C] in [0, 1), what is added to the places before they are rounded down. Drawn uniformly, they leave
         each client's expected number of examples as it was before rounding.
-
-    Returns:
-      int64 [C, K - 1].
     """
     ends = np.cumsum(weights, axis=1)
     # By their own sum: a sum just below one would leave an example to a last client of weight zero.

@@ -80,8 +80,7 @@ class PartData(NamedTuple):
 
 def _as_feature(cells: Cells, feature: Feature) -> Cells:
     if cells.kind == BLANK:
-        values = np.full(len(cells.values), "", object) if feature.is_text else cells.values
-        return cells._replace(kind=feature.kind, values=values)
+        return blank(cells.name, len(cells.values), feature.kind)
     if (cells.kind in TEXT_KINDS) != feature.is_text or (cells.kind == "date") != (feature.kind == "date"):
         raise InvalidArgument(
             f"The column {shown(feature.name)} is of the kind {cells.kind} here, and of the kind {feature.kind} in the "

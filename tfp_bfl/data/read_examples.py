@@ -101,13 +101,7 @@ class Reading(NamedTuple):
 
 
 def examples_of(table: Columns, where: str, reading: Reading) -> Examples:
-    """Return the examples of a table, a row each. Rows without a label or a client are left out.
-
-    Args:
-      table: of `read_table`.
-      where: the table's name in errors.
-      reading: names its columns.
-    """
+    """Return the examples of a table, a row each. Rows without a label or a client are left out."""
     label, client, is_test = reading.label, reading.client, bool(reading.columns)
     if is_test and client not in table.column_names:
         client = None  # A test set need not name the clients.
@@ -235,13 +229,7 @@ def check_no_table(reading: Reading, where: str) -> None:
 
 
 def examples_in(value: object, where: str, reading: Reading) -> Examples:
-    """Return the examples of a table or of arrays in memory.
-
-    Args:
-      value: a table, a sequence (features, labels) or (features, labels, clients), or a mapping of these names.
-      where: what errors call the data.
-      reading: of a table, names its columns.
-    """
+    """Return the examples of a table or of arrays in memory."""
     if is_table(value):
         return examples_of(as_table(value, where, reading.drop, reading.named), where, reading)
     check_no_table(reading, where)
@@ -256,13 +244,7 @@ def examples_in(value: object, where: str, reading: Reading) -> Examples:
 
 
 def of_named_arrays(arrays: Mapping[str, Any], client: str, where: str) -> Examples:
-    """Return the examples of arrays by name: features, labels and, if they are there, clients and class_names.
-
-    Args:
-      arrays: in memory or of an archive.
-      client: the name of the array with the client of each example.
-      where: the name of the data in errors.
-    """
+    """Return the examples of arrays by name: features, labels and, if they are there, clients and class_names."""
     features, owners, notes = arrays["features"], arrays.get(client), list[str]()
     if owners is not None:
         owners = np.asarray(owners)

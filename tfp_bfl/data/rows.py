@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.cells import check_full, read_columns
+from tfp_bfl.data.cells import check_full
 from tfp_bfl.data.columns import Troubles
-from tfp_bfl.data.encoding import Feature, Raw, encode, unknown_levels
+from tfp_bfl.data.encoding import Feature, Raw, encode, read_features, unknown_levels
 from tfp_bfl.data.names import as_names, canonical, client_names
 from tfp_bfl.data.read_examples import check_columns
 from tfp_bfl.data.statistics import Column
@@ -49,10 +49,7 @@ def read_encoded(
 ) -> EncodedRows:
     """Read the columns that a model requires from a table as it is, and encode categories and empty cells.
 
-    Args:
-      path, separator: of the table.
-      features: of the model; () for a model of numbers, as of `read_rows`.
-      columns: D, of all features.
+    `features` are those of the model, () for a model of numbers as of `read_rows`, and `columns` D of all features.
     """
     if not features:
         return EncodedRows(read_rows(path, [column.name for column in columns], separator), ())
@@ -70,8 +67,7 @@ def _read(
     check_columns(table, names, where)
     troubles = Troubles(where, advice)
     unit = next((x.unit for x in features if x.kind == "date"), None)
-    kinds, signs = {x.name: x.kind for x in features}, {x.name: x.sign for x in features}
-    raw = Raw(read_columns(table, names, troubles, date_unit=unit, kinds=kinds, signs=signs))
+    raw = read_features(table, features, troubles, unit)
     for cells in raw.columns if is_full else ():
         check_full(table[cells.name].empty, cells.name, troubles)
     troubles.check()

@@ -76,9 +76,6 @@ def within_bounds(values: np.ndarray, name: str, limit: bool = True) -> tuple[np
       values: numbers [N]; NaN for an empty cell.
       name: of the column.
       limit: whether outlying numbers are replaced; else they are named alone.
-
-    Returns:
-      The numbers [N], and sentences.
     """
     filled = values[~np.isnan(values)]
     largest = float(np.max(np.abs(filled), initial=0.0))

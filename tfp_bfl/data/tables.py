@@ -46,9 +46,6 @@ def read_table(
       text: columns that are read as text, as they are written.
       drop: columns that are left out.
       keep: columns that are read although they are a row index, as those of `text` are.
-
-    Raises:
-      InvalidArgument: the file is not UTF-8 or UTF-16, or lacks a column of `drop`.
     """
     import pyarrow.parquet
 
@@ -74,16 +71,7 @@ def _is_of_pandas(value: object) -> bool:
 
 
 def as_table(value: object, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Columns:
-    """Return a table in memory, for which `is_table` holds; the index of a DataFrame is left out.
-
-    Args:
-      value: the table.
-      where: the table's name in errors.
-      drop, keep: as of `read_table`.
-
-    Raises:
-      InvalidArgument: a column holds values of several types.
-    """
+    """Return a table in memory, for which `is_table` holds; the index of a DataFrame is left out."""
     import pyarrow
 
     drop, keep = as_names(drop), as_names(keep)

@@ -4,25 +4,30 @@ Letters: S weight samples, B or N examples, C classes. Arguments that do not fit
 """
 
 from tfp_bfl.evaluation.baselines import Baseline, better_baseline, class_frequencies, training_mean
-from tfp_bfl.evaluation.calibration import (
-    Reliability,
-    adaptive_calibration_error,
-    classwise_calibration_error,
-    expected_calibration_error,
-    maximum_calibration_error,
-    reliability,
-)
 from tfp_bfl.evaluation.classification import (
     ClassScores,
+    Reliability,
+    adaptive_calibration_error,
     auroc,
     class_scores,
+    classwise_calibration_error,
     confusion_matrix,
     different_proportions,
+    expected_calibration_error,
+    maximum_calibration_error,
     proportion_interval,
+    reliability,
 )
-from tfp_bfl.evaluation.client_scores import client_scores, client_warnings, scores_of_sums
-from tfp_bfl.evaluation.client_sets import ClientCalibration, calibrate_clients, label_histogram
-from tfp_bfl.evaluation.conformal import SCORES, aps, conformal_limit, prediction_sets, raps
+from tfp_bfl.evaluation.conformal import (
+    SCORES,
+    ClientCalibration,
+    aps,
+    calibrate_clients,
+    conformal_limit,
+    label_histogram,
+    prediction_sets,
+    raps,
+)
 from tfp_bfl.evaluation.decomposition import (
     Summary,
     Traces,
@@ -47,9 +52,12 @@ from tfp_bfl.evaluation.limits import (
     NoThreshold,
     RiskCoverage,
     abstention_limit,
+    area_under_retention_curve,
     area_under_risk_coverage,
     at_temperature,
+    confidence_curve,
     fit_temperature,
+    retention_curve,
     risk_coverage,
 )
 from tfp_bfl.evaluation.metrics import (
@@ -61,7 +69,6 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
     total_variation,
 )
-from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, auroc_interval, out_of_distribution
 from tfp_bfl.evaluation.predictive import (
     PRECISIONS,
     Evaluation,
@@ -87,24 +94,28 @@ from tfp_bfl.evaluation.regression import (
     summarise_gaussians,
 )
 from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference, rounds_to, running_mean
-from tfp_bfl.evaluation.retention import (
-    area_under_retention_curve,
-    confidence_curve,
-    retention_curve,
-)
 from tfp_bfl.evaluation.sums import (
     NUMBER_SUMS,
     SUMS,
     add_sums,
     as_examples,
     check_sums,
+    client_scores,
+    client_warnings,
     from_sums,
     number_sums,
     reliability_of,
     risk_coverage_of,
     score_sums,
+    scores_of_sums,
 )
-from tfp_bfl.evaluation.unusual import Unusual, fit_unusual
+from tfp_bfl.evaluation.unusual import (
+    OutOfDistribution,
+    Unusual,
+    auroc_interval,
+    fit_unusual,
+    out_of_distribution,
+)
 
 __all__ = [
     "COVERAGE",

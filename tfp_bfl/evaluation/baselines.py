@@ -16,12 +16,8 @@ STANDARD_ERRORS = 2.0
 
 
 class Baseline(NamedTuple):
-    """The scores of a simple prediction on N test examples.
-
-    Fields:
-      name: of the prediction.
-      metrics: accuracy and test_nll of classes; rmse, test_nll and crps of numbers.
-      losses: [N], the negative log likelihood of each label, in nats.
+    """The scores of a simple prediction on N test examples: accuracy and test_nll of classes, or rmse, test_nll and
+    crps of numbers; and the negative log likelihood of each label in nats [N].
     """
 
     name: str
@@ -30,11 +26,9 @@ class Baseline(NamedTuple):
 
 
 def class_frequencies(counts: object, labels: object) -> Baseline:
-    """Score p_c = (n_c + 1) / (N + C), the class frequencies of the training data, predicted for every example.
+    """Score p_c = (n_c + 1) / (N + C), the class frequencies of the training data, predicted for every test example.
 
-    Args:
-      counts: n_c, numbers of training examples of all clients [C].
-      labels: of the test examples [B].
+    n_c are numbers of training examples of all clients [C].
 
     Example:
       >>> bfl.evaluation.class_frequencies([8, 2], np.array([0, 0, 0, 1])).metrics["accuracy"]

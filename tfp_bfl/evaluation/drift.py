@@ -38,26 +38,17 @@ class Counts(NamedTuple):
 
 
 class Histograms(NamedTuple):
-    """Counts of examples; those of clients are added.
-
-    Fields:
-      names: of the J features.
-      counts: of each.
-    """
+    """Counts of examples for each of J features by name; those of clients are added."""
 
     names: tuple[str, ...]
     counts: tuple[Counts, ...]
 
 
 class Drift(NamedTuple):
-    """The comparison of one feature.
+    """The comparison of one feature: total variation distance of the two histograms, in [0, 1], and the p-value of the
+    test that both samples have one distribution, adjusted for the number of features.
 
-    Fields:
-      name: of the feature.
-      distance: total variation distance of the two histograms, in [0, 1].
-      p_value: of the test that both samples have one distribution, adjusted for the number of features.
-      found: p_value is below the level.
-      too_few: no result of so few examples could have been below the level.
+    Drift is found if that is below the level; `too_few` examples are those of which no result could have been below.
     """
 
     name: str
@@ -68,12 +59,10 @@ class Drift(NamedTuple):
 
 
 def feature_histograms(features: object, names: Sequence[str] = (), bins: Histograms | None = None) -> Histograms:
-    """Count examples of a client: columns of a table, or brightness and contrast of each channel of images.
+    """Count examples of a client: columns of a table [n, D], or brightness and contrast of each channel of images
+    [n, height, width, channels], bytes or in [0, 1].
 
-    Args:
-      features: of a table standardised columns [n, D]; of images [n, height, width, channels], bytes or in [0, 1].
-      names: of the columns [D]; () for their numbers.
-      bins: those in which to count; None for bins of one value each, rounded to 15 binary digits.
+    Columns without names have numbers. The bins are given, or of one value each, rounded to 15 binary digits.
     """
     given = np.asarray(features)
     if given.ndim == _TABLE:
@@ -278,11 +267,7 @@ def least_p_value(reference: np.ndarray, number: int) -> float:
 def drifts(tests: Sequence[tuple[str, float, float]], level: float = 0.01, least: Sequence[float] = ()) -> list[Drift]:
     """Adjust p-values for the number of tests, so that with probability `level` at most any drift is found by chance.
 
-    Args:
-      tests: (name, distance, p-value) of each.
-      least: the smallest p-value that each could have had; () for 0.
-
-    Source: Holm 1979.
+    Tests are (name, distance, p-value); `least` are the smallest p-values that they could have had. Source: Holm 1979.
     """
     if not 0 < level < 1:
         raise InvalidArgument(f"level is {level}, but must be between 0 and 1.")

@@ -14,8 +14,7 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, lookup
-from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
-from tfp_bfl.evaluation.classification import auroc
+from tfp_bfl.evaluation.classification import auroc, expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import decompose_entropy, summarise
 from tfp_bfl.evaluation.metrics import (
     accuracy,
@@ -132,10 +131,8 @@ def predict(
     """Draw predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
 
     Args:
-      model: returns logits.
-      features: [N, ...]; integers are scaled to [0, 1].
-      num_samples: S.
-      seed: the same seed gives the same samples.
+      model, features: the model returns logits; integer features [N, ...] are scaled to [0, 1].
+      num_samples, seed: S; the same seed gives the same samples.
       batch_size: examples at once.
       precision: in which the model computes, one of `PRECISIONS`; what bfloat16 gains and costs: docs/speed.md.
       linearised: predict by the model linearised in its weights at the posterior's mean, for a posterior over point

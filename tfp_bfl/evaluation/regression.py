@@ -198,11 +198,8 @@ def evaluate_regression(
         crps = mean `mixture_crps`
         coverage = fraction of y within the central interval; `COVERAGE` where the model is calibrated
 
-    Args:
-      model: gives mean and log variance [B, 2] of the standardised label.
-      labels: [N], standardised: y = shift + scale label.
-      scale, shift: of `Source.target`, its stddev and mean; the results are in the units of y.
-      others: as `evaluate`.
+    The model gives mean and log variance [B, 2] of the standardised label; y = shift + scale label, by stddev and mean
+    of `Source.target`, and the results are in the units of y. Other arguments are as of `evaluate`.
     """
     if model.output_shape[-1] != 2:
         raise InvalidArgument(

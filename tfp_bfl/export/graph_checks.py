@@ -1,6 +1,7 @@
 """The operations that the graph of a SavedModel may hold: arithmetic, variables, and the functions that predict.
 
-Every check raises InvalidArgument with what is wrong, as half a sentence.
+None of them runs Python, reads or writes a file, or reaches a network. Every check raises InvalidArgument with what is
+wrong, as half a sentence.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info
-from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, INITIALISING, SAVING
 from tfp_bfl.export.rows import NAME as ROWS
 from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import num_elements
@@ -186,18 +186,14 @@ def check_signatures(
     for name, signature in meta.signature_def.items():
         if name == INIT:
             continue
+        function, images = SIGNATURES.get(name, ("predict", None))
+        given, said = {"images": images}, inputs_of(function)
         if rows and name == ROWS:
-            wanted = {**{spec.name: spec.dtype for spec in rows.values()}, **{n: NUMBERS[n] for n in INPUTS["predict"]}}
-            if _types(signature.inputs) != wanted:
-                raise InvalidArgument(f"its signature {name} does not take the columns that its info says")
-            if _types(signature.outputs) != {output: output_type(output) for output in outputs["predict"]}:
-                raise InvalidArgument(f"its signature {name} does not give {', '.join(outputs['predict'])}")
-            continue
-        if name not in SIGNATURES:
+            given, said = {spec.name: spec.dtype for spec in rows.values()}, "the columns that its info says"
+        elif images is None:
             raise InvalidArgument(f"it has a signature {shown(name)}, which an export has not")
-        function, images = SIGNATURES[name]
-        if _types(signature.inputs) != {"images": images, **{n: NUMBERS[n] for n in INPUTS[function]}}:
-            raise InvalidArgument(f"its signature {name} does not take {inputs_of(function)}")
+        if _types(signature.inputs) != {**given, **{n: NUMBERS[n] for n in INPUTS[function]}}:
+            raise InvalidArgument(f"its signature {name} does not take {said}")
         if _types(signature.outputs) != {output: output_type(output) for output in outputs[function]}:
             raise InvalidArgument(f"its signature {name} does not give {', '.join(outputs[function])}")
 
@@ -212,3 +208,45 @@ def _types(tensors: Any) -> dict[str, Any]:
         return {name: tf.as_dtype(info.dtype) for name, info in tensors.items()}
     except TypeError:
         return {}
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What the exports of every model and kind are made of; a test holds this against them.
+EXPORTED = _words(
+    """
+    Abs AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
+    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd MatMul
+    MaxPool Maximum Mean Minimum Mul NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp
+    RealDiv Relu Reshape RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze
+    StatefulPartitionedCall StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2
+    StatelessRandomUniformIntV2 StatelessRandomUniformV2 StopGradient StridedSlice Sub Sum
+    TensorListFromTensor TensorListGetItem TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp
+    While ZerosLike
+    """
+)
+
+# What other layers, activations of Keras, rows of tables and earlier exports add: functions of tensors alone, all of
+# them.
+ARITHMETIC = _words(
+    """
+    Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
+    Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min Neg
+    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size
+    Slice Softplus Softsign SpaceToBatchND Split SplitV StatelessWhile StaticRegexReplace StringStrip Tanh Transpose
+    Unpack Xlogy
+    """
+)
+
+# TensorFlow saves and restores variables with these: only in functions that nothing else in the file calls.
+SAVING = _words(
+    """
+    AssignVariableOp DisableCopyOnRead MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch
+    StringJoin
+    """
+)
+
+# The path of the asset is a variable, which these set when TensorFlow reads the file without its tree of objects.
+INITIALISING = _words("AssignVariableOp VarIsInitializedOp")

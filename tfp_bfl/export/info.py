@@ -48,9 +48,7 @@ class Info(NamedTuple):
     """Facts about a model; None where unknown.
 
     Fields:
-      class_names: C names.
       configuration: of its training, such as that of a run.
-      metrics: name -> number.
       data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
         run that was revised clients, those with a part in the model; of a client's own model client, its
         number, and client_in_training; unusual, the rate of false alarms of that output and the number of held-out
@@ -59,7 +57,7 @@ class Info(NamedTuple):
         split that the metrics are of.
       calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
         abstains, with what it keeps), sets (with which coverage, from which probability on).
-      model: the model itself; `save` fills it: name, input_shape, num_classes, stochastic, num_weights, versions.
+      model: the model itself, which `save` describes.
     """
 
     class_names: Sequence[str] | None = None
@@ -74,20 +72,16 @@ class Calibration(NamedTuple):
     """`Info.calibration`.
 
     Fields:
-      number: of held-out examples.
-      num_samples: weight samples of their predictions, and so of those that the limits are for.
+      number, num_samples: of held-out examples, and weight samples of the predictions that the limits are for.
       temperature: of the probabilities (`evaluation.at_temperature`).
       by: "entropy", of the probabilities at that temperature, or "epistemic".
       limit: above which the model abstains; None if no threshold has the accuracy that was asked for.
-      coverage: the share of held-out examples below it; 1 without one.
-      accuracy: of those.
-      at_least: the accuracy that was asked for; None where a coverage was.
-      confidence: in that accuracy.
+      coverage, accuracy: the share of held-out examples below it, 1 without one, and the accuracy of those.
+      at_least, confidence: the accuracy that was asked for, None where a coverage was, and the confidence in it.
       set_coverage: with which probability a prediction set holds the label.
       set_limit: the least score of a class in it (`evaluation.prediction_sets`).
-      best_accuracy: the highest accuracy that can be promised with that confidence, where it is not the one that was
-        asked for; None where there is a threshold.
-      best_coverage: the share of held-out examples below the threshold of that promise.
+      best_accuracy, best_coverage: the highest accuracy that can be promised with that confidence, and the share of
+        held-out examples below its threshold; None where there is a threshold.
       set_score: the name of the score: "probability", "aps" or "raps:PENALTY".
       clients: `evaluation.client_scores` of the test rows at that temperature, with the coverage of the sets; "kept"
         and "kept_accuracy" are of the rows below the threshold, "held_out" and "set_limit" of a client's own sets, with

@@ -17,12 +17,11 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info as information
 from tfp_bfl.export import manifest, model_card
 from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, inputs_of
-from tfp_bfl.export.heads import head
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import GRAPH
 from tfp_bfl.export.rows import NAME as ROWS
 from tfp_bfl.export.rows import inputs_of as inputs_of_rows
-from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
+from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, head, output_type
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
 MOST_GRAPH_BYTES = 2**28

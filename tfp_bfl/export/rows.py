@@ -49,11 +49,9 @@ def encoder(
     Text is compared with the levels: a table of strings would be an object of its own in a SavedModel, and is no
     operation of TensorFlow Lite.
 
-    Args:
-      columns: (name, mean, standard deviation) of each of the D columns of all features.
-      has_rules: text becomes a category by `data.names.CATEGORY_RULES`, and its letters are composed as those of the
-        levels. TensorFlow Lite has no operation for these: False for a graph that compares text with each of the
-        `spellings` of a level.
+    `columns` are (name, mean, standard deviation) of each of the D columns of all features. Text becomes a category by
+    `data.names.CATEGORY_RULES`, and its letters are composed as those of the levels. TensorFlow Lite has no operation
+    for these: without `has_rules` a graph compares text with each of the `spellings` of a level.
     """
     means = np.array([column[1] for column in columns], np.float32)
 

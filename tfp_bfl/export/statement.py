@@ -53,12 +53,8 @@ def statement(settings: Mapping[str, Any] | None) -> str:
     text += f": {', '.join(parts)}" if parts else ""
     if temperature is not None:
         return f"{text}; {in_words(temperature)}"
-    return f"{text}; {_WITHOUT_POSTERIOR}" if _lacks_posterior(settings) else text
-
-
-def _lacks_posterior(settings: Mapping[str, Any]) -> bool:
-    """Return whether a method that fits posteriors was given a model without Gaussian weights."""
-    return settings.get("algorithm") == "variational" and settings.get("weights") == "point weights"
+    is_variational = algorithm == "variational"  # Which fits posteriors of Gaussian weights.
+    return f"{text}; {_WITHOUT_POSTERIOR}" if is_variational and weights == "point weights" else text
 
 
 def _text(value: object) -> str:

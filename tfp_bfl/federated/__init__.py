@@ -6,7 +6,7 @@ from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
-from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
+from tfp_bfl.federated.ensemble import Ensemble, Members, member_seed
 from tfp_bfl.federated.notices import chance_warning, collapse_warning, constant_warning
 from tfp_bfl.federated.options import Backend, Checkpointing, Cohorts, Monitor, Prediction
 from tfp_bfl.federated.pretraining import pretrain
@@ -41,7 +41,6 @@ __all__ = [
     "collapse_warning",
     "constant_warning",
     "default_engine",
-    "make_ensemble",
     "member_seed",
     "pretrain",
     "secret_seed",

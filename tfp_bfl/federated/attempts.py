@@ -36,15 +36,11 @@ NO_CLIENTS = dict.fromkeys(("client", "fault", "diverged_at"), np.zeros(0, np.in
 
 
 class Attempted(NamedTuple):
-    """The result of an attempt at a round.
+    """The result of an attempt at a round: the state after it, and the metrics of the process.
 
-    Fields:
-      state, metrics: the server's state after the round, and the metrics of the process.
-      left_out: clients whom this round was run again without, with the reason: their computation raised, or they
-        spoilt the others'.
-      num_dropped: clients that did not answer.
-      retries: cohorts before this one.
-      restarts: workers that were started anew.
+    `left_out` are clients whom the round was run again without, with the reason: their computation raised, or they
+    spoilt the others'. `num_dropped` did not answer, `retries` are cohorts before this one, and `restarts` workers that
+    were started anew.
     """
 
     state: ServerState

@@ -43,8 +43,8 @@ class Record(pydantic.BaseModel):
 
     Fields:
       rows: the metrics of each round so far.
-      first_stddev: the posterior's median standard deviation before the first round; NaN without a posterior.
-      collapsed: the round in which the posterior lost its spread, or None.
+      first_stddev, collapsed: the posterior's median standard deviation before the first round, NaN without one, and
+        the round in which it lost its spread.
       draws: of a chain: round -> SHA-256 of its file (`draws.Draws`).
       concurrent_calls: how many clients were computed at once, which is how sums are ordered; 0 if unknown.
       average_from: the first round in the sums of `averaging.RoundAverage`, or None.
@@ -201,11 +201,11 @@ class Checkpoints:
         of_sums = dict(zip(_sum_names(shapes), ((tf.float64, shape) for shape in shapes)))
         try:
             index = files.read_regular(_with(prefix, _INDEX), "index", _LONGEST[_INDEX])
-            spans = _spans(index, {**wanted, **of_sums}, _names(first)[_place_of_examples(first)])
+            spans = check_index(index, {**wanted, **of_sums})
             if _with(prefix, _VALUES).stat().st_size != max(span.offset + span.size for span in spans.values()):
                 raise InvalidArgument("its values are more or fewer than its index says")
             reader = tf.train.load_checkpoint(str(prefix))
-            values = [reader.get_tensor(name).astype(dtype.as_numpy_dtype) for name, (dtype, _) in wanted.items()]
+            values = [reader.get_tensor(name) for name in wanted]
             state = tf.nest.pack_sequence_as(first, values)
             sums = [reader.get_tensor(name) for name in of_sums]
         except InvalidArgument as error:
@@ -231,20 +231,6 @@ class Checkpoints:
                     f"The checkpoints in {self.directory} are of a run that differs in {name}, {shown(other)}; this "
                     f"run has {words}: choose another folder, or resume that run."
                 )
-
-
-def _place_of_examples(state: ServerState) -> int:
-    """Return the position of the number of all clients' examples among the state's tensors."""
-    places = tf.nest.pack_sequence_as(state, list(range(len(tf.nest.flatten(state)))))
-    return int(places.federation.num_examples)
-
-
-def _spans(index: bytes, wanted: dict[str, Any], examples: str) -> dict[str, Any]:
-    """Return the position of each tensor; `examples` is int32 in checkpoints of earlier versions."""
-    try:
-        return check_index(index, wanted)
-    except InvalidArgument:
-        return check_index(index, {**wanted, examples: (tf.int32, wanted[examples][1])})
 
 
 def _names(state: ServerState) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,16 @@ import tensorflow as tf
 from tfp_bfl.contracts import PADDED, Metrics, ServerState
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import ComputationError, InvalidArgument
-from tfp_bfl.federated.local import Accepts, Output, as_arrays, check_once, client_of, reason, with_variables
+from tfp_bfl.federated.local import (
+    Accepts,
+    LocalEngine,
+    Output,
+    as_arrays,
+    check_once,
+    client_of,
+    reason,
+    with_variables,
+)
 from tfp_bfl.federated.loops import MOST_AHEAD, Groups, check_shapes, rounds_in_a_row, stacked, sum_of_groups
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, check_secret
 from tfp_bfl.federated.threads import start
@@ -31,7 +39,7 @@ MOST_SECONDS = 0.1
 _OBSTACLE = re.compile(r"No registered '\w+'|must be a compile-time constant")
 
 
-class CompiledEngine:
+class CompiledEngine(LocalEngine):
     """Runs each round as functions that XLA compiled, in which clients are a loop.
 
     Clients of several sizes are filled up to the largest one of all (`expect`) where the work allows that
@@ -43,30 +51,21 @@ class CompiledEngine:
     call computes several rounds: the following ones are ready if the run continues from their state over the same
     clients, and are discarded otherwise. How many there are changes no result. The clients of a larger round are shared
     among the cores.
-
-    Attributes:
-      concurrent_calls: number of cores that share the clients of a round.
-      accepts: the clients' `ClientExamples`.
     """
 
     accepts: Accepts = "examples"
 
     def __init__(self, round: Round, shapes: str = ""):
         check_shapes(shapes)
-        self._round = round
+        super().__init__(round)
         self._pads = shapes == PADDED
         self._most = 0  # Rows to which clients are padded; 0 for none.
         self._given: Any = None
         self._parts: list[Groups] = []
         self._alone: dict[bool, Callable[..., Any]] = {}
-        self._lanes: dict[bool, _Lanes] = {}
+        self._shares: dict[bool, _Lanes] = {}
         self._ready: list[Output] = []
         self._in_a_row, self._seconds = 1, 0.0
-        self.concurrent_calls = len(os.sched_getaffinity(0))
-
-    def initialize(self) -> ServerState:
-        """Return the state before the first round."""
-        return as_arrays(self._round.initialize())
 
     def expect(self, sizes: Sequence[int]) -> None:
         """Prepare for clients of these sizes, of whom any may be in a round."""
@@ -80,14 +79,8 @@ class CompiledEngine:
                 "engine local."
             )
 
-    def next(self, state: ServerState, datasets: Sequence[Sequence[ClientExamples]]) -> Output:
-        """Return the round after the state's, over all clients.
-
-        Raises:
-          ComputationError: an operation of a client's work raised.
-          InvalidArgument: a client is there twice; a private process without a secret seed; an operation that XLA has
-            not.
-        """
+    def next(self, state: ServerState, datasets: Sequence[Any]) -> Output:
+        """Return the round after the state's, as `LocalEngine.next`; an operation that XLA lacks is InvalidArgument."""
         if self._ready and self._given is datasets and self._ready[-1].state is state:
             self._ready.pop()
             if self._ready:
@@ -109,10 +102,6 @@ class CompiledEngine:
             raise ComputationError(f"A computation failed: {reason(error.message)}") from error
         check_once(self._ready[-1].metrics["clients"]["client"])
         return self._ready[-1]
-
-    def replace_dead_workers(self) -> int:
-        """Return 0: there are no workers."""
-        return 0
 
     def _take(self, state: ServerState, datasets: Sequence[Sequence[ClientExamples]]) -> bool:
         """Prepare the clients' examples, and return whether their round is a small one."""
@@ -141,9 +130,9 @@ class CompiledEngine:
     def _shared(self, state: ServerState) -> Output:
         """Return the output of the next round, to whose sum each core contributes that of a part of the clients."""
         padded = self._most > 0
-        if padded not in self._lanes:
-            self._lanes[padded] = _Lanes(self._round, padded)
-        return Output(*as_arrays(self._lanes[padded].next(state, self._parts)))
+        if padded not in self._shares:
+            self._shares[padded] = _Lanes(self._round, padded)
+        return Output(*as_arrays(self._shares[padded].next(state, self._parts)))
 
     def _grouped(self, clients: Sequence[ClientExamples]) -> Groups:
         """Return the clients of each loop."""

@@ -25,12 +25,11 @@ from tfp_bfl.contracts import ClientWork, Rule, ServerStep
 
 
 def describe(model: keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
-    """Describe the library, the model and the rule; alike for models of the same layers with the same options.
-
-    Args:
-      memory: specs of the server step's state; if there are any, they are described too.
-    """
-    layers = [(type(layer).__name__, _without_name(layer.get_config())) for layer in model.layers]
+    """Describe the library, the model, the rule and the server step's state; alike for models of the same layers."""
+    layers = [
+        (type(layer).__name__, {name: x for name, x in layer.get_config().items() if name != "name"})
+        for layer in model.layers
+    ]
     variables = [[list(v.shape), v.dtype.name] for v in model.variables]
     specs = [[spec.shape.as_list(), spec.dtype.name] for spec in memory]
     count = sum(v.shape.num_elements() for v in model.variables)
@@ -100,10 +99,6 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
     for variable, cell in zip(code.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # It is not filled yet.
             yield variable, cell.cell_contents
-
-
-def _without_name(config: dict) -> dict:
-    return {name: value for name, value in config.items() if name != "name"}
 
 
 def _digest(*values: object) -> str:

@@ -22,12 +22,9 @@ MOST_BYTES = 2**34
 
 
 class Thinning(NamedTuple):
-    """The rounds of a chain with stored samples.
+    """The rounds of a chain with stored samples: each `every`-th after the burn-in, of which the last `most` predict.
 
-    Fields:
-      burn_in: rounds before the first.
-      every: rounds from one to the next.
-      most: how many of the last ones predict; None for all. On disk all of them stay.
+    On disk all of them stay.
     """
 
     burn_in: int = 0
@@ -50,17 +47,9 @@ def check_thinning(thinning: Thinning) -> Thinning:
 
 
 class Draws:
-    """The draws so far.
+    """The draws so far that a thinning keeps, written to a folder if there is one.
 
-    Args:
-      thinning: which are kept.
-      folder: where they are written; None for nowhere.
-
-    Attributes:
-      digests: round -> SHA-256 of its file, in order: what a checkpoint holds of them.
-
-    Raises:
-      InvalidArgument: counts out of range.
+    `digests`, round -> SHA-256 of its file, in order, are what a checkpoint holds of them.
     """
 
     def __init__(self, thinning: Thinning, folder: str | os.PathLike | None = None):
@@ -81,11 +70,7 @@ class Draws:
             self.digests[str(number)] = files.digest(path)
 
     def restore(self, digests: Mapping[str, str], weights: ModelWeights) -> None:
-        """Read the samples that a run wrote before its interruption, as far as this thinning has their rounds.
-
-        Raises:
-          InvalidArgument: a file is missing, or not as it was written.
-        """
+        """Read the samples that a run wrote before its interruption, as far as this thinning has their rounds."""
         self.digests = dict(digests)
         for number, digest in digests.items():
             path = self._path(int(number))

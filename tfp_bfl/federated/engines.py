@@ -80,12 +80,7 @@ def default_engine() -> str:
 
 
 def check_engine(name: str | None) -> str:
-    """Return the name of an engine; the default's for None.
-
-    Raises:
-      InvalidArgument: there is none of that name.
-      MissingDependency: it is tff or ray, and TensorFlow Federated or Ray is not installed.
-    """
+    """Return the name of an engine, the default's for None, whose package must be installed."""
     name = default_engine() if name is None else name
     lookup(ENGINES, name, "engine")
     if name not in _HERE:

@@ -80,11 +80,8 @@ def find_fault(
 ) -> tf.Tensor:
     """Return the code of the first fault in what a client returns: a scalar int32, 0 if there is none.
 
-    Args:
-      anchor: the weights that the client started from.
-      weight: with which the client would be pooled.
-      given: the number of examples that the client's work got; None where nobody knows.
-      known: whether there is a row of the client's where clients keep something.
+    The client started from `anchor`, would be pooled with `weight`, and got `given` examples, None where nobody knows;
+    `known` is whether it has a row where clients keep something.
     """
     sent = _flat((result.weights, result.memory, result.extra))
     variances = _flat(positive_leaves(posterior_of(result.weights)))

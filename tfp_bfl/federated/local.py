@@ -46,12 +46,7 @@ class Output(NamedTuple):
 
 
 class LocalEngine:
-    """Runs a round's functions, each traced once.
-
-    Attributes:
-      concurrent_calls: how many datasets of clients are worked through at once.
-      accepts: rows of clients in memory, datasets of others.
-    """
+    """Runs a round's functions, each traced once, as an `engines.Engine`."""
 
     accepts: Accepts = "rows"
 

@@ -43,16 +43,14 @@ def stacked(clients: Sequence[ClientExamples], least: int = 0) -> ClientExamples
 
 
 def sum_over(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:
-    """Return the sum of what clients contribute, one after another.
-
-    Args:
-      round: whose contributions are added.
-      work: a client's number, a scalar -> its contribution.
-      chosen: the clients' numbers [C], C known.
-    """
+    """Return the sum of what clients of these numbers [C], C known, contribute by `work`, one after another."""
     one = types_of(work, chosen[0])
     grows = any(None in x.shape for x in tf.nest.flatten(summed_spec(one.statistics, round.merge)))
-    return _unrolled(round, work, chosen) if grows else _looped(round, work, chosen, one)
+    if grows:
+        return functools.reduce(
+            lambda total, i: round.add(total, work(chosen[i])), range(1, chosen.shape[0]), work(chosen[0])
+        )
+    return _looped(round, work, chosen, one)
 
 
 def sum_of_rows(round: Round, contribute: Contribute, sent: Broadcast, rows: ClientExamples) -> Contribution:
@@ -71,12 +69,8 @@ def rounds_in_a_row(
 ) -> tuple[ServerState, Metrics]:
     """Return the states and metrics of several rounds over the same clients, stacked, in a loop of fixed shapes.
 
-    Args:
-      round: of which the clients' work is `contribute`.
-      state: before the first round.
-      groups: the clients.
-      number: of rounds []; at most `MOST_AHEAD`, fewer where a state is large and 1 where it grows. The other entries
-        of the stacks have no meaning.
+    There are `number` [] rounds, at most `MOST_AHEAD`, fewer where a state is large and 1 where it grows. The other
+    entries of the stacks have no meaning.
     """
     of_one = lambda state: round.conclude(state, sum_of_groups(round, contribute, round.broadcast(state), groups))
     spec = types_of(of_one, state)
@@ -93,13 +87,6 @@ def rounds_in_a_row(
     more = lambda i, *_: i < tf.minimum(number, most)
     _, _, outputs = tf.while_loop(more, body, (tf.constant(0), state, outputs), parallel_iterations=1)
     return tf.nest.pack_sequence_as(spec, [each.stack() for each in outputs])
-
-
-def _unrolled(round: Round, work: Work, chosen: tf.Tensor) -> Contribution:
-    total = work(chosen[0])
-    for i in range(1, chosen.shape[0]):
-        total = round.add(total, work(chosen[i]))
-    return total
 
 
 def _looped(round: Round, work: Work, chosen: tf.Tensor, one: Any) -> Contribution:

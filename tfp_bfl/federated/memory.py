@@ -1,15 +1,21 @@
-"""The memory of simulated clients between rounds: a row for each, found by the client's number."""
+"""What clients keep over rounds, and the statistics that they send beside their weights, pooled as point weights are.
+
+A rule sees extra statistics as more point weights, around an anchor of zeros. Its mean is their mean by weight, and
+whatever guards point weights guards them: robust aggregation, clipping, privacy, whole numbers for secure sums.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import Memory, ServerState
+from tfp_bfl.contracts import ClientWork, Memory, ServerState
 from tfp_bfl.tensors import TensorTree
+from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Given, Sent
 
 
 def no_rows(row: TensorTree) -> Any:
@@ -66,14 +72,7 @@ def find_row(memory: Any, client: tf.Tensor) -> tuple[Any, Any]:
 
 
 def replace_rows(memory: Any, client: tf.Tensor, rows: Any, sound: tf.Tensor) -> Any:
-    """Return the memory after a round: of sound clients the new rows, of all others those that were there.
-
-    Args:
-      memory: in which every sound client has a row.
-      client: numbers [K].
-      rows: what they sent back, leaves [K, ...].
-      sound: [K].
-    """
+    """Return the memory after a round: of sound clients [K] the new rows, of all others those that were there."""
     if memory == ():
         return ()
     place, known = _places(memory, client)
@@ -91,3 +90,35 @@ def replace_rows(memory: Any, client: tf.Tensor, rows: Any, sound: tf.Tensor) ->
 
 def _growing(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])
+
+
+def joined(work: ClientWork[Sent], weights: Sent, extra: TensorTree) -> Sent:
+    """Return a client's weights with its extra statistics among the point weights."""
+    if work.extra is None:
+        return weights
+    own = cast(Any, weights)  # `ModelWeights`: others have no extra statistics.
+    return own._replace(point=(own.point, extra))
+
+
+def anchored(work: ClientWork[Sent], weights: ModelWeights) -> ModelWeights:
+    """Return the server's weights with zeros in the place of extra statistics."""
+    if work.extra is None:
+        return weights
+    return weights._replace(point=(weights.point, tf.nest.map_structure(tf.zeros_like, work.extra(weights))))
+
+
+def parted(work: ClientWork[Sent], pooled: Given) -> tuple[Given, TensorTree]:
+    """Return what a rule pooled as the weights and the extra statistics, () where clients send none."""
+    if work.extra is None:
+        return pooled, ()
+    weights = cast(Any, pooled)
+    point, extra = weights.point
+    return weights._replace(point=point), extra
+
+
+def root_mean_square(extra: TensorTree) -> tf.Tensor:
+    """Return sqrt(mean_i x_i^2) over all numbers of a structure: a scalar float32, 0 for none."""
+    leaves = [tf.reshape(tf.cast(x, tf.float32), [-1]) for x in tf.nest.flatten(extra)]
+    if not leaves:
+        return tf.zeros([])
+    return tf.sqrt(tf.reduce_mean(tf.square(tf.concat(leaves, 0))))

@@ -41,12 +41,8 @@ def pretrain(
     et al. 2024 (arXiv:2403.15263) start distributed weight consolidation so, from a tenth of the data. Each epoch is a
     round, so that the optimizer's state starts anew with it.
 
-    Args:
-      process: its rounds are epochs (with local_epochs=1), with any rule that leaves a single client as it is, such as
-        `tfp_bfl.rules.naive_weighted_average()`.
-      server: one client, the server's share (`tfp_bfl.data.Clients.set_aside`).
-      evaluate: model -> metrics with "accuracy", on data that are not trained on.
-      seed, runtime, engine: as in `simulate`.
+    The process has rounds that are epochs (local_epochs=1), with any rule that leaves a single client as it is, such as
+    `tfp_bfl.rules.naive_weighted_average()`; `evaluate` gives metrics with "accuracy" on data that are not trained on.
     """
     check_count(patience, "patience")
     if server.num_clients != 1:

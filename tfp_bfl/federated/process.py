@@ -44,13 +44,10 @@ class BayesianProcess:
     are functions that run in this process. `simulate` takes either engine, whatever is installed.
 
     Attributes:
-      round: in pure TensorFlow.
-      model_fn: builds the Keras model.
-      client_work, server_step: of the round.
+      round, client_work, server_step: the round in pure TensorFlow, and two of its parts; model_fn builds the model.
       num_outputs: of the model: C.
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
-      min_examples: the fewest that a client must have.
-      min_clients: the fewest that a cohort must have.
+      min_examples, min_clients: the fewest that a client and a cohort must have.
       is_sum: its rule needs no more of what clients send than their sum, whoever sees it besides.
       one_shot: its rule is for one round.
       burn_in_rounds: rounds before those that make the result: a run must have more.
@@ -252,12 +249,9 @@ def build_process(
         for uint8 images or float32 tables in the model's input shape.
       seed: Random seed of the initial weights, as far as initializers have no seed of their own (`weights.seeded`), and
         of the noise where `simulate` names no other seed.
-      max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
-      max_change_norm: a client with weights that moved further than this, by `weights.change_norm`, is faulty; None for
-        any distance.
-      max_weight_ratio: no client weighs more than so many times the median of its round: `simulate` runs a round in
-        which one does again, with weights cut to that. None for any weights.
-      min_examples: a client with fewer is faulty, and `simulate` refuses it before the first round.
+      max_magnitude, max_change_norm, min_examples: a client beyond these `faults.Limits` is faulty; `simulate` refuses
+        one with fewer examples before the first round.
+      max_weight_ratio: of `faults.Limits`: `simulate` runs a round with a weight above it again, with weights cut.
       burn_in_rounds: of the client work or the server step: `simulate` refuses runs of no more rounds.
       thinning: for a chain with rounds that are samples of a posterior over point weights: which `simulate` keeps.
       privacy: what the rule's clipping and noise are (`rules.private`), by which `simulate` draws clients and accounts.

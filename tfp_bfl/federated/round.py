@@ -18,9 +18,8 @@ import tensorflow as tf
 from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.extras import anchored, joined, parted, root_mean_square
 from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
-from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
+from tfp_bfl.federated.memory import anchored, find_row, joined, no_rows, parted, replace_rows, root_mean_square
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, ModelWeights, Population, RoundSize, ServerMessage, root_mean_square_change
@@ -35,13 +34,7 @@ Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
 
 
 class Broadcast(NamedTuple):
-    """The message of the server to all clients of a round.
-
-    Fields:
-      seed: of the run.
-      message: what each client gets, but with the memory of all of them.
-      noise: as of `ServerState`.
-    """
+    """The message of the server to all clients of a round: what each gets, but with the memory of all of them."""
 
     seed: Any
     message: ServerMessage
@@ -71,13 +64,7 @@ class Report(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """The contribution of one client, or the sum of several.
-
-    Fields:
-      statistics: of the rule, merged.
-      memory: rows, leaves [K, ...].
-      report: leaves [K].
-    """
+    """The contribution of one client, or the sum of K: merged statistics of the rule, rows of memory, and reports."""
 
     statistics: Any
     memory: Any
@@ -98,14 +85,8 @@ class Take(Protocol):
         given: Scalar,
         known: bool | tf.Tensor = True,
     ) -> Contribution:
-        """Return the contribution, all zeros of a client with a fault.
-
-        Args:
-          message: that the client was sent.
-          result: of its work.
-          client: its number.
-          given: how many examples it has.
-          known: whether it has a row where clients keep something.
+        """Return the contribution of a client with `given` examples, all zeros if it has a fault; `known` is whether it
+        has a row where clients keep something.
         """
 
 
@@ -149,11 +130,9 @@ def make_round(
     seed: int,
     limits: Limits,
 ) -> Round:
-    """Return the round of a client work, a rule and a server step; arguments as of `build_process`.
+    """Return the round of a client work, a rule and a server step, from the first weights; as of `build_process`.
 
-    Args:
-      first: the server's weights before the first round, arrays.
-      limits: of what clients send; their floor of standard deviations is also that of what the step returns.
+    The limits' floor of standard deviations is also that of what the server step returns.
     """
     if not client_work.is_private:  # Whether an example is finite is what noise hides; one that is not adds nothing.
         client_work = client_work.around(_of_finite)
@@ -168,8 +147,8 @@ def make_round(
         return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody, noise)
 
     def broadcast(state: ServerState) -> Broadcast:
-        told = server_step.tell(state.step, state.weights)
-        message = ServerMessage(state.weights, state.round, told, state.memory, state.federation)
+        extra = server_step.send(state.step, state.weights)
+        message = ServerMessage(state.weights, state.round, extra, state.memory, state.federation)
         return Broadcast(state.seed, message, _secret(state.noise))
 
     def take(
@@ -219,7 +198,7 @@ def make_round(
         pooled, extra = parted(client_work, pooled)
         metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
-        met = server_step.meet(state.step, size, size.present.num_clients)
+        met = server_step.meet(state.step, size)
         given = met, state.weights, pooled, fold(state.seed, state.round, -2)
         step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))

@@ -63,8 +63,7 @@ class SimulationResult(NamedTuple):
 
     Fields:
       model: the Keras model with the last round's weights, or their average over the last rounds.
-      state: the process's last state; of an `Ensemble` the last member's.
-      rounds: each round's metrics, plain numbers; of an `Ensemble` those of all members.
+      state, rounds: the last state, and each round's metrics, plain numbers; of an `Ensemble` those of all members.
       collapsed: the round in which the posterior standard deviations collapsed, else None.
       draws: of a chain, the rounds that were kept; None without any.
       warnings: whole sentences on the posterior; they have been logged too.

@@ -34,9 +34,6 @@ def share_cores(num_clients: int) -> None:
     """Split the cores among the clients that are worked through at once: operations of small models are faster so.
 
     Without effect once TensorFlow has computed anything in this process, or where TF_NUM_INTRAOP_THREADS is set.
-
-    Args:
-      num_clients: how many there are in a round.
     """
     check_count(num_clients, "num_clients")
     cores = len(os.sched_getaffinity(0))

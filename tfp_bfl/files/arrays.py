@@ -6,7 +6,7 @@ import contextlib
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -104,10 +104,6 @@ class Stored(Mapping[str, np.ndarray]):
             if file.tell() + math.prod(shape) * dtype.itemsize != entry.file_size:
                 raise ValueError
             return Form(dtype, shape)
-
-    def selected(self, keep: Callable[[str], bool]) -> Stored:
-        """Return the arrays with names that `keep` accepts."""
-        return Stored(self._archive, {name: x for name, x in self._entries.items() if keep(name)}, self._what)
 
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -7,8 +7,8 @@ import logging
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.baselines import MOST_CLASSES
 from tfp_bfl.app.one_run.client_scores import names_in
+from tfp_bfl.app.one_run.pipeline import MOST_CLASSES
 from tfp_bfl.app.one_run.records import truth
 from tfp_bfl.errors import Error
 from tfp_bfl.evaluation.baselines import of_classes, of_numbers
@@ -32,31 +32,25 @@ def linear_baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[b
     `bfl.glm.fit` for two classes or a number as the label, multinomial logistic regression by scikit-learn for more
     classes. Where the rows name the clients in training, also `bfl.glm.fit_hierarchical`, whose intercept differs
     between clients; test rows of other clients have the mean one.
-
-    Args:
-      clients: those in training.
-      test: the test data.
     """
     shape = test.element_shape
     if len(shape) != 1 or not 0 < shape[0] <= _MOST_COLUMNS or test.num_classes > MOST_CLASSES:
         return []
     clients = bfl.data.Clients(clients.source, [part for part in clients.indices if len(part)])
-    found: list[bfl.evaluation.Baseline] = []
+    found = []
     for fit in (_linear, _hierarchical):
         try:
-            one = fit(clients, test)
+            found.append(fit(clients, test))
         except Error as error:  # Such as rows of one class only.
             logger.debug("There is no %s: %s", fit.__name__, error)
-            continue
-        found += [one] if one is not None else []
-    return found
+    return [one for one in found if one is not None]
 
 
 def _linear(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evaluation.Baseline | None:
     """Score the linear model; None where there is none."""
     if test.num_classes > 2:
         return _multinomial([clients.examples(k) for k in range(clients.num_clients)], test)
-    fitted = bfl.glm.fit(_rows(clients), _family(test), prior_stddev=PRIOR_STDDEV)
+    fitted = bfl.glm.fit(*_given(clients, test), prior_stddev=PRIOR_STDDEV)
     centre, stddev = fitted.linear_predictor(test.features.astype(np.float64))
     return _scored(LINEAR, centre, stddev, fitted.dispersion, test)
 
@@ -67,7 +61,7 @@ def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evalu
     if test.num_classes > 2 or not names or test.owners is None or len(names) > _MOST_CLIENTS:
         return None
     restricted = None if len(names) <= _FEW_CLIENTS else False
-    fitted = bfl.glm.fit_hierarchical(_rows(clients), _family(test), prior_stddev=PRIOR_STDDEV, restricted=restricted)
+    fitted = bfl.glm.fit_hierarchical(*_given(clients, test), prior_stddev=PRIOR_STDDEV, restricted=restricted)
     centre, stddev = fitted.linear_predictor(features := test.features.astype(np.float64))
     for k, name in enumerate(names):
         own = np.flatnonzero(test.owners == name)
@@ -76,13 +70,11 @@ def _hierarchical(clients: bfl.data.Clients, test: bfl.data.Source) -> bfl.evalu
     return _scored(HIERARCHICAL, centre, stddev, fitted.posterior.dispersion, test)
 
 
-def _rows(clients: bfl.data.Clients) -> list[tuple[np.ndarray, np.ndarray]]:
+def _given(clients: bfl.data.Clients, test: bfl.data.Source) -> tuple[list[tuple[np.ndarray, np.ndarray]], str]:
+    """Return the rows of each client, as standardised, and the family of the outcome."""
     examples = (clients.examples(k) for k in range(clients.num_clients))
-    return [(each.features.astype(np.float64), each.labels.astype(np.float64)) for each in examples]
-
-
-def _family(test: bfl.data.Source) -> str:
-    return "bernoulli" if test.target is None else "gaussian"
+    rows = [(each.features.astype(np.float64), each.labels.astype(np.float64)) for each in examples]
+    return rows, "bernoulli" if test.target is None else "gaussian"
 
 
 def _scored(

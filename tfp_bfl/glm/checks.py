@@ -59,10 +59,7 @@ def check_determined(information: np.ndarray, names: Sequence[str], num_rows: fl
 def check_resolution(sums: np.ndarray, columns: Sequence[str], num_clients: int) -> None:
     """Refuse sums of squares that secure sums round by more than 1e-6 of them; each client rounds by at most 2^-61.
 
-    Args:
-      sums: of the squares of each column, weighted as in the information [n].
-      columns: what they are of, in words [n].
-      num_clients: K.
+    `sums` are those of the squares of each column [n], weighted as in the information; `columns` names them in words.
     """
     least = num_clients * RESOLUTION / 2 / _MOST_ROUNDING
     for column, value in zip(columns, sums):
@@ -78,11 +75,7 @@ def separating(
 ) -> InvalidArgument:
     """Return the error for a likelihood that has no maximum; it names the column with the fastest growing coefficient.
 
-    Args:
-      coefficients: where the steps were given up [p].
-      first: sums of the first step.
-      names: of the coefficients [p].
-      is_constant: whether no row has an event, or all have.
+    `coefficients` are those where the steps were given up [p], and `first` has the sums of the first step.
     """
     if is_constant:
         return InvalidArgument(

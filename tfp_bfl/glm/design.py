@@ -14,48 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl import files
-from tfp_bfl.data.agreement import is_numbering
+from tfp_bfl.data.agreement import TableOptions, is_numbering
 from tfp_bfl.data.cells import RISING, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
 from tfp_bfl.data.names import as_names, canonical, client_names, natural
 from tfp_bfl.data.tables import as_table, is_table, read_table, with_canonical_names
 from tfp_bfl.errors import InvalidArgument, lookup, shown
-from tfp_bfl.glm.agreement import (
-    CATEGORY,
-    DATE,
-    MISSING,
-    NUMBER,
-    SIGNED,
-    AgreedColumn,
-    AgreedColumns,
-    agree,
-    describe,
-)
+from tfp_bfl.glm.agreement import LEAVE_OUT, MISSING, AgreedColumns, Encoding, agree, describe
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.outcomes import Outcome, are_filled, check_outcome, note_event, numbers, read_outcome
 from tfp_bfl.glm.rows import Rows, read
 from tfp_bfl.glm.sums import pack, unpack
-
-
-class Encoding(NamedTuple):
-    """The values by which rows become columns of the design.
-
-    Fields:
-      means: for empty cells, in the order of `AgreedColumns.names` [c]; () where rows with empty cells are left out.
-      indicators: columns of the table with a column of 0 and 1 for empty cells.
-      left_out: columns of the design that no row has.
-    """
-
-    means: tuple[float, ...]
-    indicators: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-    def names(self, plan: AgreedColumns) -> list[str]:
-        """Return the names of the columns of the design [p]."""
-        names = []
-        for column in plan.columns:
-            names += column.names + [f"{column.name}[missing]"] * (column.name in self.indicators)
-        return [name for name in names if name not in self.left_out]
 
 
 def num_sums(plan: AgreedColumns) -> int:
@@ -69,28 +38,18 @@ def _shapes(plan: AgreedColumns) -> list[tuple[int, ...]]:
 
 
 class SiteCells:
-    """The rows of a site, before empty cells are filled.
-
-    Args:
-      table: of `data.tables.read_table` or of pyarrow.
-      outcome: its columns.
-      plan: of all sites.
-      missing: one of `MISSING`.
-      where: the name of the table, for errors.
-    """
+    """The rows of a site, before empty cells are filled."""
 
     def __init__(self, table: object, outcome: Outcome, plan: AgreedColumns, missing: str, where: str):
         table, outcome = with_canonical_names(table, where), outcome.in_one_form()
-        self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
-        self._values = read_outcome(table, outcome, where, plan.events)
-        self._exposure = numbers(table, outcome.exposure, where) if outcome.exposure else None
-        used = are_filled(self._values, self._exposure)
-        blocks = [_block(table, column, where, plan.date_unit)[used] for column in plan.columns]
-        self._features = np.concatenate(blocks, 1)
-        self._empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
-        self._values = self._values[used]
-        self._exposure = None if self._exposure is None else self._exposure[used]
-        self._left = ~np.any(self._empty, 1) if missing == "drop" else np.ones(len(self._empty), bool)
+        self._family, self._plan, self._missing, self._where = outcome.family, plan, missing, where
+        values = read_outcome(table, outcome, where, plan.events)
+        exposure = numbers(table, outcome.exposure, where) if outcome.exposure else None
+        used = are_filled(values, exposure)
+        self._cells, self._values = plan.read(table, where)[used], values[used]
+        self._exposure = None if exposure is None else exposure[used]
+        is_full = [~cells.empty for cells in self._cells.columns]
+        self._left = np.all(is_full, 0) if missing == "drop" else np.ones(len(self._values), bool)
         # Of the rows of the table, those that the fit uses [n].
         self.chosen = used.copy()
         self.chosen[used] = self._left
@@ -101,18 +60,19 @@ class SiteCells:
         Where rows with empty cells are left out, the sums of columns serve only to find one that numbers the rows: the
         others are 0, since their difference from those of the fit would be the sum of the rows that it leaves out.
         """
-        filled = np.where(np.isnan(self._features), 0.0, self._features)
-        serves = [self._missing == "indicate" or c.kind == RISING for c in self._plan.columns for _ in c.names]
-        empty = self._empty.astype(np.float64)
-        counts, sums = np.sum(~np.isnan(self._features), 0), np.where(serves, np.sum(filled, 0), 0.0)
+        features = np.ascontiguousarray(Encoding((), (), ()).encode(self._plan, self._cells))
+        filled = np.where(np.isnan(features), 0.0, features)
+        pairs = zip(self._plan.columns, self._plan.features())
+        serves = [self._missing == "indicate" or c.kind == RISING for c, feature in pairs for _ in feature.columns]
+        empty = np.stack([cells.empty for cells in self._cells.columns], 1).astype(np.float64)
+        counts, sums = np.sum(~np.isnan(features), 0), np.where(serves, np.sum(filled, 0), 0.0)
         there = np.sum(filled[self._left] != 0, 0)
         return pack(float(len(filled)), float(np.sum(self._left)), sums, counts, there, empty.T @ empty)
 
     def check_presence(self, of_events: bool = False) -> None:
         """Raise InvalidArgument for a site whose sums are zeros, so that those of all sites are those of the others.
 
-        Args:
-          of_events: as for a stratified Cox model, to which an event adds nothing if its own row alone is at risk.
+        With `of_events`, as for a stratified Cox model, an event adds nothing if its own row alone is at risk.
         """
         if not np.any(self._left):
             raise InvalidArgument(
@@ -130,9 +90,9 @@ class SiteCells:
     def rows(self, encoding: Encoding) -> Rows:
         """Return the rows of the design, with a column of ones for the intercept."""
         self.check_presence()
-        family, (features, outcome, exposure) = self._outcome.family, self.design(encoding)
-        of = encoding.names(self._plan), None if exposure is None else [exposure], family != "cox"
-        return read([(features, outcome)], FAMILIES.get(family), *of).clients[0]
+        features, outcome, exposure = self.design(encoding)
+        of = encoding.names(self._plan), None if exposure is None else [exposure], self._family != "cox"
+        return read([(features, outcome)], FAMILIES.get(self._family), *of).clients[0]
 
     @property
     def num_rows(self) -> int:
@@ -141,60 +101,26 @@ class SiteCells:
 
     def design(self, encoding: Encoding) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return features, outcome and exposure of the rows that the fit uses; there may be none."""
-        features = _encoded(self._features, self._empty, self._plan, encoding)
-        exposure = None if self._exposure is None else self._exposure[self._left]
-        return features[self._left], self._values[self._left], exposure
+        features = encoding.encode(self._plan, self._cells)[self._left]
+        return features, self._values[self._left], None if self._exposure is None else self._exposure[self._left]
 
 
 def encode(table: Columns, plan: AgreedColumns, encoding: Encoding, where: str) -> np.ndarray:
-    """Encode the rows of a table without an outcome [N, p]; NaN in rows that can't be encoded.
-
-    A level that no row of the fit has counts as an empty cell.
-    """
+    """Encode the rows of a table without an outcome [N, p]; NaN in rows that can't be encoded."""
     for column in plan.columns:
         if column.name not in table.column_names and not encoding.means:
             raise InvalidArgument(f"{where} has no column {shown(column.name)}, which the fit uses.")
-    blocks = [_block(table, column, where, plan.date_unit) for column in plan.columns]
-    empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
-    return _encoded(np.concatenate(blocks, 1), empty, plan, encoding)
-
-
-def _encoded(features: np.ndarray, empty: np.ndarray, plan: AgreedColumns, encoding: Encoding) -> np.ndarray:
-    parts, start = [], 0
-    for number, column in enumerate(plan.columns):
-        end = start + len(column.names)
-        block = features[:, start:end]
-        if encoding.means:
-            block = np.where(np.isnan(block), np.array(encoding.means[start:end]), block)
-        parts.append(block)
-        if column.name in encoding.indicators:
-            parts.append(empty[:, number : number + 1].astype(np.float64))
-        start = end
-    every = Encoding(encoding.means, encoding.indicators, ()).names(plan)
-    return np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
-
-
-def _block(table: Columns, column: AgreedColumn, where: str, date_unit: str | None) -> np.ndarray:
-    """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
-    if column.name not in table.column_names:
-        return np.full((table.num_rows, len(column.names)), np.nan)
-    if column.kind != CATEGORY:
-        kind, sign = (DATE, "") if column.kind == DATE else (NUMBER, column.kind.partition(SIGNED)[2])
-        return numbers(table, column.name, where, kind, date_unit, sign)[:, np.newaxis]
-    cells = table[column.name].categories
-    block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
-    block[~np.isin(cells, column.levels)] = np.nan
-    return block
+    return encoding.encode(plan, plan.read(table, where))
 
 
 def settle(plan: AgreedColumns, missing: str, total: np.ndarray) -> tuple[Encoding, list[str]]:
     """Return how rows become columns of the design, by the total of `SiteCells.sums`, and what was done, in words."""
     used, left, sums, counts, there, both = unpack(total, _shapes(plan))
-    notes, indicators, means = list(plan.notes), [], ()
+    names, notes, indicators, means = plan.names, list(plan.notes), [], ()
     if not left:
         raise InvalidArgument("No row is complete: give --missing indicate, or --drop columns.")
     if np.any(counts == 0):
-        raise InvalidArgument(f"The column of {shown(plan.names[int(np.argmin(counts))])} is empty: --drop it.")
+        raise InvalidArgument(f"The column of {shown(names[int(np.argmin(counts))])} is empty: --drop it.")
     if used > left:
         rows = f"{used - left:g} row{'s' if used - left > 1 else ''}"
         notes.append(f"{rows} left out with an empty cell: --missing indicate keeps them.")
@@ -209,23 +135,14 @@ def settle(plan: AgreedColumns, missing: str, total: np.ndarray) -> tuple[Encodi
                     f"{shown(column.name)} is empty in the same rows as {shown(plan.columns[same[0]].name)}: one "
                     "indicator serves both."
                 )
-    numbering = [
-        column.name
-        for column, total, count in zip(plan.columns, _first_of(plan, sums), _first_of(plan, counts))
-        if column.kind == RISING and count == used and is_numbering(float(used), total)
-    ]
+    rising = [(x.name, names.index(x.name)) for x in plan.columns if x.kind == RISING]
+    numbering = [name for name, j in rising if counts[j] == used and is_numbering(float(used), sums[j])]
     notes += [f"The column {shown(name)} numbers the rows and is left out." for name in numbering]
-    filled = there + (np.array([both[j, j] for j, c in enumerate(plan.columns) for _ in c.names]) if means else 0)
-    gone = [name for name, count in zip(plan.names, filled) if not count and "[" in name]
+    gaps = [both[j, j] if means else 0 for j, feature in enumerate(plan.features()) for _ in feature.columns]
+    gone = [name for name, count in zip(names, there + gaps) if not count and "[" in name]
     if gone:
         notes.append(f"No row is left with {', '.join(gone)}: left out.")
     return Encoding(means, tuple(indicators), (*numbering, *gone)), notes
-
-
-def _first_of(plan: AgreedColumns, values: np.ndarray) -> np.ndarray:
-    """Return the values [c] of the first column of the design of each column of the table."""
-    starts = np.cumsum([0, *(len(column.names) for column in plan.columns)])[:-1]
-    return values[starts]
 
 
 class Design(NamedTuple):
@@ -271,47 +188,46 @@ def read_design(
       path: of a .csv, .tsv or .parquet file; or a table in memory, such as a pandas DataFrame.
       outcome: its columns.
       client_column: the column with the client of each row; None for one client.
-      only: the columns to use; () for all.
-      drop: columns to leave out.
-      categorical: columns of numbers that are categories.
+      only, drop, categorical, separator, date_unit: as of `data.read_own`.
       missing: one of `MISSING`.
-      separator, date_unit: as of `data.read_own`.
     """
     lookup(MISSING, missing, "way with empty cells")
     where = "the table" if is_table(path) else files.name(pathlib.Path(path))
-    only, drop, categorical = as_names(only), as_names(drop), as_names(categorical)
+    options = TableOptions(as_names(drop), as_names(only), as_names(categorical), date_unit)
     outcome, client_column = outcome.in_one_form(), canonical(client_column) if client_column else None
-    text = [name for name in (client_column, *categorical) if name]
+    text = [name for name in (client_column, *options.categorical) if name]
     table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
-    reserved = _reserved(outcome, client_column)
+    reserved = [*outcome.reserved, *([client_column] if client_column else [])]
     of_outcome = "--outcome, --event, --exposure or --client-column"
-    given = {of_outcome: reserved, "--only": only, "--drop": drop, "--categorical": categorical}
+    if len({*reserved}) < len(reserved):
+        raise InvalidArgument(f"{of_outcome.replace('or', 'and')} must name different columns.")
+    given = {of_outcome: reserved, "--only": options.only, "--drop": options.drop, "--categorical": options.categorical}
     for option, name in ((option, name) for option, names in given.items() for name in names):
         lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for {option}")
-    chosen = [name for name in only or table.column_names if name not in {*reserved, *drop}]
+    chosen = [name for name in options.only or table.column_names if name not in {*reserved, *options.drop}]
     if not chosen:
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     values = read_outcome(table, outcome, where)
     check_outcome(values, outcome, where)
     owners, of_clients = np.full(table.num_rows, "all rows", object), list[str]()
     if client_column:
-        owners, of_clients = client_names(table[client_column].distinct[1], client_column)
-        owners = table[client_column].spread(owners)
+        distinct, of_clients = client_names(table[client_column].distinct[1], client_column)
+        owners = table[client_column].spread(distinct)
     exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
     count = int(np.sum(~are_filled(values, exposure) | (owners == "")))
     notes = [*note_event(table, outcome, where), *of_clients]
     if count:
         notes.append(f"{count} row{'s' if count > 1 else ''} left out without an outcome, a client or an exposure.")
     # Of the whole table, so that errors name its rows.
-    troubles = Troubles(where, "leave columns out with --drop")
-    read = read_columns(table, chosen, troubles, categorical, date_unit, client_column)
+    troubles = Troubles(where, LEAVE_OUT)
+    read = read_columns(table, chosen, troubles, options.categorical, date_unit, client_column)
     troubles.check()
     notes += [*troubles.notes, *(note for cells in read for note in cells.within_bounds(limit=False)[1])]
-    columns = [*dict.fromkeys(name for name in (outcome.column, outcome.event, outcome.exposure, *chosen) if name)]
-    tables = {name: table.select(columns).filter(owners == name) for name in sorted({*owners} - {""}, key=natural)}
-    how = only, (), categorical, date_unit
-    described = {name: describe(part, outcome, where, *how) for name, part in tables.items()}
-    plan = agree(described, outcome, missing, date_unit, categorical)
+    whole = table.select([*dict.fromkeys((*outcome.reserved, *chosen))])
+    tables = {name: whole.filter(owners == name) for name in sorted({*owners} - {""}, key=natural)}
+    options = options._replace(drop=())
+    described = {name: describe(part, outcome, where, options) for name, part in tables.items()}
+    plan = agree(described, outcome, missing, options)
     cells = {name: SiteCells(part, outcome, plan, missing, where) for name, part in tables.items()}
     encoding, of_columns = settle(plan, missing, np.sum([one.sums() for one in cells.values()], 0))
     notes += [note for note in of_columns if not note.startswith("Event: ")]
@@ -329,11 +245,3 @@ def read_design(
         plan,
         encoding,
     )
-
-
-def _reserved(outcome: Outcome, client_column: str | None) -> list[str]:
-    """Return the columns that are no features, which must differ."""
-    reserved = [x for x in (outcome.column, outcome.event, outcome.exposure, client_column) if x]
-    if len({*reserved}) < len(reserved):
-        raise InvalidArgument("--outcome, --event, --exposure and --client-column must name different columns.")
-    return reserved

@@ -124,11 +124,8 @@ def ask_sums(federation: Federation, question: Question) -> list[Sums]:
 def check_columns(federation: Federation, sums: Sums, precision: np.ndarray, beside: str = "") -> None:
     """Refuse columns that are too small for secure sums (`checks.check_resolution`).
 
-    Args:
-      federation: the clients.
-      sums: of all clients; those of the first message, before weights may be near 0.
-      precision: of the prior [p], which determines the coefficient of a column of zeros.
-      beside: what divides the columns, for the message.
+    `sums` are those of the first message, before weights may be near 0; the precision of the prior [p] determines the
+    coefficient of a column of zeros; `beside` is what divides the columns, in words.
     """
     if federation.is_secure:
         columns = [f"Column {name!r}{beside}" for name in federation.names]
@@ -191,9 +188,6 @@ def of_cox(federation: Federation, stratified: bool) -> Work:
 
     A message first collects sums of the columns, by which clients subtract their means: the coefficients stay, and
     exp(x' b) stays within its range. With one baseline hazard it collects the times too. The first sums are at 0.
-
-    Raises:
-      InvalidArgument: no client has an event.
     """
     size = len(federation.names)
     start = np.zeros((1, size))

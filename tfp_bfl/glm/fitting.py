@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.glm import federation as asking
 from tfp_bfl.glm.checks import check_resolution, few_events, misfit
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums, check_columns
-from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, effects_of, own_effect
+from tfp_bfl.glm.hierarchical import Hierarchical, add_effects, layout_of, own_effect
 from tfp_bfl.glm.newton import expand, gaussian_of_sums, inverse, maximise, residual_sum, solve
-from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.posterior import Model, Posterior
 from tfp_bfl.glm.rows import INTERCEPT, DesignRows, Given, read
-
-
-class Model(NamedTuple):
-    """The options of a fit, as of `fit`, and with names in `random` as of `fit_hierarchical`."""
-
-    family: str
-    prior_stddev: float | None = None
-    intercept_stddev: float | None = None
-    dispersion: float | None = None
-    stratified: bool = False
-    second_order: bool = False
-    random: Sequence[str] = ()
-    between_stddev: float | None = None
-    restricted: bool | None = None
-
-    def check(self, exposure: object = None) -> None:
-        """Raise InvalidArgument for an option that is not valid, or of another family."""
-        lookup({**FAMILIES, "cox": None}, self.family, "family")
-        stddevs = ("prior_stddev", self.prior_stddev), ("intercept_stddev", self.intercept_stddev)
-        for name, stddev in (*stddevs, ("dispersion", self.dispersion)):
-            if stddev is not None and (stddev != math.inf or name == "dispersion"):
-                check_number(stddev, name)
-        given = {
-            "dispersion": (self.dispersion is not None, "gaussian"),
-            "stratified": (self.stratified, "cox"),
-            "exposure": (exposure is not None, "poisson"),
-        }
-        for name, (is_given, family) in given.items():
-            if is_given and self.family != family:
-                raise InvalidArgument(f"{name} is for the family {family!r}, but the family is {self.family!r}.")
-
-    def precision(self, names: Sequence[str]) -> np.ndarray:
-        """Return 1 / s^2 of each coefficient [p]; 0 for a flat prior."""
-        of = lambda stddev: 0.0 if stddev is None else 1 / stddev**2
-        first = self.prior_stddev if self.intercept_stddev is None else self.intercept_stddev
-        return np.array([of(first) if name == INTERCEPT else of(self.prior_stddev) for name in names])
 
 
 def fit(
@@ -83,7 +46,7 @@ def fit(
     Args:
       clients: `data.Clients`, in the units of its table, or a list of (features [n, d], outcome [n]) of each client.
         The outcome of `data.Clients` without a target is the number that names the class.
-        There are p = d + 1 coefficients with the intercept; p = d for "cox". For "cox" the outcome is (time, event)
+        There are p = d + 1 coefficients, the intercept first; p = d for "cox". For "cox" the outcome is (time, event)
         [n, 2], with an event of 1, or 0 for a censored row.
       family: "gaussian", "bernoulli", "poisson" or "cox".
       prior_stddev: s of the Gaussian prior on each coefficient, with the intercept; None for a flat prior.
@@ -98,9 +61,6 @@ def fit(
         than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
       secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`sums`). "cox" then
         needs stratified.
-
-    Returns:
-      The posterior, with mean [p] and covariance [p, p], the intercept first.
 
     Raises:
       InvalidArgument: bad input; coefficients that the rows do not determine (collinear columns); or a likelihood
@@ -157,9 +117,6 @@ def fit_hierarchical(
       second_order: as of `fit`, over all parameters.
       secure_sums: as of `fit`. The effects of the clients, which are no sums, are computed beside them.
 
-    Raises:
-      InvalidArgument: bad input, fewer than two clients, or as of `fit`.
-
     Example:
       >>> import numpy as np
       >>> import tfp_bfl as bfl
@@ -195,9 +152,8 @@ def fit_federation(federation: Federation, model: Model) -> Posterior | Hierarch
 
 
 def _fit_with_effects(federation: Federation, model: Model) -> Hierarchical:
-    of = model.between_stddev, model.restricted, model.second_order
-    effects = effects_of(federation, model.family, model.random, *of)
-    return add_effects(federation, _fit(federation, model._replace(second_order=False)), effects)
+    layout = layout_of(federation, model)
+    return add_effects(federation, _fit(federation, model._replace(second_order=False)), model, layout)
 
 
 def _fit(federation: Federation, model: Model) -> Posterior:
@@ -290,9 +246,6 @@ def one_message(
       clients, family, prior_stddev, intercept_stddev, exposure, names: as of `fit`; not "cox".
       client_names: of the clients, for errors; their numbers if None.
       compare: compute the exact posterior too, and the distance from it; it takes further messages.
-
-    Raises:
-      InvalidArgument: as of `fit`; a client that can't be fitted alone is named.
 
     Source: Jonker, Pazira & Coolen 2024 (BFI).
     """

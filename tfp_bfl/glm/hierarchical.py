@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from tfp_bfl.glm.effects import Effect, EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.federation import Federation, Question, ask_sums, check_columns
 from tfp_bfl.glm.newton import expand, inverse, maximise
-from tfp_bfl.glm.posterior import Posterior, Satterthwaite, mean_outcome
+from tfp_bfl.glm.posterior import Model, Posterior, Satterthwaite, mean_outcome
 from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, Scaled, is_flat, units_of
 from tfp_bfl.glm.rows import INTERCEPT, Rows
 
@@ -106,31 +105,15 @@ class Hierarchical:
         return mean_outcome(self.posterior.family, *self.linear_predictor(features, client))
 
 
-class Effects(NamedTuple):
-    """The differences of coefficients between clients, as of `fitting.fit_hierarchical`; `restricted` is decided."""
-
-    layout: EffectsLayout
-    family: str
-    between_stddev: float | None
-    restricted: bool
-    second_order: bool
-
-
-def effects_of(
-    federation: Federation,
-    family: str,
-    random: Sequence[str],
-    between_stddev: float | None,
-    restricted: bool | None,
-    second_order: bool,
-) -> Effects:
-    """Check the options of a model with random effects."""
+def layout_of(federation: Federation, model: Model) -> EffectsLayout:
+    """Check the options of a model with random effects, and return what its parameters are."""
+    family, random = model.family, model.random
     lookup(FAMILIES, family, "family of a hierarchical model")
-    if between_stddev is not None:
-        check_number(between_stddev, "between_stddev")
-    if restricted and family != "gaussian":
+    if model.between_stddev is not None:
+        check_number(model.between_stddev, "between_stddev")
+    if model.restricted and family != "gaussian":
         raise InvalidArgument(f"restricted is for the family 'gaussian', but the family is {family!r}.")
-    if restricted and second_order:
+    if model.restricted and model.second_order:
         raise InvalidArgument("second_order integrates the coefficients out already: leave restricted out.")
     if federation.num_clients < 2:
         raise InvalidArgument("There is one client, but effects that differ between clients need at least two.")
@@ -140,29 +123,20 @@ def effects_of(
         )
     places = {name: number for number, name in enumerate(federation.names)}
     columns = tuple(lookup(places, canonical(name), "coefficient") for name in random)
-    is_restricted = family == "gaussian" and not second_order if restricted is None else restricted
-    layout = EffectsLayout(len(places), columns, family == "gaussian")
-    return Effects(layout, family, between_stddev, is_restricted, second_order)
+    return EffectsLayout(len(places), columns, family == "gaussian")
 
 
-def add_effects(federation: Federation, pooled: Posterior, effects: Effects) -> Hierarchical:
-    """Fit random effects to clients that answer questions; the result is without the clients' own effects.
-
-    Args:
-      federation: the clients.
-      pooled: the fit without random effects.
-      effects: of `effects_of`.
-    """
-    names, layout, family = federation.names, effects.layout, effects.family
-    units = units_of(pooled)
+def add_effects(federation: Federation, pooled: Posterior, model: Model, layout: EffectsLayout) -> Hierarchical:
+    """Fit random effects to clients that answer questions; the result is without the clients' own effects."""
+    names, family, units = federation.names, model.family, units_of(pooled)
     scaled, start = Scaled(federation, units, layout), _start(pooled, layout, units)
-    factors, size, prior = scaled.factors, layout.num_coefficients, effects.between_stddev
+    factors, size, prior = scaled.factors, layout.num_coefficients, model.between_stddev
     diagonal = [0.0 if prior is None else float(a == b) / prior**2 for a, b in layout.pairs]
     precision = np.concatenate([pooled.precision, diagonal, np.zeros(int(layout.has_dispersion))]) / factors**2
     question = Question("effects", start, layout.columns, _nodes(family, layout))
     likelihood = Restricted(scaled, question, precision[:size], difference_steps(start, layout))
     of_all = lambda parameters: ask_sums(scaled, question._replace(points=parameters))[0]
-    ask = likelihood.sums if effects.restricted else of_all
+    ask = likelihood.sums if model.is_restricted else of_all
     first = ask(start)
     given = first._replace(information=first.information * np.outer(factors, factors))
     beside = " divided by the outcome's residual sd" if family == "gaussian" else ""
@@ -170,7 +144,7 @@ def add_effects(federation: Federation, pooled: Posterior, effects: Effects) -> 
     try:
         maximum = maximise(ask, first, precision, names, pooled.messages, start)
         covariance = inverse(maximum.information)
-        if effects.restricted and is_flat(maximum.information):
+        if model.is_restricted and is_flat(maximum.information):
             raise np.linalg.LinAlgError
     except (np.linalg.LinAlgError, InvalidArgument):
         raise InvalidArgument(
@@ -179,11 +153,11 @@ def add_effects(federation: Federation, pooled: Posterior, effects: Effects) -> 
         ) from None
     parameters, messages, of_variances = maximum.coefficients, maximum.messages, None
     mean, skewed, value = parameters, [], maximum.sums.log_likelihood
-    if effects.second_order:
+    if model.second_order:
         moments = expand(ask, parameters, maximum.information)
         mean, covariance, messages = moments.mean, moments.covariance, messages + moments.messages
         skewed = moments.warnings
-    elif effects.restricted:
+    elif model.is_restricted:
         of_variances, messages = likelihood.satterthwaite(parameters, covariance), messages + 1
         # Without the determinant.
         value += 0.5 * float(np.linalg.slogdet(maximum.sums.information[:size, :size] + np.diag(precision[:size]))[1])
@@ -206,8 +180,7 @@ def add_effects(federation: Federation, pooled: Posterior, effects: Effects) -> 
         warnings=[
             *few_events(maximum.sums, FAMILIES[family], layout.size),
             *skewed,
-            *_few_clients(federation.num_clients),
-            *_no_difference(factor, pooled.stddev[list(layout.columns)], random),
+            *_doubts(federation.num_clients, factor, pooled.stddev[list(layout.columns)], random),
         ],
     )
     return Hierarchical(posterior, random, factor @ factor.T, (), parameters, covariance)
@@ -216,15 +189,7 @@ def add_effects(federation: Federation, pooled: Posterior, effects: Effects) -> 
 def own_effect(
     rows: Rows, family: str, names: Sequence[str], random: Sequence[str], parameters: np.ndarray, mean: np.ndarray
 ) -> Effect:
-    """Return the difference of one client's coefficients from those of the typical client.
-
-    Args:
-      rows: of the client.
-      family: the name of the outcome's distribution.
-      names, random: of all coefficients, and of those that differ between clients.
-      parameters: theta at the maximum.
-      mean: of the posterior of the coefficients [p].
-    """
+    """Return the difference of one client's coefficients from those of the typical client."""
     layout = EffectsLayout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
     effect = client_sums(rows, parameters, FAMILIES[family], layout, _nodes(family, layout))[1]
     return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(names)]))
@@ -251,17 +216,15 @@ def _start(pooled: Posterior, layout: EffectsLayout, units: np.ndarray) -> np.nd
     return np.concatenate([pooled.mean * units, factor, residual])
 
 
-def _few_clients(number: int) -> list[str]:
-    poorly = "determine the variance between clients poorly: its standard deviation may be far from the true one."
-    return [f"{number} clients {poorly}"] if number < _FEW_CLIENTS else []
-
-
-def _no_difference(factor: np.ndarray, scales: np.ndarray, names: Sequence[str]) -> list[str]:
-    stddev = np.sqrt(np.sum(factor**2, 1))
-    none = [repr(name) for name, value, scale in zip(names, stddev, scales) if value < 1e-3 * scale]
-    if not none:
-        return []
-    return [
-        f"The estimated standard deviation of {' and '.join(none)} between clients is 0: the rows show no difference "
-        "between clients beyond chance, all clients have the same coefficients, and intervals may be too narrow."
-    ]
+def _doubts(num_clients: int, factor: np.ndarray, scales: np.ndarray, names: Sequence[str]) -> list[str]:
+    stddev, found = np.sqrt(np.sum(factor**2, 1)), list[str]()
+    if num_clients < _FEW_CLIENTS:
+        poorly = "determine the variance between clients poorly: its standard deviation may be far from the true one."
+        found.append(f"{num_clients} clients {poorly}")
+    if none := [repr(name) for name, value, scale in zip(names, stddev, scales) if value < 1e-3 * scale]:
+        found.append(
+            f"The estimated standard deviation of {' and '.join(none)} between clients is 0: the rows show no "
+            "difference between clients beyond chance, all clients have the same coefficients, and intervals may be "
+            "too narrow."
+        )
+    return found

@@ -55,8 +55,7 @@ class Maximum(NamedTuple):
 def solve(information: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """Compute information^-1 gradient, by Cholesky's factor of the information scaled to a unit diagonal.
 
-    Raises:
-      LinAlgError: the information is not positive definite.
+    An information that is not positive definite is a LinAlgError.
     """
     diagonal = np.diag(information)
     if not np.all(diagonal > 0):
@@ -105,9 +104,6 @@ def maximise(
       names: of the coefficients, for errors.
       messages: how many were sent before.
       start: the first coefficients [p]; None for the least squares of `first`.
-
-    Raises:
-      InvalidArgument: the rows and the prior do not determine the coefficients, or the likelihood has no maximum.
     """
     prior = np.diag(precision)
     most, tolerance = messages + MOST_MESSAGES, _TOLERANCE
@@ -184,9 +180,6 @@ def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: float | None
 
     Without a dispersion d the fixed point of d = RSS / (N - gamma), gamma = p - tr(covariance diag(precision)), which
     maximises the marginal likelihood (MacKay 1992, equation 4.10).
-
-    Raises:
-      InvalidArgument: collinear columns, or no more rows than coefficients where the dispersion is estimated.
     """
     check_determined(sums.information + np.diag(precision), names, sums.num_rows)
     variance, degrees = (dispersion, None) if dispersion is not None else _estimated_dispersion(sums, precision)

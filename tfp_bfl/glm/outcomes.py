@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data.cells import TEXT_KINDS, Cells, read_columns
 from tfp_bfl.data.columns import Columns, Troubles
+from tfp_bfl.data.encoding import Feature, read_features
 from tfp_bfl.data.names import as_category, canonical, is_nothing, natural, value
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
@@ -28,6 +28,16 @@ class Outcome(NamedTuple):
     event_values: Sequence[str] = ()
     exposure: str | None = None
 
+    @property
+    def event_column(self) -> str | None:
+        """The column of which some values are an event; None without one."""
+        return {"cox": self.event, "bernoulli": self.column}.get(self.family)
+
+    @property
+    def reserved(self) -> list[str]:
+        """The columns that are no features."""
+        return [x for x in (self.column, self.event, self.exposure) if x]
+
     def in_one_form(self) -> Outcome:
         """Return the outcome with `data.names.canonical` names."""
         form = lambda name: None if name is None else canonical(name)
@@ -37,11 +47,7 @@ class Outcome(NamedTuple):
 def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[str] | None = None) -> np.ndarray:
     """Read outcomes [N], or (time, event) [N, 2] for "cox"; NaN in empty cells.
 
-    Args:
-      table: of `data.tables.read_table`.
-      outcome: its columns.
-      where: the name of the table, for errors.
-      events: the values that are an event, of all tables; None for those of this one (`find_events`).
+    `events` are the values that are an event in all tables; None for those of this one (`find_events`).
     """
 
     def binary(name: str) -> np.ndarray:
@@ -120,8 +126,7 @@ def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str)
 
 def note_event(table: Columns, outcome: Outcome, where: str) -> list[str]:
     """Return which values count as an event, where that is not obvious."""
-    name = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
-    if name is None:
+    if (name := outcome.event_column) is None:
         return []
     cells = table[name].categories
     events = find_events(cells, name, outcome.event_values, where)
@@ -129,24 +134,9 @@ def note_event(table: Columns, outcome: Outcome, where: str) -> list[str]:
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
-def numbers(
-    table: Columns, name: str, where: str, kind: str = "number", date_unit: str | None = None, sign: str = ""
-) -> np.ndarray:
-    """Read a column of numbers, or of the kind "date", as float64 [N], NaN for an empty cell.
-
-    The numbers must have `sign` beside them, such as "%".
-    """
-    troubles = Troubles(where, f"name a column of {kind}s")
-    kinds, signs = {name: kind}, {name: sign}
-    (cells,) = read_columns(
-        table, [name], troubles, date_unit=date_unit, kinds=kinds, signs=signs, among=table.column_names
-    )
+def numbers(table: Columns, name: str, where: str) -> np.ndarray:
+    """Read a column of numbers without a sign beside them as float64 [N], NaN for an empty cell."""
+    troubles = Troubles(where, "name a column of numbers")
+    raw = read_features(table, [Feature(name, "number")], troubles, among=table.column_names)
     troubles.check()
-    return cells.values
-
-
-def categories(cells: Cells) -> np.ndarray | None:
-    """Return text and truth values as text, object [N], "" for an empty cell; None for numbers."""
-    if cells.kind == "truth":
-        return np.where(cells.empty, "", np.where(cells.values == 1, "True", "False")).astype(object)
-    return cells.values if cells.kind in TEXT_KINDS else None
+    return raw.columns[0].values

@@ -1,21 +1,64 @@
-"""The result of a fit: a normal posterior over coefficients, and its table."""
+"""The options of a fit, and its result: a normal posterior over coefficients, and its table."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special, stats
 
-from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 
 _NODES = 40
 _MOST_DEGREES = 1e6
+
+
+class Model(NamedTuple):
+    """The options of a fit, as of `fit`, and with names in `random` as of `fit_hierarchical`."""
+
+    family: str
+    prior_stddev: float | None = None
+    intercept_stddev: float | None = None
+    dispersion: float | None = None
+    stratified: bool = False
+    second_order: bool = False
+    random: Sequence[str] = ()
+    between_stddev: float | None = None
+    restricted: bool | None = None
+
+    def check(self, exposure: object = None) -> None:
+        """Raise InvalidArgument for an option that is not valid, or of another family."""
+        lookup({**FAMILIES, "cox": None}, self.family, "family")
+        stddevs = ("prior_stddev", self.prior_stddev), ("intercept_stddev", self.intercept_stddev)
+        for name, stddev in (*stddevs, ("dispersion", self.dispersion)):
+            if stddev is not None and (stddev != math.inf or name == "dispersion"):
+                check_number(stddev, name)
+        given = {
+            "dispersion": (self.dispersion is not None, "gaussian"),
+            "stratified": (self.stratified, "cox"),
+            "exposure": (exposure is not None, "poisson"),
+        }
+        for name, (is_given, family) in given.items():
+            if is_given and self.family != family:
+                raise InvalidArgument(f"{name} is for the family {family!r}, but the family is {self.family!r}.")
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether variances have the maximum of the restricted likelihood."""
+        by_default = self.family == "gaussian" and not self.second_order
+        return by_default if self.restricted is None else self.restricted
+
+    def precision(self, names: Sequence[str]) -> np.ndarray:
+        """Return 1 / s^2 of each coefficient [p]; 0 for a flat prior."""
+        of = lambda stddev: 0.0 if stddev is None else 1 / stddev**2
+        first = self.prior_stddev if self.intercept_stddev is None else self.intercept_stddev
+        return np.array([of(first) if name == INTERCEPT else of(self.prior_stddev) for name in names])
 
 
 class Coefficients(list[dict[str, Any]]):

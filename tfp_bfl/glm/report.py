@@ -96,12 +96,6 @@ def estimates(result: Result, design: Design, level: float, options: Mapping[str
 
     With random effects they are the posterior means of the clients' coefficients; otherwise each client is fitted
     alone, with NaN for one that does not determine the coefficients.
-
-    Args:
-      result: of all clients.
-      design: of the fit.
-      level: of the intervals.
-      options: names and priors of the fit.
     """
     clients, posterior = design.clients, posterior_of(result)
     if len(clients) < 2:
@@ -136,10 +130,7 @@ def estimates_by_sums(posterior: Posterior, parts: Mapping[str, Sums], level: fl
 
     For Gaussian outcomes, with the dispersion of all clients, it is the client's own fit.
 
-    Args:
-      posterior: of all clients.
-      parts: client -> its sums at `posterior.sums_at`.
-      level: of the intervals.
+    `parts` maps each client to its sums at `posterior.sums_at`.
     """
     if posterior.sums_at is None or len(parts) < 2:
         return None
@@ -165,27 +156,20 @@ def _estimates(posterior: Posterior, places: list[int], clients: list[Estimate],
     return Estimates([posterior.names[j] for j in places], clients, pooled)
 
 
-class RowsToPredict(NamedTuple):
-    """The client of each row of a table, "" without one [N], and features of a fit, NaN where a row has none [N, p]."""
-
-    owners: np.ndarray
-    features: np.ndarray
-
-
 def read_rows(
     path: pathlib.Path, design: Design, client_column: str | None = None, separator: str | None = None
-) -> RowsToPredict:
-    """Read the rows of a table in the columns of a fit; without `client_column` all rows are of new clients."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the client of each row of a table, "" for a new one [N], and features of a fit, NaN in gaps [N, p]."""
     text = [column.name for column in design.plan.columns if column.kind == CATEGORY]
     table = read_table(path, separator, text=[name for name in (client_column, *text) if name])
     column, owners = canonical(client_column or ""), np.full(table.num_rows, "", object)
     if column in table.column_names:  # By the names of the fit.
         owners = table[column].spread(client_names(table[column].distinct[1], column)[0])
-    return RowsToPredict(owners, encode(table, design.plan, design.encoding, path_name(path)))
+    return owners, encode(table, design.plan, design.encoding, path_name(path))
 
 
 def write_predictions(
-    path: pathlib.Path, rows: RowsToPredict, result: Result, client_names: Sequence[str], level: float = 0.95
+    path: pathlib.Path, rows: tuple[np.ndarray, np.ndarray], result: Result, client_names: Sequence[str], level: float
 ) -> list[str]:
     """Write a prediction for each row to a .csv file, and return sentences on them.
 

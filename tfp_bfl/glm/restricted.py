@@ -103,9 +103,7 @@ class Restricted(NamedTuple):
     def satterthwaite(self, parameters: np.ndarray, covariance: np.ndarray) -> Satterthwaite:
         """Return the covariance of the coefficients given psi, and how it changes with psi, from one message.
 
-        Args:
-          parameters: (b, psi) at the maximum.
-          covariance: of them; directions are the columns of Cholesky's factor of its block of psi.
+        Directions are the columns of Cholesky's factor of the block of psi in the covariance of the parameters.
         """
         size, shifts = len(self.precision), self._shifts()
         middle, *around = (inverse(x) for x in self._ask(parameters, [*shifts, *-shifts])[1])

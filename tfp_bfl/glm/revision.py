@@ -79,9 +79,7 @@ def revise(
 def revise_by_sums(posterior: Posterior, parts: Sequence[tuple[Sums, int, int]]) -> Revised:
     """Add sums of clients to a fit, and subtract others.
 
-    Args:
-      posterior: as of `revise`.
-      parts: sums at `posterior.sums_at`, 1 to add or -1 to subtract them, and the number of their clients.
+    `parts` are sums at `posterior.sums_at`, 1 to add or -1 to subtract them, and the number of their clients.
     """
     if posterior.sums is None or posterior.sums_at is None:
         raise InvalidArgument(

@@ -69,9 +69,6 @@ def as_floats(features: tf.Tensor) -> tf.Tensor:
 
     Args:
       features: [B, ...] of any numeric type; images [B, height, width, channels] of bytes or floats.
-
-    Raises:
-      InvalidArgument: images of whole numbers that are not bytes, of which the type does not say the scale.
     """
     features = tf.convert_to_tensor(features)
     if features.dtype.is_integer and features.shape.rank == _IMAGES and features.dtype != tf.uint8:

@@ -50,7 +50,4 @@ class MCDropout(Dropout, Keras2Layer):
     Args:
       rate: share of units that are dropped, at least 0 and below 1.
       at_prediction: False for ordinary dropout, in training alone, with masks that are drawn as here.
-
-    Raises:
-      InvalidArgument: the rate is outside that.
     """

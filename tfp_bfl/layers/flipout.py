@@ -110,16 +110,9 @@ class DenseFlipout(Dense, Flipout, Keras2Layer):
       min_stddev: the floor of every standard deviation.
       kl_weight: factor of the KL that the layer adds to Keras' losses; 1 / N in `fit`, N the training examples.
       noise_dtype: type in which Flipout's perturbation is computed, such as "bfloat16"; None for the layer's own.
-
-    Raises:
-      InvalidArgument: a standard deviation is not positive, or the initial one is below the floor.
     """
 
 
 @keras.utils.register_keras_serializable("tfp_bfl")
 class Conv2DFlipout(Convolution, Flipout, Keras2Layer):
-    """A 2-D convolution with a mean-field Gaussian kernel, perturbed by Flipout: [B, H, W, D] -> [B, H', W', filters].
-
-    Raises:
-      InvalidArgument: a standard deviation is not positive, or the initial one is below the floor.
-    """
+    """A 2-D convolution with a mean-field Gaussian kernel and Flipout: [B, H, W, D] -> [B, H', W', filters]."""

@@ -63,9 +63,6 @@ def sampling(
         own substream. None: from TensorFlow's global generator (`tf.random.set_seed`), anew each call.
       perturbations: s * eps for the weights with drawn noise, from `seed` itself, by the `ref()` of their
         mean's variable: one draw for a whole model is cheaper than one a layer. Other weights draw for themselves.
-
-    Raises:
-      InvalidArgument: there is no such mode.
     """
     if mode not in MODES:
         raise InvalidArgument(f"sampling has no mode {mode!r}: choose one of {', '.join(map(repr, MODES))}.")

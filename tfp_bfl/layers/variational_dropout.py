@@ -89,15 +89,11 @@ class VariationalDropout(GaussianLayer):
         self.logit_range = checked_range(parametrization, logit_range)
         self.initial_logit = sum(self.logit_range) / 2 if initial_logit is None else initial_logit
         self.detached = detached
-        self._check_logits("initial_logit", self.initial_logit)
-
-    def _check_logits(self, what: str, values: object) -> None:
-        values = np.asarray(values, np.float32)
         low, high = np.asarray(self.logit_range, np.float32)
-        if not np.all((low <= values) & (values <= high)):
+        if not low <= np.float32(self.initial_logit) <= high:
             raise InvalidArgument(
-                f"{what} must lie within logit_range, {self.logit_range}, but has values from {values.min():g} to "
-                f"{values.max():g}: give a wider range."
+                f"initial_logit must lie within logit_range, {self.logit_range}, but is {self.initial_logit:g}: give a "
+                "wider range."
             )
 
     def _add_weights(self, kernel_shape: list[int]) -> None:
@@ -111,13 +107,6 @@ class VariationalDropout(GaussianLayer):
         )
         if self.use_bias:
             self.bias = self._add_variable("bias", [self.units], "zeros")
-
-    def assign_logits(self, values: object) -> None:
-        """Set the kernel's logits, of the kernel's shape."""
-        known = tf.get_static_value(tf.convert_to_tensor(values))
-        if known is not None:
-            self._check_logits(f"The logits of the layer {self.name!r}", known)
-        self.kernel_logits.assign(self.kernel_logits.constraint(tf.cast(values, self.kernel_logits.dtype)))
 
     @property
     def variational_weights(self) -> list[VariationalWeight]:
@@ -171,9 +160,6 @@ class DenseVariationalDropout(Dense, VariationalDropout, Keras2Layer):
       detached: the KL has no gradient in the means, as published.
       kl_weight: factor of the KL that the layer adds to Keras' losses; 1 / N in `fit`, N the training examples.
       noise_dtype: type in which the noise of examples is computed, such as "bfloat16"; None for that of the logits.
-
-    Raises:
-      InvalidArgument: there is no such parametrisation, the range is none, or the initial logit lies outside.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225); Kingma et al. 2015 (arXiv:1506.02557), section 2.3, for the noise; Liu
     et al. 2019, for the prior.

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from tfp_bfl import keras
 from tfp_bfl.models.architectures import conv_net, density, lenet, mlp, resnet20
 from tfp_bfl.models.blocks import KINDS, PRECISIONS
-from tfp_bfl.models.conversion import deterministic, kind_of, mc_dropout
+from tfp_bfl.models.conversion import deterministic, in_bfloat16, kind_of, mc_dropout, without_noise
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.models.precision import in_bfloat16, without_noise
 from tfp_bfl.weights.model_weights import check_keras_2
 
 MODELS: dict[str, Callable[..., keras.Model]] = {

@@ -225,9 +225,6 @@ def density(
 
     Returns:
       A model for `likelihood="density"`; labels of the data are zeros.
-
-    Raises:
-      InvalidArgument: numbers below 1, a start of another shape, or a function that does not give [B].
     """
     check_counts(num_parameters=num_parameters, num_features=num_features)
     start = np.asarray(start, np.float32)

@@ -127,10 +127,6 @@ def from_keras_3(model: Any) -> keras.Model:
 
     Returns:
       A functional Keras 2 model with the present weights; `copy_to_keras_3` copies trained weights back.
-
-    Raises:
-      InvalidArgument: no model of Keras 3, or a subclassed one, or a layer draws noise (such as dropout), has a
-        regularizer or a loss, or has a layer of this library inside; or Keras 3 computes by another backend.
     """
     if not is_keras_3(model):
         raise InvalidArgument(f"{shown(model)} is no model of Keras 3: build one with keras.Sequential or keras.Model.")
@@ -160,9 +156,6 @@ def copy_to_keras_3(model: keras.Model, target: Any) -> None:
       model: what `simulate` returned for a model of Keras 3, or what `from_keras_3` built. Of a posterior over its
         weights the mean is copied.
       target: a model of Keras 3 of the same layers; its weights are overwritten.
-
-    Raises:
-      InvalidArgument: the model was not built from one of Keras 3, or the target has other layers.
     """
     sampling = weight_sampling(model) if isinstance(model, keras.Model) else None
     variables = vars(sampling.model if sampling else model).get(_VARIABLES)

@@ -21,9 +21,6 @@ _CONVERTS = "_tfp_bfl_converts_keras_3"
 def as_model_fn(model: object) -> Callable[[], keras.Model]:
     """Return a function that builds a Keras 2 model: of a function, one that calls it and converts what Keras 3 built
     (`from_keras_3`); of a Keras model, one that builds its like with the weights that it has now.
-
-    Raises:
-      InvalidArgument: it is neither, or a model that Keras can't clone: neither functional nor a built `Sequential`.
     """
     if is_keras_3(model):
         return _building(lambda: from_keras_3(model))

@@ -6,11 +6,17 @@ from typing import Any
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options import choices
-from tfp_bfl.options.chain_groups import are_all
 from tfp_bfl.options.methods import ADAPTED, CLASSES, EVEN, PERSONAL, POINT, SAMPLES, method_of
+from tfp_bfl.options.posterior_groups import are_all
 
 # Weightings that compare no posteriors.
 _BY_SIZE = ("equal", "train_size")
+# The kinds of models that fit a requirement, what its algorithms do, and why other kinds do not fit.
+_KINDS = {
+    "kind flipout": (("flipout",), "finds a posterior over weights with a fixed prior", "has none"),
+    "variational weights": (choices.VARIATIONAL.entries, "keeps a posterior over weights for each client", "has none"),
+    "kind variational_dropout": (("variational_dropout",), "gives each client dropout of its own", "learns none"),
+}
 
 
 def check(config: Any) -> None:
@@ -37,21 +43,9 @@ def _check_kind(config: Any) -> None:
     variational = choices.VARIATIONAL.forms()
     if POINT in requires and kind in variational:
         raise InvalidArgument(f"{recipe} finds a posterior over point weights: use kind 'deterministic'.")
-    if kind is None:
-        return
-    if "kind flipout" in requires and kind != "flipout":
-        raise InvalidArgument(
-            f"{recipe} finds a posterior over weights with a fixed prior, kind {kind!r} has none: use kind 'flipout'."
-        )
-    if "variational weights" in requires and kind not in variational:
-        raise InvalidArgument(
-            f"{recipe} keeps a posterior over weights for each client, and kind {kind!r} has none: use kind 'flipout'."
-        )
-    if "kind variational_dropout" in requires and kind != "variational_dropout":
-        raise InvalidArgument(
-            f"{recipe} gives each client dropout of its own, and kind {kind!r} learns none: use kind "
-            "'variational_dropout'."
-        )
+    for name, (kinds, does, lacks) in _KINDS.items():
+        if name in requires and kind not in (None, *kinds):
+            raise InvalidArgument(f"{recipe} {does}, and kind {kind!r} {lacks}: use kind {kinds[0]!r}.")
 
 
 def _check_comparison(config: Any) -> None:

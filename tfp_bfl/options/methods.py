@@ -15,19 +15,21 @@ from pydantic.fields import FieldInfo
 from tfp_bfl.errors import lookup
 from tfp_bfl.files.code import names_code
 from tfp_bfl.options import method as made
-from tfp_bfl.options.chain_groups import (
+from tfp_bfl.options.group import extra, of_config
+from tfp_bfl.options.method import Method, options_of
+from tfp_bfl.options.posterior_groups import (
+    Adaptation,
     BurnIn,
     Chain,
     Coupling,
     Gradients,
     LocalChain,
+    MetaLearner,
+    OwnVariances,
     RoundSamples,
     Shrinkage,
     Surrogates,
 )
-from tfp_bfl.options.group import extra, of_config
-from tfp_bfl.options.method import Method, options_of
-from tfp_bfl.options.personal_groups import Adaptation, MetaLearner, OwnVariances
 from tfp_bfl.options.server_groups import (
     Aggregation,
     AtWeights,
@@ -42,6 +44,7 @@ from tfp_bfl.options.server_groups import (
     Precision,
     PrivateClients,
     Weighting,
+    WeightPrior,
 )
 from tfp_bfl.options.training_groups import (
     ADMM,
@@ -57,7 +60,6 @@ from tfp_bfl.options.training_groups import (
     Rounds,
     SiteFactors,
     Swag,
-    WeightPrior,
 )
 
 

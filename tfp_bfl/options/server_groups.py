@@ -1,9 +1,9 @@
-"""Groups of options of what clients send, who counts how much, and what the server makes of it."""
+"""Groups of options of what clients send, who counts how much, what the server makes of it, and of priors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -211,6 +211,16 @@ class Density(Group):
         names=choices.BANDWIDTHS,
     )
     bandwidth_scale: Positive = option(1.0, "Factor of the bandwidth.", argument="kernel_options.scale")
+
+
+class WeightPrior(Group):
+    """The prior of models with variational layers."""
+
+    prior_stddev: Positive | Literal["fan_in"] = option(
+        "fan_in",
+        "Prior standard deviation of each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
+        argument=None,
+    )
 
 
 class AtWeights(Group):

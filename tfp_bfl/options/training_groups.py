@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -197,16 +197,6 @@ class PrivateExamples(Group):
         if self.example_clip_norm is None:
             return given
         return {**given, "example_privacy": bfl.training.ExamplePrivacy(self.example_clip_norm, self.example_noise)}
-
-
-class WeightPrior(Group):
-    """The prior of models with variational layers."""
-
-    prior_stddev: Positive | Literal["fan_in"] = option(
-        "fan_in",
-        "Prior standard deviation of each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
-        argument=None,
-    )
 
 
 class SiteFactors(Group):

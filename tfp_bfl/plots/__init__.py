@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING
 from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
-    from tfp_bfl.plots.chains import chain_traces
-    from tfp_bfl.plots.client_figures import client_labels, client_sizes
+    from tfp_bfl.plots.data_figures import client_labels, client_sizes, uncertain_examples
     from tfp_bfl.plots.density import kernel_density
-    from tfp_bfl.plots.detection import uncertainty_density
-    from tfp_bfl.plots.examples import uncertain_examples
-    from tfp_bfl.plots.learning import learning_comparison, learning_curve
-    from tfp_bfl.plots.reliability import reliability_diagram
+    from tfp_bfl.plots.figures import (
+        reliability_diagram,
+        retention_comparison,
+        retention_curves,
+        risk_coverage,
+        uncertainty_density,
+    )
+    from tfp_bfl.plots.learning import chain_traces, learning_comparison, learning_curve
     from tfp_bfl.plots.report import write_report
     from tfp_bfl.plots.results import RunResults, run_figures
-    from tfp_bfl.plots.retention_figures import retention_comparison, retention_curves, risk_coverage
     from tfp_bfl.plots.score_tables import Repeated
 
 export_later(
     __name__,
     {
         "Repeated": "tfp_bfl.plots.score_tables",
-        "chain_traces": "tfp_bfl.plots.chains",
+        "chain_traces": "tfp_bfl.plots.learning",
         "kernel_density": "tfp_bfl.plots.density",
-        "reliability_diagram": "tfp_bfl.plots.reliability",
-        "uncertain_examples": "tfp_bfl.plots.examples",
-        "uncertainty_density": "tfp_bfl.plots.detection",
+        "reliability_diagram": "tfp_bfl.plots.figures",
+        "uncertain_examples": "tfp_bfl.plots.data_figures",
+        "uncertainty_density": "tfp_bfl.plots.figures",
         "write_report": "tfp_bfl.plots.report",
-        **dict.fromkeys(("client_labels", "client_sizes"), "tfp_bfl.plots.client_figures"),
+        **dict.fromkeys(("client_labels", "client_sizes"), "tfp_bfl.plots.data_figures"),
         **dict.fromkeys(("learning_comparison", "learning_curve"), "tfp_bfl.plots.learning"),
         **dict.fromkeys(("RunResults", "run_figures"), "tfp_bfl.plots.results"),
-        **dict.fromkeys(
-            ("retention_comparison", "retention_curves", "risk_coverage"), "tfp_bfl.plots.retention_figures"
-        ),
+        **dict.fromkeys(("retention_comparison", "retention_curves", "risk_coverage"), "tfp_bfl.plots.figures"),
     },
 )
 

@@ -37,12 +37,7 @@ def kernel_density(
 
     The grey area is the Gaussian of the clients' mean and standard deviation (ddof 1). Marks are places on the axis,
     such as the clients' mean and the modes that `tfp_bfl.algorithms.kernel.kernel_mode` finds, drawn as vertical lines.
-
-    Args:
-      values: [S], of at least two clients who differ.
-      curves: name -> (kernel, h): "epanechnikov" or "gaussian", and a bandwidth in units of the values.
-      marks: name -> place.
-      label: of the horizontal axis.
+    Curves are name -> (kernel, h), "epanechnikov" or "gaussian" and a bandwidth in units of the values [S].
     """
     figure, axes = style.one_panel(4.4)
     draw_kernel_density(axes, values, curves, marks, title, label)

@@ -18,13 +18,7 @@ _LINE, _FRAME = 0.17, 1.1
 
 
 class Estimate(NamedTuple):
-    """A coefficient's value and interval at one client, or pooled.
-
-    Fields:
-      label: such as the client's name.
-      mean, low, high: of each coefficient [p]; NaN where the client's rows do not determine it.
-      is_pooled: drawn apart from the clients.
-    """
+    """The value and interval of each coefficient [p] at a client, NaN where its rows do not determine it, or pooled."""
 
     label: str
     mean: np.ndarray

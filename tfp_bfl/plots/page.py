@@ -31,12 +31,8 @@ _BREAKS = re.compile(r"(?<=[_/:.=,])(?=[^\W\d])")
 
 
 class Cell(NamedTuple):
-    """A cell of a table.
-
-    Fields:
-      text: its content.
-      is_best: whether it is better than the others of its row by more than seeds vary.
-      is_words: whether its value is text, which may wrap; a number with its unit or interval stays in one line.
+    """A cell of a table: its text, whether it is better than the others of its row by more than seeds vary, and whether
+    it is words, which may wrap; a number with its unit or interval stays in one line.
     """
 
     text: str

@@ -8,35 +8,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_bfl.plots.client_figures import client_labels
-from tfp_bfl.plots.examples import uncertain_examples
+from tfp_bfl.plots.data_figures import client_labels, uncertain_examples
+from tfp_bfl.plots.figures import regression_figures, reliability_diagram, retention_curves
 from tfp_bfl.plots.learning import learning_curve
 from tfp_bfl.plots.page import Section
-from tfp_bfl.plots.regression_figures import regression_figures
-from tfp_bfl.plots.reliability import reliability_diagram
-from tfp_bfl.plots.retention_figures import retention_curves
 
 
 class RunResults(NamedTuple):
-    """A run as a report shows it.
+    """A run as a report shows it, with N test examples and K clients; what is None or empty is not shown.
 
     Fields:
-      name: name of the run.
       config: its settings; nested mappings become dotted names.
       summary: its results: "accuracy" and "epistemic_share" (shares), "test_nll" (nats per example), "ece" and whatever
         else it measured; "seconds", "train_seconds", "ms_per_step", "worker_mb" and "process_mb" are what it cost.
-      rounds: a mapping per round, as for `learning_curve`; none for a run without them.
-      probabilities: [N, C], the predictions for the test set; None where numbers are predicted.
+      rounds: a mapping per round, as for `learning_curve`.
+      probabilities: [N, C]; None where numbers are predicted, which are `numbers`, name -> [N].
       labels: [N], class numbers in [0, C); or numbers.
-      uncertainties: name -> [N]; "entropy" chooses the images that are shown.
-      class_names: C names.
-      features: [N, ...] of the test set; None, or others than uint8 images, have no picture.
-      label_counts: [K, C], how many examples of each class each client holds, or None.
-      client_names: K names of the clients in the data; () where the data name none.
+      uncertainties: name -> [N]; "entropy" chooses the images that are shown, of uint8 `features` [N, ...].
+      label_counts: [K, C], how many examples of each class each client holds.
       warnings: whole sentences.
-      out_of_distribution: name -> [M], the uncertainties for examples from elsewhere, or None.
-      numbers: "mean", "stddev", "epistemic", "low" and "high" -> [N], of predictions of numbers; None of classes.
-      unusual: [N], the scores of unusual examples for the test set, None for a model without this output.
+      out_of_distribution: name -> [M], the uncertainties for examples from elsewhere.
+      unusual: [N], the scores of unusual examples for the test set.
       statement: the weights, the method and the posterior temperature in a sentence, shown below the heading.
       sections: of an edge, in place of those on probabilities, labels and uncertainties, which a run with them lacks.
     """

@@ -13,13 +13,7 @@ from tfp_bfl.plots.tables import DASH
 
 
 class Repeated(NamedTuple):
-    """Runs that differ in their seeds alone.
-
-    Fields:
-      name: what distinguishes them from others.
-      scores: seed -> key of the summary -> number.
-      data: on which examples; those on others are not compared.
-    """
+    """Runs that differ in their seeds alone: seed -> key of the summary -> number; only runs on one `data` compare."""
 
     name: str
     scores: Mapping[int, Mapping[str, float]]
@@ -35,12 +29,7 @@ class Repeated(NamedTuple):
 
 
 class ScoreForm(NamedTuple):
-    """Hold how scores are written.
-
-    Fields:
-      digits: decimals; None for 4, of a percentage 2.
-      percent: scores that are a share of 1 are written as percentages.
-    """
+    """Hold how scores are written: with so many decimals, None for 4, and shares as percentages, by default with 2."""
 
     digits: int | None = None
     percent: bool = False

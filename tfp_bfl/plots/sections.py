@@ -10,15 +10,17 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from tfp_bfl.plots import score_tables, tables
-from tfp_bfl.plots.client_figures import client_labels
-from tfp_bfl.plots.detection import uncertainty_density
-from tfp_bfl.plots.examples import are_images, extremes
+from tfp_bfl.plots.data_figures import are_images, client_labels, extremes
+from tfp_bfl.plots.figures import (
+    regression_figures,
+    reliability_diagram,
+    retention_comparison,
+    retention_curves,
+    uncertainty_density,
+)
 from tfp_bfl.plots.learning import learning_comparison
 from tfp_bfl.plots.page import Example, Gallery, Picture, Section, picture, uri
-from tfp_bfl.plots.regression_figures import regression_figures
-from tfp_bfl.plots.reliability import reliability_diagram
 from tfp_bfl.plots.results import RunResults, run_figures
-from tfp_bfl.plots.retention_figures import retention_comparison, retention_curves
 from tfp_bfl.plots.score_tables import Repeated
 
 RELIABILITY = (

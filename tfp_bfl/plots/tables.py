@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfp_bfl.evaluation.classification import ClassScores, class_scores
-from tfp_bfl.evaluation.out_of_distribution import auroc_interval, out_of_distribution
+from tfp_bfl.evaluation.unusual import auroc_interval, out_of_distribution
 from tfp_bfl.labels import duration, label_of
 from tfp_bfl.plots.page import Cell, Headline, Table, table
 from tfp_bfl.plots.results import RunResults

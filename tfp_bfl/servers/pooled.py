@@ -110,8 +110,8 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep[ClientGaussian]:
     def predictive(state: SpreadState, weights: ModelWeights) -> ModelWeights:
         return weights._replace(posterior=MeanField(weights.point, state.variance), point=())
 
-    tell = lambda state, weights: inner.tell(state.step, weights)
-    return ServerStep(initialize, advance, predictive, tell, takes=GAUSSIAN, name=after("keep_gaussian", inner))
+    send = lambda state, weights: inner.send(state.step, weights)
+    return ServerStep(initialize, advance, predictive, send, takes=GAUSSIAN, name=after("keep_gaussian", inner))
 
 
 def check_point_weights(weights: ModelWeights, what: str) -> None:

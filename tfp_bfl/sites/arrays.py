@@ -1,11 +1,11 @@
-"""Conversion of structures of tensors to named arrays, the form of messages, and back with all checks."""
+"""Named arrays, the form of messages: from structures of tensors and back with all checks; the answers of sites."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import tree
@@ -16,10 +16,57 @@ from tfp_bfl.files.arrays import Stored
 if TYPE_CHECKING:
     import tensorflow as tf
 
+T = TypeVar("T")
+Who = TypeVar("Who", int, str)
 Arrays = Mapping[str, np.ndarray]
 # What a site answers: arrays, or the reason why it sends none.
 Answer = Arrays | str
 NO_ANSWER = "it did not answer in time"
+
+
+class ByRound(Protocol[T]):
+    """What a site keeps of its rounds, by the number of rounds done, such as a dictionary."""
+
+    def __contains__(self, number: object, /) -> bool:
+        """Return whether something is kept."""
+
+    def __getitem__(self, number: int, /) -> T:
+        """Return what is kept."""
+
+    def __setitem__(self, number: int, kept: T, /) -> None:
+        """Keep something, in the place of what was kept before."""
+
+
+def in_order(
+    answers: Iterable[tuple[Who, Any]], asked: Iterable[Who], read: Callable[[Who, Any], T], reasons: dict[Who, str]
+) -> Iterator[tuple[Who, T]]:
+    """Yield each site and what it answers, in the order of the sites, as soon as no earlier one is waited for.
+
+    Args:
+      answers: sites and their answers in order of arrival; text is the reason of a site that sends none. An answer of a
+        site that was not asked, or has answered before, does not count.
+      asked: the sites, by number or name.
+      read: (site, answer) -> its content; raises `InvalidArgument` for an answer that can't be used.
+      reasons: receives the reasons of the sites without an answer that can be used.
+    """
+    waiting, came = sorted(asked), dict[Who, T]()
+    silent = set(waiting)
+    for site, answer in answers:
+        if site not in silent:
+            continue
+        silent.remove(site)
+        try:
+            if isinstance(answer, str):
+                raise InvalidArgument(answer)
+            came[site] = read(site, answer)
+        except InvalidArgument as error:
+            reasons[site] = str(error)
+        while waiting and waiting[0] not in silent:
+            if (first := waiting.pop(0)) in came:
+                yield first, came.pop(first)
+    reasons.update(dict.fromkeys(sorted(silent), NO_ANSWER))
+    for site in sorted(came):
+        yield site, came.pop(site)
 
 
 def to_arrays(structure: object) -> dict[str, np.ndarray]:
@@ -59,13 +106,6 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
         sha.update(json.dumps([name, array.dtype.str, array.shape]).encode())
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
-
-
-def selected(arrays: Mapping[str, np.ndarray], keep: Callable[[str], bool]) -> Mapping[str, np.ndarray]:
-    """Return the arrays with names that `keep` accepts; none is unpacked."""
-    if isinstance(arrays, Stored):
-        return arrays.selected(keep)
-    return {name: x for name, x in arrays.items() if keep(name)}
 
 
 def _check_form(name: str, form: Any, spec: tf.TensorSpec) -> None:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.sites.arrays import Arrays, digest_of, to_arrays
+from tfp_bfl.sites.arrays import Arrays, ByRound, digest_of, to_arrays
 
 if TYPE_CHECKING:  # It imports TensorFlow, which refusals do not wait for.
     from tfp_bfl.federated.process import BayesianProcess
-    from tfp_bfl.sites.party import Versions
 
 # Different messages of one round that a site answers: a round that failed is repeated with other weights at most twice.
 MOST_MESSAGES = 3
@@ -29,21 +28,18 @@ _MOST_STEP = 10.0
 # Of the first weights, between computers.
 _ROUNDING = 1e-4
 _CENTRES = ("weights/posterior/mean", "weights/posterior/values", "weights/point")
-_VECTORS = "told"
+_VECTORS = "extra"
 
 
 class SentWeights:
-    """The content of a run's messages, as a site checks it before its work.
+    """The content of a run's messages, as a site checks it before its work, and the `store` of the last ones.
 
-    Args:
-      process: of the run, built at the site.
-      store: store of the last messages.
-      num_sites: number of sites of the run, by which a sum over them can exceed the site's own part.
+    A sum over `num_sites` sites can exceed the site's own part by that number.
     """
 
-    def __init__(self, process: BayesianProcess, store: Versions, num_sites: int = 1):
+    def __init__(self, process: BayesianProcess, store: ByRound[dict[str, np.ndarray]], num_sites: int = 1):
         message = process.round.broadcast(process.round.initialize()._replace(noise=())).message
-        self._told, self._first = message.told, _chosen(to_arrays(message), ("weights/", _VECTORS))
+        self._extra, self._first = message.extra, _chosen(to_arrays(message), ("weights/", _VECTORS))
         self._has_own_vectors = bool(_chosen(self._first, _VECTORS)) and not self._are_weights(self._first)
         work = process.client_work
         self._factor = _MOST_STEP * (num_sites if work.sends != "weights" else 1)
@@ -65,7 +61,7 @@ class SentWeights:
             raise InvalidArgument(f"It has answered {messages} messages of round {done + 1}, the most of one round.")
         largest = {name: float(known.get(name, 0.0)) for name in ("moved", "sent")}
         if done and not known and measure is not None and self._has_own_vectors:
-            largest["sent"] = _norm(self._own_vectors(measure(self._told)))
+            largest["sent"] = _norm(self._own_vectors(measure(self._extra)))
         sent = _chosen(message, (*_CENTRES, _VECTORS))
         if done == 0:
             self._check_first(message)
@@ -90,10 +86,8 @@ class SentWeights:
             distance, step = _distance(vectors, last_vectors), f"{self._factor:g} times the largest one of this site"
             _check_distance("vectors beside the weights", distance, of_vectors, step)
         elif any(_is_far(vectors[name], x) for name, x in last_vectors.items()):
-            point = dict(zip(vectors, last.values()))
-            _check_distance(
-                "weights of an earlier round", _distance(vectors, point), most, "ten times the largest step"
-            )
+            distance = _distance(vectors, dict(zip(vectors, last.values())))
+            _check_distance("weights of an earlier round", distance, most, "ten times the largest step")
 
     def moved(self, done: int, message: Arrays, result: Any) -> None:
         """Record how far the site moved the weights of a round, and the norm of what it sends beside them."""

@@ -26,9 +26,6 @@ _FEW = 10
 def outstanding(sizes: Mapping[str, int]) -> dict[str, str]:
     """Return a warning for each client that states more examples than 10 times the median of the others.
 
-    Args:
-      sizes: client -> the number of examples that it states, which nobody can verify.
-
     Example:
       >>> outstanding({"a": 10, "b": 12, "c": 200})
       {'c': 'c reports 200 examples, more than 10 times the median 11 of the others.'}
@@ -46,10 +43,7 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a warning for each site with statistics far from those of all other sites.
 
     Each site is compared with the range and the largest standard deviation of the other sites, which exclude its own
-    values: a site cannot shift the reference.
-
-    Args:
-      described: site -> the result of `describe`; all fit each other (`agree`).
+    values: a site cannot shift the reference. The descriptions fit each other (`agree`).
     """
     sentences = []
     for site, summary in described.items():
@@ -91,10 +85,8 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
             )
         known = {label for other in others for label in other["class_names"]}
         if alone := [shown(label) for label in summary["class_names"] if label not in known]:
-            what = "classes" if len(alone) > 1 else "the class"
-            sentences.append(
-                f"Only {site} has {what} {_some(alone)}: do all sites spell their classes in the same way?"
-            )
+            what = f"{'classes' if len(alone) > 1 else 'the class'} {_some(alone)}"
+            sentences.append(f"Only {site} has {what}: do all sites spell their classes in the same way?")
     return sentences
 
 
@@ -119,17 +111,12 @@ def _is_alone(name: str, own: set[str], others: Sequence[Mapping[str, Any]]) -> 
 
 
 def unseen(sites: Sequence[str], seen: Collection[str]) -> list[str]:
-    """Return a warning in a list if some of the sites are not among those that share scores, `seen`.
-
-    By these scores `evaluation.client_warnings` finds faults.
-    """
-    without = [site for site in sites if site not in seen]
+    """Return a warning in a list if some sites share no scores, by which `evaluation.client_warnings` finds faults."""
+    without = _some([site for site in sites if site not in seen])
     if not without or len(sites) < _PAIR:
         return []
-    where = "any site" if len(seen) < _PAIR else _some(without)
-    return [
-        f"Without scores of {_some(without)}, swapped labels or columns in other units at {where} cannot be detected."
-    ]
+    where = "any site" if len(seen) < _PAIR else without
+    return [f"Without scores of {without}, swapped labels or columns in other units at {where} cannot be detected."]
 
 
 def rare_classes(source: Source | Part) -> str:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.sites.arrays import ByRound
 
 # Length of a pairwise key, of a seed, and of a proof.
 KEY_BYTES = 32
@@ -24,11 +25,8 @@ KEY_BYTES = 32
 def context_of(run: str, job: bytes, digest: bytes, attempt: int | None = None) -> bytes:
     """Return the context of seeds: the run, its job, one message of it, and the attempt at its sum.
 
-    Args:
-      run: name of the run.
-      job: digest [32] of the job, which includes the sites; sites with different jobs have no common mask.
-      digest: digest [32] of the message.
-      attempt: None if all sites must answer.
+    `job` and `digest` are digests [32] of the job and of the message: sites with different jobs, which include the
+    sites, have no common mask. `attempt` is None if all sites must answer.
     """
     return run.encode() + job + digest + (b"" if attempt is None else attempt.to_bytes(4, "big"))
 
@@ -70,40 +68,25 @@ def table_of(contents: Mapping[int, bytes], number: int) -> np.ndarray:
     return rows
 
 
-class PromiseStore(Protocol):
-    """A store of promises by the number of a round, such as a dictionary."""
-
-    def get(self, number: int, /) -> dict[str, Any] | None:
-        """Return the promise of a round, or None."""
-
-    def __setitem__(self, number: int, promise: dict[str, Any], /) -> None:
-        """Store the promise of a round."""
-
-
 class Promises:
     """Promises of a site: it answers one message in a round, and reveals seeds for one set of sites.
 
     The difference of two sums, over two sets or of two similar messages, would reveal the contribution of single sites:
-    what breaks a promise raises `InvalidArgument`.
-
-    Args:
-      store: store of the promises; None for a dictionary, which ends with the process.
+    what breaks a promise raises `InvalidArgument`. Without a `store`, promises end with the process.
     """
 
-    def __init__(self, store: PromiseStore | None = None):
-        self._store: PromiseStore = {} if store is None else store
+    def __init__(self, store: ByRound[dict[str, Any]] | None = None):
+        self._store: ByRound[dict[str, Any]] = {} if store is None else store
 
     def answer(self, number: int, digest: bytes, attempt: int | None, work: bytes) -> None:
-        """Record the answer of a round, for a sum over all sites or over the answering sites.
+        """Record the answer of a round: the digests of its message, and of the `work` before masking.
 
-        Args:
-          number: number of completed rounds.
-          digest: digest of the message.
-          attempt: attempt at the sum over the answering sites; None for the sum over all sites.
-          work: digest of the statistics before masking.
+        `attempt` is that at the sum over the answering sites; None for the sum over all sites.
         """
         now = {"digest": digest.hex(), "found": work.hex(), "of_some": attempt is not None}
-        record = self._store.get(number) or {**now, "sets": {}, "told": None}
+        record = {**now, "sets": {}, "told": None}
+        if number in self._store:
+            record = self._store[number]
         reasons = {
             "digest": "It has answered another message of this round: two answers would reveal their difference.",
             "of_some": "It has answered this round for another sum: two sums would reveal their difference.",
@@ -139,7 +122,6 @@ class Promises:
         self._store[number] = {**self._of(number), "told": attempt}
 
     def _of(self, number: int) -> dict[str, Any]:
-        record = self._store.get(number)
-        if record is None or not record["of_some"]:
-            raise InvalidArgument("The site has answered no such round for a sum over some sites.")
-        return record
+        if number in self._store and (record := self._store[number])["of_some"]:
+            return record
+        raise InvalidArgument("The site has answered no such round for a sum over some sites.")

@@ -29,26 +29,13 @@ from tfp_bfl.federated.options import PASSED_ON, settings_of
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, summed_spec, types_of
 from tfp_bfl.federated.simulation import SimulationResult, simulate
-from tfp_bfl.sites.arrays import NO_ANSWER, Answer, Arrays, digest_of, from_arrays, to_arrays
+from tfp_bfl.sites.arrays import Answer, Arrays, ByRound, digest_of, from_arrays, in_order, to_arrays
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from tfp_bfl.federated.options import Options
     from tfp_bfl.sites.bounds import SentWeights
-
-
-class Versions(Protocol):
-    """A store of a site's memory, as named arrays, by the number of rounds done, such as a dictionary."""
-
-    def __contains__(self, version: object, /) -> bool:
-        """Return whether there is a memory after `version` rounds."""
-
-    def __getitem__(self, version: int, /) -> dict[str, np.ndarray]:
-        """Return the memory after `version` rounds."""
-
-    def __setitem__(self, version: int, arrays: dict[str, np.ndarray], /) -> None:
-        """Store the memory after `version` rounds."""
 
 
 class Transport(Protocol):
@@ -83,11 +70,10 @@ class Party:
       process: process of the run, built at the site.
       source: examples of the site.
       number: number of the site at the server.
-      secret: secret of the site; all of its random numbers are functions of it.
-      run: name of the run; runs with different names have different random numbers.
-      memory: store of the site's memory; None for a dictionary.
-      charge: function that receives the message of each round before the work begins, and raises `InvalidArgument` to
-        refuse it.
+      secret: secret of the site; all of its random numbers are functions of it and of the name of the run.
+      run: name of the run.
+      memory: store of the site's memory, as named arrays; None for a dictionary.
+      charge: receives the message of each round before the work begins, and raises `InvalidArgument` to refuse it.
       max_examples: bound on the number of examples that weights the site; None for no bound.
       rounds: number of rounds that the site answers; None for any number.
       job: digest of the job, 32 bytes, the same at all sites. The noise of differential privacy is a function of it
@@ -102,7 +88,7 @@ class Party:
         number: int,
         secret: bytes,
         run: str = "",
-        memory: Versions | None = None,
+        memory: ByRound[dict[str, np.ndarray]] | None = None,
         charge: Callable[[Arrays], None] | None = None,
         max_examples: int | None = None,
         *,
@@ -114,7 +100,7 @@ class Party:
         self._size = min(source.num_examples, max_examples or source.num_examples)
         self._secret, self._run, self._charge, self._job = secret, run, charge, job
         self._is_private = process.client_work.is_private
-        self._versions: Versions = {} if memory is None else memory
+        self._versions: ByRound[dict[str, np.ndarray]] = {} if memory is None else memory
         self._first, self._coding = process.client_work.memory, process.client_work.coding
         self._examples = ClientExamples(
             tf.fill([source.num_examples], number), tf.constant(source.features), tf.constant(source.labels)
@@ -144,15 +130,15 @@ class Party:
         done = int(received.round)
         key = self._key(done, message)
 
-        def work(told: object) -> Any:
-            given = received._replace(memory=self._memory(received), told=told)
+        def work(extra: object) -> Any:
+            given = received._replace(memory=self._memory(received), extra=extra)
             return self._work(tf.nest.map_structure(tf.constant, given), self._examples, key)
 
         if self._steps is not None:
             self._steps.check(done, message, work)
         if self._charge is not None:
             self._charge(message)
-        result = work(received.told)
+        result = work(received.extra)
         result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
         if self._steps is not None:
             self._steps.moved(done, message, result)
@@ -186,14 +172,12 @@ class PartyEngine:
     """Engine that runs rounds over sites and checks all of their answers.
 
     Contributions are added in the order of the sites' numbers, not in the order of arrival, so that sums are
-    reproducible bit for bit.
+    reproducible bit for bit. A round requires `quorum` valid answers.
 
     Args:
       process: result of `at_server`.
       result: type of a site's answer (`result_spec`).
-      parties: the sites.
-      transport: transport to the sites.
-      quorum: smallest number of valid answers in a round.
+      parties, transport, quorum: as of `simulate_parties`.
     """
 
     accepts: Accepts = "datasets"
@@ -237,35 +221,17 @@ class PartyEngine:
     def _summed(
         self, message: object, arrays: Arrays, numbers: Sequence[int]
     ) -> tuple[Contribution | None, dict[int, str]]:
-        silent, refused, waiting = set(numbers), {}, sorted(numbers)
-        came: dict[int, Contribution | None] = {}
-        total: Contribution | None = None
-
-        def add(until_silence: bool) -> None:
-            nonlocal total
-            while waiting and (waiting[0] in came or not until_silence):
-                one = came.pop(waiting.pop(0), None)
-                total = total if one is None else one if total is None else self._add(total, one)
-
-        for number, answer in self._transport.ask(numbers, arrays):
-            if number not in silent:
-                continue  # The site was not asked, or has answered before.
-            silent.remove(number)
-            try:
-                came[number] = self._contribution(message, answer, number)
-            except InvalidArgument as error:
-                came[number], refused[number] = None, str(error)
-            add(until_silence=True)
-        add(until_silence=False)
-        return total, {**refused, **dict.fromkeys(sorted(silent), NO_ANSWER)}
+        total, left_out = None, dict[int, str]()
+        read = functools.partial(self._contribution, message)
+        for _, one in in_order(self._transport.ask(numbers, arrays), numbers, read, left_out):
+            total = one if total is None else self._add(total, one)
+        return total, left_out
 
     def replace_dead_workers(self) -> int:
         """Return 0: the server starts no sites."""
         return 0
 
-    def _contribution(self, message: object, answer: Answer, number: int) -> Contribution:
-        if isinstance(answer, str):
-            raise InvalidArgument(answer)
+    def _contribution(self, message: object, number: int, answer: Arrays) -> Contribution:
         result = self._received(message, answer)
         size = self._parties.sizes[number]
         return self._take(message, result, tf.constant(number, tf.int32), tf.constant(size, tf.int32))
@@ -306,23 +272,16 @@ def simulate_parties(
     make_engine: Callable[..., PartyEngine] = PartyEngine,
     **options: Unpack[Options],
 ) -> SimulationResult:
-    """Run a process over sites, as `simulate` runs it over simulated clients.
+    """Run a process over sites, as `simulate` runs it over simulated clients, and return its result.
 
     Args:
       process: process of `tfp_bfl.algorithms`.
       parties: the sites.
       transport: transport to the sites.
       rounds: total number of rounds.
-      quorum: smallest number of valid answers in a round.
+      quorum: smallest number of valid answers in a round; a round with fewer raises `Error`.
       make_engine: `PartyEngine`, or `SealedEngine` for secure aggregation.
       **options: options of `simulate`, except `engine`.
-
-    Returns:
-      The result, as of `simulate`.
-
-    Raises:
-      InvalidArgument: an option is not valid, or the quorum exceeds the number of sites in a round.
-      Error: a round had fewer valid answers than the quorum; and the errors of `simulate`.
     """
     check_count(quorum, "quorum")
     asked = settings_of(simulate_parties, options, PASSED_ON).cohorts.size or parties.num_clients

@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions, agree_columns
-from tfp_bfl.data.cells import DATE_UNITS, NUMBERING, TEXT_KINDS
-from tfp_bfl.data.encoding import Feature, Raw
+from tfp_bfl.data.cells import DATE_UNITS, NUMBERING
+from tfp_bfl.data.encoding import Feature
 from tfp_bfl.data.messages import MOST_CATEGORIES, ColumnMessage, Name, Number, Size, describe_column
 from tfp_bfl.data.names import as_names, check_distinct, check_spelling, natural
 from tfp_bfl.data.numerals import doubts
@@ -46,7 +46,7 @@ class SiteDescription(BaseModel):
     table: Annotated[list[ColumnMessage], Field(min_length=1, max_length=_MOST_COLUMNS)] | None = None
 
     def fits(self, bounded: bool) -> bool:
-        """Return whether the parts fit each other; `bounded` as of `read_description`."""
+        """Return whether the parts fit each other; `bounded` as of `check_description`."""
         if math.prod(self.element_shape) > MOST_NUMBERS or self.table is None:
             return math.prod(self.element_shape) <= MOST_NUMBERS
         rows, names = {x.rows for x in self.table}, {x.name for x in self.table}
@@ -63,10 +63,7 @@ def describe(
     of filled cells of each column, and their mean and standard deviation, or the counts of its categories; for an
     array of numbers the means and standard deviations of the columns.
 
-    Args:
-      source: the data.
-      options: by which the table was read.
-      most_categories: largest number of categories of a column; more are refused.
+    The table was read by the `options`; more than `most_categories` categories of a column are refused.
     """
     described = {
         "num_examples": source.num_examples,
@@ -76,10 +73,18 @@ def describe(
         "columns": [],
         "target": list(source.target) if source.target else None,
     }
-    if isinstance(source, Part):
-        return {**described, TABLE: describe_table(source.features, options, most_categories)}
-    described |= {"element_shape": list(source.element_shape), "is_image": source.is_image}
-    return {**described, "columns": [list(column) for column in source.columns]}
+    if isinstance(source, Source):
+        described |= {"element_shape": list(source.element_shape), "is_image": source.is_image}
+        return {**described, "columns": [list(column) for column in source.columns]}
+    table = [describe_column(cells, cells.name in options.only) for cells in source.features.columns]
+    for message in table:
+        if len(message.levels) > most_categories:
+            raise InvalidArgument(
+                f"The column {shown(message.name)} has {len(message.levels):,} categories, but at most "
+                f"{most_categories:,} are described: leave it out with --drop, or let the site's file allow more "
+                "(max_categories)."
+            )
+    return {**described, TABLE: [message.model_dump() for message in table]}
 
 
 def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableOptions = NO_OPTIONS) -> Schema:
@@ -97,7 +102,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
       summaries: site -> the result of `describe`.
       options: by which the sites read their tables.
     """
-    read = {site: read_description(site, summary, bounded=True) for site, summary in summaries.items()}
+    read = {site: check_description(site, summary, bounded=True) for site, summary in summaries.items()}
     (first, one), *others = read.items()
     for site, own in others:
         for key in ("element_shape", "is_image"):
@@ -105,14 +110,13 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
                 raise InvalidArgument(
                     f"The data of {site} and {first} differ: {key} is {there} and {here}. All sites must have the same."
                 )
+        pair = f"{site} and {first}"
         if (own.table is None) != (one.table is None):
-            raise InvalidArgument(f"One of {site} and {first} has a table, the other has not: use data of one form.")
+            raise InvalidArgument(f"One of {pair} has a table, the other has not: use data of one form.")
         if [c[0] for c in own.columns] != [c[0] for c in one.columns]:
-            raise InvalidArgument(
-                f"The tables of {site} and {first} have different columns: use the same names in the same order."
-            )
+            raise InvalidArgument(f"The tables of {pair} have different columns: use the same names in the same order.")
         if (own.target is None) != (one.target is None):
-            raise InvalidArgument(f"{site} and {first} differ in their task: one has classes, the other numbers.")
+            raise InvalidArgument(f"{pair} differ in their task: one has classes, the other numbers.")
     rows = {site: own.num_examples for site, own in read.items()}
     encoding: tuple[Feature, ...] = ()
     if one.table is not None:
@@ -136,8 +140,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]], options: TableO
 def fitted(source: Source | Part, schema: Schema) -> Source:
     """Return a site's examples with the encoding, the standardisation and the class numbers of the common schema."""
     if isinstance(source, Part):
-        features, encoding = source.encoded(schema.encoding, schema.columns), schema.encoding
-        return _labelled(source, features, encoding, schema)
+        return _labelled(source, source.encoded(schema.encoding, schema.columns), schema.encoding, schema)
     names = [column.name for column in source.columns]
     if source.element_shape != schema.element_shape or names != [column.name for column in schema.columns]:
         raise InvalidArgument(
@@ -162,12 +165,7 @@ def _labelled(source: Source | Part, features: np.ndarray, encoding: Sequence[Fe
     return Source(source.name, source.split, features, labels, *of_schema)
 
 
-def check_description(site: str, summary: object) -> None:
-    """Check the description of a site's data (`read_description`)."""
-    read_description(site, summary)
-
-
-def read_description(site: str, summary: object, bounded: bool = False) -> SiteDescription:
+def check_description(site: str, summary: object, bounded: bool = False) -> SiteDescription:
     """Parse the description of a site's data.
 
     With `bounded` the number of examples was reduced since, so that it can be below the number of rows of a table.
@@ -214,24 +212,6 @@ def parse_options(given: object) -> TableOptions:
     if unit is not None:
         lookup(DATE_UNITS, unit, "unit of dates")
     return TableOptions(as_names(drop), as_names(only), as_names(categorical), unit)
-
-
-def describe_table(raw: Raw, options: TableOptions, most_categories: int = MOST_CATEGORIES) -> list[dict[str, Any]]:
-    """Return the message of a site about each column of its table, as JSON; arguments as of `describe`."""
-    described = [describe_column(cells, cells.name in options.only) for cells in raw.columns]
-    for message in described:
-        if len(message.levels) > most_categories:
-            raise InvalidArgument(
-                f"The column {shown(message.name)} has {len(message.levels):,} categories, but at most "
-                f"{most_categories:,} are described: leave it out with --drop, or let the site's file allow more "
-                "(max_categories)."
-            )
-    return [message.model_dump() for message in described]
-
-
-def text_columns(raw: Raw) -> list[str]:
-    """Return the names of the columns with categories."""
-    return [cells.name for cells in raw.columns if cells.kind in TEXT_KINDS]
 
 
 def pool_rare(described: Sequence[Mapping[str, Any]], encoding: Collection[Feature]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from tfp_bfl.federated.faults import FAULTS, is_sound
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
 from tfp_bfl.sites import masks
-from tfp_bfl.sites.arrays import NO_ANSWER, Answer, Arrays, from_arrays, selected, to_arrays
+from tfp_bfl.sites.arrays import NO_ANSWER, Arrays, ByRound, digest_of, from_arrays, in_order, to_arrays
 from tfp_bfl.sites.party import Party, PartyEngine, Transport, result_spec
 
 # Attempts at the sum of one round: a site that leaves before it has agreed costs one.
@@ -43,12 +43,9 @@ _NLL, _KL, _COUNT = (2.0**10, 2.0**20), (2.0**26, 2.0**4), (2.0**36, 2.0**16)
 
 
 class Sealed(NamedTuple):
-    """The masked message of a site.
+    """The masked message of a site: statistics of the rule, and losses and counts, int64.
 
-    Fields:
-      statistics: masked statistics of the rule, int64.
-      training: masked losses and counts, int64.
-      report: report of the site in the clear (`round.Report`), with zeros for its losses, its change and its counts.
+    The `report` is in the clear (`round.Report`), with zeros for the losses, the change and the counts of the site.
     """
 
     statistics: Any
@@ -59,10 +56,7 @@ class Sealed(NamedTuple):
 class SetOfParties(NamedTuple):
     """The set of sites for a sum, proposed by the server; a site answers with its proofs for the other sites [K, 32].
 
-    Fields:
-      number: number of completed rounds, int32.
-      attempt: number of the attempt, int32.
-      members: 1 for each site that answered, uint8 [K].
+    After `number` rounds, int32, in this `attempt`, int32; `members` is 1 for each site that answered, uint8 [K].
     """
 
     number: Any
@@ -71,13 +65,9 @@ class SetOfParties(NamedTuple):
 
 
 class AgreedSet(NamedTuple):
-    """The proofs that all sites agreed to the set; a site answers with seeds [K, 32].
+    """The proof of each site for each other site that it agreed to the set, uint8 [K, K, 32].
 
-    The seeds are those of its self mask and of its pairwise masks with absent sites.
-
-    Fields:
-      parties: the `SetOfParties`.
-      proofs: proof of each site for each other site, uint8 [K, K, 32].
+    A site answers with the seeds [K, 32] of its self mask and of its pairwise masks with absent sites.
     """
 
     parties: SetOfParties
@@ -89,8 +79,7 @@ class SealedParty(Party):
 
     Args:
       process: process of the run with a rule that sums integers (`compose(secure_sums=...)`).
-      *arguments: positional arguments of `Party`.
-      **options: keyword arguments of `Party`.
+      *arguments, **options: of `Party`.
       keys: number of each other site -> pairwise key of `KEY_BYTES` bytes, which only the two sites know.
       min_parties: smallest number of sites in a sum.
       promises: store of the site's promises (`Promises`); None for a dictionary.
@@ -102,7 +91,7 @@ class SealedParty(Party):
         *arguments: Any,
         keys: Mapping[int, bytes],
         min_parties: int = 2,
-        promises: masks.PromiseStore | None = None,
+        promises: ByRound[dict[str, Any]] | None = None,
         **options: Any,
     ):
         super().__init__(process, *arguments, **options)
@@ -126,13 +115,11 @@ class SealedParty(Party):
             return self._reveal(from_arrays(message, self._agreed))
         if "members" in message:
             return self._agree(from_arrays(message, self._set))
-        attempt = None
-        if "attempt" in message:
-            number = from_arrays(selected(message, lambda name: name == "attempt"), {"attempt": self._set.attempt})
-            attempt = self._attempt(number["attempt"])
-        asked = selected(message, lambda name: name != "attempt")
-        received = from_arrays(asked, self._spec)
-        done, digest = int(received.round), _digest(received)
+        of_some = {"attempt": self._set.attempt} if "attempt" in message else {}
+        parts = from_arrays(message, {**self._spec._asdict(), **of_some})
+        attempt = self._attempt(parts.pop("attempt")) if of_some else None
+        received = self._spec._replace(**parts)
+        asked, done, digest = to_arrays(received), int(received.round), _digest(received)
         self._check_round(done)
         if self._last[0] != digest:
             size = tf.constant(self._size)
@@ -154,10 +141,9 @@ class SealedParty(Party):
         return to_arrays(Sealed(statistics, training, sealed.report))
 
     def _attempt(self, number: Any) -> int:
-        attempt = int(number)
-        if not 0 <= attempt < ATTEMPTS:
-            raise InvalidArgument(f"The attempt is {attempt}, but must be one of 0 to {ATTEMPTS - 1}.")
-        return attempt
+        if not 0 <= number < ATTEMPTS:
+            raise InvalidArgument(f"The attempt is {number}, but must be one of 0 to {ATTEMPTS - 1}.")
+        return int(number)
 
     @property
     def _own(self) -> bytes:
@@ -195,9 +181,7 @@ class SealedEngine(PartyEngine):
     three messages, and the sum is over the sites that answered the first. A site that does not answer the second is
     left out of the next attempt. If a site does not answer the third, the run ends; it resumes when the site is back.
 
-    Args:
-      process, result, parties, transport: as of `PartyEngine`.
-      quorum: smallest number of sites with results that they report as valid.
+    The arguments are those of `PartyEngine`; the quorum is of sites with results that they report as valid.
     """
 
     def __init__(self, process: BayesianProcess, result: object, parties: Parties, transport: Transport, quorum: int):
@@ -267,18 +251,11 @@ class SealedEngine(PartyEngine):
 
     def _ask(self, what: object, numbers: Sequence[int], name: str) -> tuple[np.ndarray, dict[int, str]]:
         """Return the answers by site number [K, K, 32], zeros for no answer; and the reasons of sites without one."""
+        read = lambda number, answer: from_arrays(answer, {name: self._table})[name]
+        answers, reasons = self._transport.ask(numbers, to_arrays(what)), dict[int, str]()
         table = np.zeros([self._parties.num_clients, *self._table.shape], np.uint8)
-        reasons = dict.fromkeys(numbers, NO_ANSWER)
-        for number, answer in self._transport.ask(numbers, to_arrays(what)):
-            if number not in reasons:
-                continue
-            try:
-                if isinstance(answer, str):
-                    raise InvalidArgument(answer)
-                table[number] = from_arrays(answer, {name: self._table})[name]
-                del reasons[number]
-            except InvalidArgument as error:
-                reasons[number] = str(error)
+        for number, rows in in_order(answers, numbers, read, reasons):
+            table[number] = rows
         return table, reasons
 
     def _read(
@@ -297,9 +274,7 @@ class SealedEngine(PartyEngine):
         self._last_read = done
         return total._replace(statistics=statistics, report=_with_training(total.report, training))
 
-    def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
-        if isinstance(answer, str):
-            raise InvalidArgument(answer)
+    def _contribution(self, message: Any, number: int, answer: Arrays) -> Contribution:
         statistics, self._training[number], report = from_arrays(answer, self._sealed)
         client, fault, held = (int(x[0]) for x in (report.client, report.fault, report.num_examples))
         if client != number or not 0 <= fault < len(FAULTS):
@@ -315,10 +290,7 @@ class SealedEngine(PartyEngine):
 
 
 def _digest(message: object) -> bytes:
-    digest = hashlib.sha256()
-    for name, x in sorted(to_arrays(message).items()):
-        digest.update(f"{name}:{x.dtype.str}:{x.shape}:".encode() + x.tobytes())
-    return digest.digest()
+    return bytes.fromhex(digest_of(to_arrays(message)))
 
 
 def _sealing(process: BayesianProcess) -> Any:
@@ -357,7 +329,5 @@ def _with_training(report: Any, training: np.ndarray) -> Any:
     names = dict(zip(("nll", "kl", "tempered_elbo"), (tf.fill(report.nll.shape, mean) for mean in means)))
     first = np.arange(len(report.client)) == 0
     sums = [first * x for x in training[3:] / _COUNT[1]]
-    flat = [
-        tf.constant(np.asarray(x, leaf.dtype.as_numpy_dtype)) for x, leaf in zip(sums, tf.nest.flatten(report.counts))
-    ]
+    flat = [tf.cast(x, leaf.dtype) for x, leaf in zip(sums, tf.nest.flatten(report.counts))]
     return report._replace(counts=tf.nest.pack_sequence_as(report.counts, flat), **names)

@@ -6,7 +6,7 @@ from tfp_bfl.training.likelihoods import balanced_weights
 from tfp_bfl.training.optimizers import OPTIMIZERS
 from tfp_bfl.training.potential import Mode, Potential, find_mode, mode_at, potentials_of
 from tfp_bfl.training.schedules import cosine_decay, exponential_decay, inverse_decay, sigmoid_warm_up
-from tfp_bfl.training.target import KLS
+from tfp_bfl.training.updates import KLS
 
 __all__ = [
     "INFERENCES",

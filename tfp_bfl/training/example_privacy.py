@@ -39,11 +39,7 @@ class ExamplePrivacy(NamedTuple):
     noise_multiplier: float
 
     def checked(self) -> ExamplePrivacy:
-        """Check the values and return this object.
-
-        Raises:
-          InvalidArgument: a number outside its range, or no such thing.
-        """
+        """Check the values and return this object."""
         if not isinstance(self, ExamplePrivacy):
             raise InvalidArgument(
                 f"example_privacy is {shown(self)}, but must be a training.ExamplePrivacy(clip_norm, noise_multiplier)."

@@ -90,11 +90,7 @@ def default_optimizer(update_prior: bool = False) -> str:
 
 
 def default_rate(inference: str, optimizer: Optimizer = DEFAULT_OPTIMIZER) -> float:
-    """Return the default learning rate of the means: that of the inference, or else of the optimizer.
-
-    Raises:
-      InvalidArgument: no such inference or optimizer.
-    """
+    """Return the default learning rate of the means: that of the inference, or else of the optimizer."""
     lookup(INFERENCES, inference, "inference")
     return _RATES[inference] if inference in _RATES else optimizer_rate(optimizer)
 

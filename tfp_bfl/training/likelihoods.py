@@ -194,9 +194,6 @@ def balanced_weights(counts: Sequence[float]) -> list[float]:
     Returns:
       Weights [C]; 1 for a class without examples.
 
-    Raises:
-      InvalidArgument: there are no examples.
-
     Example:
       >>> bfl.training.balanced_weights([10, 30])
       [2.0, 0.6666666666666666]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfp_bfl.training.optimizers import Optimizer, optimizer_rate
-from tfp_bfl.training.target import Target
-from tfp_bfl.training.updates import Batch, Schedule, bounded, rate_of, resettable
+from tfp_bfl.training.updates import Batch, Schedule, Target, bounded, rate_of, resettable
 from tfp_bfl.weights import FlatWeights
 
 MOMENTUM = 0.9

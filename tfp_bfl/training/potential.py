@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import tensorflow as tf
@@ -44,9 +44,6 @@ class Potential:
       model: as given.
       leaves: the model's point weights, in the order of `weights.layout`.
       size: D, how many they are.
-
-    Raises:
-      InvalidArgument: a model with variational layers.
     """
 
     def __init__(self, model: keras.Model, likelihood: str | Likelihood = "categorical"):
@@ -141,11 +138,8 @@ def potentials_of(
 
     Returns:
       U [...], in nats.
-
-    Raises:
-      InvalidArgument: draws of another model; a prior_stddev not above 0.
     """
-    precision = _precision(prior_stddev)
+    precision = prior_precision(prior_stddev)
     shapes, expected = [np.shape(x) for x in draws], [tuple(v.shape) for v in potential.leaves]
     lead = shapes[0][: len(shapes[0]) - len(expected[0])] if shapes else ()
     if shapes != [(*lead, *shape) for shape in expected]:
@@ -159,8 +153,8 @@ def potentials_of(
     return (of_all(tf.constant(vectors)).numpy() + 0.5 * precision * squares).reshape(lead)
 
 
-def _precision(prior_stddev: float | None) -> float:
-    """Return 1 / t^2; 0 for a flat prior."""
+def prior_precision(prior_stddev: float | None) -> float:
+    """Return 1 / t^2 of the prior N(0, t^2); 0 for a flat prior, t None."""
     return 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
 
 
@@ -199,6 +193,14 @@ class Mode(NamedTuple):
     scale: np.ndarray
 
 
+class ModeOptions(TypedDict, total=False):
+    """Keywords of `find_mode` that functions pass on."""
+
+    prior_stddev: float | None
+    likelihood: str | Likelihood
+    max_steps: int
+
+
 def find_mode(
     model_fn: Callable[[], keras.Model],
     features: Array,
@@ -212,16 +214,12 @@ def find_mode(
     """Minimise U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) by L-BFGS from the model's own weights.
 
     Args:
-      model_fn: as of `stochastic_gradient`.
+      model_fn: builds a Keras model of point weights without BatchNorm and dropout, or `models.density`.
       features, labels: of all clients [N, ...], [N].
       prior_stddev: t; None for a flat prior.
-      likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
+      likelihood: as of `Potential`.
       max_steps: at most.
       tolerance: the largest error of a mode, in posterior standard deviations; infinity accepts any point.
-
-    Raises:
-      InvalidArgument: arguments as of `stochastic_gradient`, or no point was found that is near enough: the potential
-        of a network has no such mode for a method of the second order.
     """
     target = _Target(model_fn, features, labels, prior_stddev, likelihood)
     options = {"tolerance": 0.0, "max_iterations": check_count(max_steps, "max_steps"), "num_correction_pairs": 20}
@@ -288,7 +286,7 @@ class _Target:
         model = as_model_fn(model_fn)()
         check_independent(model)
         self.potential = Potential(model, likelihood)
-        self._precision, self._named = _precision(prior_stddev), (prior_stddev, likelihood)
+        self._precision, self._named = prior_precision(prior_stddev), (prior_stddev, likelihood)
         self._given = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
 
     def value_and_gradient(self, w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -18,9 +18,6 @@ def exponential_decay(
     rate(r) = learning_rate * exp(-decay * max(0, r - silent_rounds)),   r the rounds done so far
 
     Fischer et al. 2024 (arXiv:2403.15263) use the defaults.
-
-    Raises:
-      InvalidArgument: a rate that is not above zero, or a negative decay or number of rounds.
     """
     learning_rate = check_number(learning_rate, "learning_rate")
     decay = check_number(decay, "decay", zero=True)
@@ -54,9 +51,6 @@ def inverse_decay(learning_rate: float, half_rounds: float = 100.0) -> Callable[
     Clients of several local steps drift apart by an amount that is proportional to the rate, so that a constant rate
     leaves federated averaging away from the minimum where clients differ. With this schedule the distance goes to zero
     (Li et al. 2020, arXiv:1907.02189, theorem 1 and section 3.3), whatever the number of rounds.
-
-    Raises:
-      InvalidArgument: a number that is not above zero.
     """
     learning_rate, half_rounds = check_number(learning_rate, "learning_rate"), check_number(half_rounds, "half_rounds")
     return _stated(
@@ -76,9 +70,6 @@ def cosine_decay(learning_rate: float, rounds: int, last: float = 0.1) -> Callab
       learning_rate: of the first round.
       rounds: of the run.
       last: share of the learning rate at the end, from 0 to 1.
-
-    Raises:
-      InvalidArgument: a number outside its range.
 
     Source: Loshchilov & Hutter 2017 (arXiv:1608.03983), eq. 5, without restarts.
     """
@@ -100,9 +91,6 @@ def sigmoid_warm_up(weight: float = 10.0, num_rounds: int = 20) -> Callable[[tf.
 
     r are the rounds done so far: .0025 of the weight before the first, a half in the middle, .9975 at the end.
     Jeon et al. 2023 (arXiv:2510.20225) have 10 and a fiftieth of all rounds, by their program.
-
-    Raises:
-      InvalidArgument: a weight that is not above zero, or fewer than one round.
     """
     weight = check_number(weight, "weight")
     check_count(num_rounds, "num_rounds")

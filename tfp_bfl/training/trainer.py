@@ -14,8 +14,7 @@ from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.training.batches import State, over_present, without_initial_values
 from tfp_bfl.training.example_privacy import ExamplePrivacy, over_drawn, private_mean
 from tfp_bfl.training.likelihoods import CATEGORICAL, Likelihood
-from tfp_bfl.training.target import Target
-from tfp_bfl.training.updates import Batch, Update
+from tfp_bfl.training.updates import Batch, Target, Update
 from tfp_bfl.weights import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics
 from tfp_bfl.weights.flat import Draw
 
@@ -124,7 +123,7 @@ class Trainer:
         resume(self.update)
         self.weights.load(message.weights)
         anchor = tf.identity(self.weights.values)
-        linear = message.told.gradient if isinstance(message.told, LinearTerm) else None
+        linear = message.extra.gradient if isinstance(message.extra, LinearTerm) else None
         count = tf.cast(num_present(examples), tf.float32)
         target = target or Target(self.weights.prior, count)
         expected = tf.minimum(tf.cast(batch_size, tf.float32), count)  # of the examples of a drawn batch

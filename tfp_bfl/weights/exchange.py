@@ -85,7 +85,7 @@ class Pruned(NamedTuple):
 
 
 class LinearTerm(NamedTuple):
-    """A term <gradient, w> of a client's loss, which corrects its drift: what `ServerMessage.told` holds.
+    """A term <gradient, w> of a client's loss, which corrects its drift: what `ServerMessage.extra` holds.
 
     Fields:
       gradient: added to the gradient in means and point weights: floats [D + P], flattened one after another.
@@ -100,14 +100,14 @@ class ServerMessage(NamedTuple):
     Fields:
       weights: to start from.
       round: rounds done so far, scalar int32.
-      told: further content for all clients from the server step (`ServerStep.tell`).
+      extra: further content for all clients from the server step (`ServerStep.send`).
       memory: what this client has kept of the round that it was last in (`ClientWork.memory`).
       federation: its size.
     """
 
     weights: ModelWeights
     round: Any
-    told: Any = ()
+    extra: Any = ()
     memory: Any = ()
     federation: Population = Population()
 

@@ -11,7 +11,7 @@ from experiments.aggregation.config import CHOSEN, RATES_OF, SIZES, TABLES
 from experiments.aggregation.tests.aggregation_runs import invoke, stand_in, trials_of
 from experiments.default_posterior.config import TRIALS
 from tfp_bfl import errors
-from tfp_bfl.app.one_run.progress import Reporter
+from tfp_bfl.app.one_run.run_folder import Reporter
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The recipes of the third family: each trains, predicts and exports; federated averaging as the variational recipe."""
+"""Recipes that are federated averaging in a limit: of point weights, and of wide kernels."""
 
 import functools
 
@@ -6,44 +6,42 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.method import ALIKE, CLIENTS, SOURCE
-from tfp_bfl import algorithms, evaluation, export, federated, models, rules
+from tests.algorithms.method import CLIENTS
+from tfp_bfl import algorithms, federated, models, rules
+from tfp_bfl.weights import get_weights
 
-MODEL = functools.partial(models.mlp, "deterministic", hidden=(3,))
-TRAINING = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01, "seed": 5}
-HALF = {"name": "sgd", "learning_rate": 0.5}
-RECIPES = {
-    "fed_opt": {},
-    "fed_prox": {"proximal": 0.1},
-    "fed_ag": {},
-    "fed_be": {"features": SOURCE.features[:20], "ensemble": {"num_models": 2, "distribution": "dirichlet"}},
-    "fed_pa": {"burn_in_rounds": 1},
-    "fed_sgld": {"burn_in_rounds": 1},
-    "fed_kp": {},
-    "fed_kppa": {"kernel_options": {"kernel": "gaussian", "bandwidth": "scott"}},
-}
-
-
-@pytest.mark.deep(after="tests/servers/test_optimizers.py")
-# The others end in the same ways; `test_build` exports all of them.
-@pytest.mark.parametrize("name", ["fed_ag", "fed_be", "fed_sgld", "fed_kppa"])
-def test_two_rounds_with_a_server_optimizer_predict_and_export(name, runtime, tmp_path):
-    optimizer = federated.server_optimizer(**HALF)
-    process = getattr(algorithms, name)(MODEL, server_optimizer=optimizer, **RECIPES[name], **TRAINING)
-    result = federated.simulate(process, ALIKE, 2, runtime=runtime)
-    scores = evaluation.evaluate(result.model, SOURCE.features[:50], SOURCE.labels[:50], num_samples=3).metrics
-    assert all(np.isfinite(x) for x in scores.values())
-    export.save(result.model, tmp_path / "model")
-    assert export.load(tmp_path / "model") is not None
+MODEL = functools.partial(models.mlp, "deterministic", hidden=())
+OPTIONS = {"local_epochs": 2, "batch_size": 8, "learning_rate": 0.05}
 
 
 @pytest.mark.deep(after="tests/algorithms/test_contract.py")
 def test_federated_averaging_is_the_variational_recipe_on_point_weights():
-    options = {**TRAINING, "optimizer_fn": tf.keras.optimizers.SGD}
-    processes = [
+    options = {**OPTIONS, "seed": 5, "optimizer_fn": tf.keras.optimizers.SGD}
+    processes = (
         algorithms.fed_opt(MODEL, **options),
         algorithms.variational(MODEL, rules.naive_weighted_average(), "train_size", **options),
-    ]
+    )
     states = [p.next(p.initialize(), [CLIENTS.dataset(k) for k in range(3)]).state for p in processes]
     for a, b in zip(*map(tf.nest.flatten, states), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py")
+@pytest.mark.parametrize(
+    ("start", "weighting", "kernel"),
+    [("mean", "equal", "epanechnikov"), ("clients", "train_size", "epanechnikov"), ("clients", "equal", "gaussian")],
+)
+def test_a_wide_kernel_is_federated_averaging_round_by_round(runtime, start, weighting, kernel):
+    """Also with momentum on the server; in float32, to 1e-5."""
+    optimizer = lambda: federated.server_optimizer("sgd", 0.5, momentum=0.9)
+    run = lambda process: federated.simulate(process, CLIENTS, 3, cohort_size=2, runtime=runtime).state
+    shared = {"weighting": weighting, **OPTIONS}
+    kernel_options = {"scale": 1e6, "kernel": kernel, "weighting": "kernels" if weighting == "train_size" else None}
+    averaged = run(algorithms.fed_opt(MODEL, server_optimizer=optimizer(), **shared))
+    shifted = run(
+        algorithms.fed_kp(MODEL, start=start, kernel_options=kernel_options, server_optimizer=optimizer(), **shared)
+    )
+    start_weights = get_weights(MODEL()).point
+    for a, b, first in zip(averaged.weights.point, shifted.weights.point, start_weights, strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-5)
+        assert np.abs(a - first).max() > 0.01

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import gaussians
+from tests import gaussians, kit
 from tests.algorithms.chains.test_gradient import DENSITY, TABLES, examples_of, weights_of
 from tfp_bfl import algorithms, compression
 from tfp_bfl.algorithms.chains.client_settings import memory_rate
@@ -15,7 +15,7 @@ from tfp_bfl.algorithms.chains.step import descend
 from tfp_bfl.algorithms.chains.work import Kept, stochastic_gradient
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulate
-from tfp_bfl.weights import Population, ServerMessage
+from tfp_bfl.weights import ServerMessage
 
 SHARES, COMPRESSORS, RATES = (0.5, 0.75), ("none", "sparsifier:0.5"), (1.0, 0.5)
 GIVEN = {"compressor": COMPRESSORS, "participation": SHARES}
@@ -48,8 +48,8 @@ def test_the_estimate_has_no_bias(rates, monkeypatch):
                 np.testing.assert_allclose(result.memory.memory, memories[client] + result.weights.memory, rtol=1e-6)
     # The server's step is linear in the sum of what independent clients send.
     total = tf.nest.map_structure(lambda *x: tf.add_n(x), *means)
-    step = descend(1.0, participation=SHARES, memory_rate=rates, prior_stddev=0.5)
-    state = step.meet(step.initialize(weights_of(theta)), Population(2, 5), tf.constant(2))
+    step = descend(1.0, participation=SHARES, memory_rate=rates, prior_precision=4)
+    state = step.meet(step.initialize(weights_of(theta)), kit.sized(2, 5, 2))
     state = state._replace(memory=tf.constant(memories.sum(0)) if rates else ())
     after, moved = step.next(state, weights_of(theta), total, None)
     np.testing.assert_allclose(theta - moved.point[0].numpy(), sum(remains) + theta / 0.25, rtol=1e-5)

@@ -151,7 +151,7 @@ def test_the_prior_is_on_the_server_alone():
     """t = 1 / 2 adds 4 to the precision N: without noise the chain goes to N mean / (N + 4)."""
     work = stochastic_gradient(gaussians.model_fn(SAME), likelihood="density")
     process = algorithms.compose(
-        gaussians.model_fn(SAME), work, rules.total(), descend(STEP, prior_stddev=0.5), weighting="equal"
+        gaussians.model_fn(SAME), work, rules.total(), descend(STEP, prior_precision=4), weighting="equal"
     )
     data = rows_with_spread()
     found = simulate_chains(process, data, 60).draws.point[0][0, -1]
@@ -186,10 +186,7 @@ def test_rounds_in_which_no_coin_says_yes():
 
 @pytest.mark.parametrize("step_size", [2.2 / TOTAL, pytest.param(100.0, marks=more)])
 def test_a_step_beyond_two_over_the_curvature_diverges(step_size):
-    with pytest.raises(
-        Diverged,
-        match=r"not finite, or beyond 1e\+06, after round \d+, by the server's step langevin \(step size .*smaller",
-    ):
+    with pytest.raises(Diverged, match=r"not finite, or beyond 1e\+06, after round \d+, by the server's step langevin"):
         chain(constant_rows(), 2000, start=1.0, step_size=step_size, **PLAIN)
 
 
@@ -242,21 +239,10 @@ def test_a_run_predicts_with_its_draws_and_goes_on(tmp_path):
     assert row["participants"] == 2 and row["upload_bits"] > 0 and row["download_bits"] in (2 * 96, 3 * 96, 4 * 96)
 
 
-def test_a_memory_of_another_model(tmp_path):
-    data = gaussians.clients_of([np.full((n, 3), m) for n, m in zip(SIZES, MEANS)])
-    other = gaussians.clients_of([np.full((n, 2), m) for n, m in zip(SIZES, MEANS)])
-    make = lambda size: algorithms.qlsd(gaussians.model_fn(size), step_size=STEP, **gaussians.OPTIONS)
-    simulate(make(3), data, 1, engine="local", checkpoint_dir=tmp_path)
-    with pytest.raises(InvalidArgument, match="are of a run that differs in"):
-        simulate(make(2), other, 2, engine="local", checkpoint_dir=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"step_size": 0.0}, "step_size is 0.0, but must be"),
         ({"prior_stddev": -1.0}, "prior_stddev is -1.0, but must be"),
-        ({"refresh_every": 0}, "refresh_every is 0"),
         ({"weighting": "train_size"}, "no option of qlsd 'weighting'"),
         ({"robust": "median"}, "no option of qlsd 'robust'"),
         ({"thinning": Thinning(-1)}, "burn_in_rounds is -1"),

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kit
 from tests.algorithms.cases import assert_identical, client
 from tfp_bfl import servers
 from tfp_bfl.algorithms.chains.step import descend, langevin
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import server_optimizer
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.weights import ModelWeights, Population
+from tfp_bfl.weights import ModelWeights
 
 NONE = MeanField((), ())
 
@@ -55,23 +56,17 @@ def test_noise_comes_after_the_servers_optimizer():
     np.testing.assert_allclose(own.point[0], 0.5, atol=1e-4)
 
 
-def test_what_the_inner_step_tells_and_takes_stays():
-    inner = servers.replace()._replace(tell=lambda state, weights: weights.point[1], takes="other")
+def test_what_the_inner_step_sends_and_takes_stays():
+    inner = servers.replace()._replace(send=lambda state, weights: weights.point[1], takes="other")
     step = langevin(inner, 0.1)
-    np.testing.assert_array_equal(step.tell((), weights(2.0)), weights(2.0).point[1])
+    np.testing.assert_array_equal(step.send((), weights(2.0)), weights(2.0).point[1])
     assert step.takes == "other"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"step_size": 0.0}, "step_size is 0.0"),
-        ({"step_size": float("nan")}, "step_size is nan"),
-    ],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        langevin(servers.replace(), **options)
+@pytest.mark.parametrize("step_size", [0.0, float("nan")])
+def test_bad_step_sizes(step_size):
+    with pytest.raises(InvalidArgument, match=f"step_size is {step_size}"):
+        langevin(servers.replace(), step_size)
 
 
 def test_models_with_variational_layers_are_refused():
@@ -87,7 +82,7 @@ TOTAL = tf.constant([1.0, -1.0, 2.0])
 
 def step_of(present, state=None, **options):
     step = descend(0.1, **options)
-    state = step.meet(state or step.initialize(WEIGHTS), Population(6, 60), tf.constant(present))
+    state = step.meet(state or step.initialize(WEIGHTS), kit.sized(6, 60, present))
     state, moved = step.next(state, WEIGHTS, TOTAL, None)
     return state, np.concatenate([np.ravel(x) for x in moved.point])
 
@@ -102,9 +97,9 @@ def test_the_factor_is_of_cohorts_and_of_coins(present, participation, factor):
 
 
 def test_the_prior_is_about_zero_or_the_mode():
-    _, found = step_of(6, prior_stddev=0.5)
+    _, found = step_of(6, prior_precision=4)
     np.testing.assert_allclose(found, [1 - 0.1 * 5, 2 - 0.1 * 7, 3 - 0.1 * 14], rtol=1e-6)
-    _, found = step_of(6, prior_stddev=0.5, fixed_point=(np.float32([[1, 0]]), np.float32([1])))
+    _, found = step_of(6, prior_precision=4, fixed_point=(np.float32([[1, 0]]), np.float32([1])))
     np.testing.assert_allclose(found, [1 - 0.1 * 1, 2 - 0.1 * 7, 3 - 0.1 * 10], rtol=1e-6)
 
 
@@ -119,20 +114,19 @@ def test_memories_follow_what_was_sent_and_not_what_it_is_scaled_by():
 
 def test_the_anchor_is_the_weights_at_which_its_round_begins():
     step = descend(0.1, refresh_every=2)
-    state, weights, told = step.initialize(WEIGHTS), WEIGHTS, []
+    state, weights, sent = step.initialize(WEIGHTS), WEIGHTS, []
     for _ in range(4):
-        told.append((step.tell(state, weights), weights))
-        state, weights = step.next(step.meet(state, Population(6, 60), tf.constant(6)), weights, TOTAL, None)
-    assert [int(t.number) for t, _ in told] == [0, 0, 1, 1]
-    for (anchor, _), at in zip(told, (0, 0, 2, 2)):
-        tf.nest.map_structure(np.testing.assert_array_equal, anchor.point, told[at][1].point)
+        sent.append((step.send(state, weights), weights))
+        state, weights = step.next(step.meet(state, kit.sized(6, 60, 6)), weights, TOTAL, None)
+    assert [int(t.number) for t, _ in sent] == [0, 0, 1, 1]
+    for (anchor, _), at in zip(sent, (0, 0, 2, 2)):
+        tf.nest.map_structure(np.testing.assert_array_equal, anchor.point, sent[at][1].point)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"step_size": 0.0}, "step_size is 0.0"),
-        ({"prior_stddev": 0.0}, "prior_stddev is 0.0"),
         ({"participation": 0.0}, "participation is 0.0"),
         ({"participation": 2.0}, "participation is 2, but must be at most 1: it is a probability"),
         ({"memory_rate": -1.0}, "memory_rate is -1.0"),

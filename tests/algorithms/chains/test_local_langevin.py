@@ -140,9 +140,7 @@ def test_bad_input():
         algorithms.dg_sgld(model_fn, step_size=1.0, coupling=0.2)
     with pytest.raises(InvalidArgument, match="local_steps is 0"):
         algorithms.dg_sgld(model_fn, step_size=0.1, coupling=0.2, local_steps=0)
-    with pytest.raises(
-        InvalidArgument, match=r"surrogates have leaves \[\(3,\)\], but the model has 2 weights: \(2,\)"
-    ):
+    with pytest.raises(InvalidArgument, match=r"surrogates have leaves \[\(3,\)\], but the model has 2 weights"):
         algorithms.fsgld(model_fn, [Surrogate(np.zeros(3), np.ones(3))], step_size=0.1)
     with pytest.raises(InvalidArgument, match="no option of dg_sgld 'compressor'"):
         algorithms.dg_sgld(model_fn, step_size=0.1, coupling=0.2, compressor="none")

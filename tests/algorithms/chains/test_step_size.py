@@ -163,10 +163,7 @@ def test_a_step_that_does_not_diverge(fits, caplog):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"curvature": 3, "prior_stddev": 0.5},
-            "curvature is 3, but must be above that of the prior alone, 1 / prior_",
-        ),
+        ({"curvature": 3, "prior_stddev": 0.5}, "curvature is 3, but must be above that of the prior alone, 1 /"),
         ({"curvature": "guess"}, "curvature is 'guess', but must be a finite number above 0"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import kit
 from tests.algorithms.laplace.test_laplace_work import conv
 from tfp_bfl import algorithms, models
 from tfp_bfl.algorithms.factors.factor import Factor
@@ -46,7 +47,7 @@ def from_natural(flat):
 def a_round(step, state, own, sent, num_clients):
     """The server's next state and weights, of clients in the round whose natural parameters are `sent`."""
     pooled = weights(from_natural(np.mean([natural(q) for q in sent], 0)), point=7.0)
-    state = step.meet(state, Population(tf.constant(num_clients), tf.constant(9)), tf.constant(len(sent)))
+    state = step.meet(state, kit.sized(num_clients, 9, len(sent)))
     return step.next(state, own, pooled, SEED)
 
 

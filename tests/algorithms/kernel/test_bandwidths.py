@@ -6,7 +6,7 @@ import tensorflow as tf
 from KDEpy.bw_selection import improved_sheather_jones as kdepy
 from scipy import stats
 
-from tfp_bfl.algorithms.kernel import bandwidths, plug_in
+from tfp_bfl.algorithms.kernel import bandwidths
 
 from . import kernel_reference as reference
 
@@ -69,7 +69,7 @@ def test_plug_in_is_the_normal_reference_for_many_normal_values():
 
 def test_plug_in_without_a_root_is_silvermans():
     values = np.array([[0.0, 1.0], [0.0, 0.0]])
-    h, found = plug_in.improved_sheather_jones(tf.constant(values))
+    h, found = bandwidths.improved_sheather_jones(tf.constant(values))
     assert not found.numpy().any() and not h.numpy().any()
     h, fallback = selected("plug_in", values)
     assert fallback.all()

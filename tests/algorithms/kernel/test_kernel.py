@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules
-from tfp_bfl.algorithms.kernel import bandwidths, kernel_mode, kernel_modes, kernel_posterior, mean_shift, plug_in
+from tfp_bfl.algorithms.kernel import bandwidths, kernel_mode, kernel_modes, kernel_posterior, mean_shift
 from tfp_bfl.algorithms.kernel import rule as kernel
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
@@ -199,7 +199,7 @@ def test_integer_weights_are_repeated_clients(start, kind):
 def test_blocks_do_not_matter(monkeypatch, start, kind, bandwidth):
     values = random_values(60, size=7, dtype=np.float32)
     wanted = kernel_modes(values, start, kind, bandwidth)
-    for module, block in ((kernel, 120), (mean_shift, 2**15), (bandwidths, 7200), (plug_in, 2048)):
+    for module, block in ((kernel, 120), (mean_shift, 2**15), (bandwidths, 2048)):
         monkeypatch.setattr(module, "BLOCK", block)
     kernel._traced.cache_clear()
     for a, b in zip(kernel_modes(values, start, kind, bandwidth), wanted):

@@ -10,11 +10,11 @@ from tfp_bfl import algorithms, models, rules, servers
 from tfp_bfl.algorithms.personal.step import Learning
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES, Parameters
-from tfp_bfl.algorithms.personal.variances_work import personal
+from tfp_bfl.algorithms.personal.work import personal
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import extras
+from tfp_bfl.federated import memory
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics
 
@@ -66,10 +66,10 @@ def results(work, told=PARAMETERS, anchor=ANCHOR):
 
 def pooled(work, found, rule="log_linear_pool", anchor=ANCHOR, sizes=SIZES):
     """The pooled weights and extra statistics."""
-    whole, start = rules.whole_model(rule), extras.anchored(work, anchor)
+    whole, start = rules.whole_model(rule), memory.anchored(work, anchor)
     weights = [tf.constant(float(n)) for n in sizes]
-    parts = [whole.summarise(extras.joined(work, x.weights, x.extra), start, w) for x, w in zip(found, weights)]
-    return extras.parted(work, whole.pool(functools.reduce(whole.merge, parts), start).weights)
+    parts = [whole.summarise(memory.joined(work, x.weights, x.extra), start, w) for x, w in zip(found, weights)]
+    return memory.parted(work, whole.pool(functools.reduce(whole.merge, parts), start).weights)
 
 
 def of_round(inner=None, source=None, **options):
@@ -275,10 +275,7 @@ def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
         (lambda: SOURCES["free_variances"](2, ranged="hard"), "range of variances"),
         (lambda: SOURCES["common_variances"](2, parametrization="alpha"), "log_alpha"),
         (lambda: SOURCES["free_variances"](2, initial_rate=1.0), "initial_rate is 1, but must be above 0 and below 1"),
-        (
-            lambda: SOURCES["free_variances"](2, initial_rate="0.3"),
-            "initial_rate is '0.3', but must be a finite",
-        ),
+        (lambda: SOURCES["free_variances"](2, initial_rate="0.3"), "initial_rate is '0.3', but must be a finite"),
         (lambda: SOURCES["free_variances"](2, initial_rate=0.3, middle=-1.0), "initial_rate and middle both say"),
         (
             lambda: SOURCES["free_variances"](2, initial_rate=0.999, parametrization="log_alpha"),
@@ -323,11 +320,8 @@ def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
         (lambda: personal(by_change(), LINEAR, 0.0), "threshold"),
         (lambda: personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),
         (lambda: personal_step(LINEAR, clip_norm=0.0), "clip_norm"),
-        (lambda: SOURCES["constant_variances"](2, None, "clamped"), "ranged restricts learned logits"),
-        (
-            lambda: personal_step(SOURCES["constant_variances"](2), capped=False),
-            r"capped=False \(--uncapped\) is",
-        ),
+        (lambda: SOURCES["constant_variances"](2, ranged="clamped"), "ranged restricts learned logits"),
+        (lambda: personal_step(SOURCES["constant_variances"](2), capped=False), r"capped=False \(--uncapped\) is"),
         (lambda: personal_step(SOURCES["common_variances"](2), absent_decay=True), "common_variances has none"),
     ],
 )

@@ -10,7 +10,7 @@ from tests.algorithms.personal.test_meta_vd import ANCHOR, LINEAR, SOURCES, by_c
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import Parameters, kept_weights
-from tfp_bfl.algorithms.personal.variances_work import personal as personal_variances_work
+from tfp_bfl.algorithms.personal.work import personal as personal_variances_work
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
@@ -38,7 +38,7 @@ def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
 
         def work(message, *given):
             first, second = tf.unstack(message.weights.posterior.mean[0])
-            seen = {"first": first, "second": second, "kept": tf.reduce_sum(message.told.kept)}
+            seen = {"first": first, "second": second, "kept": tf.reduce_sum(message.extra.kept)}
             return inner(message, *given)._replace(counts=seen)
 
         return work

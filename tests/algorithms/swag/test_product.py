@@ -1,7 +1,5 @@
 """The server step that keeps each client's posterior, and predicts with their product."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -70,15 +68,6 @@ def test_a_client_that_comes_again_replaces_its_posterior(again):
     assert_identical(state, stack(*(value for _, value in sorted({**old, **new}.items()))))
 
 
-@pytest.mark.deep(after="tests/algorithms/swag/test_product.py")
-def test_how_clients_are_spread_over_rounds_does_not_matter():
-    clients = [client(n) for n in (3, 0, 7)]
-    step, wanted = step_of(), after(clients)
-    for order in itertools.permutations(clients):
-        assert_identical(after(*[[c] for c in order]), wanted)
-        assert_identical(step.predictive(after(order[:2], order[2:]), weights()), step.predictive(wanted, weights()))
-
-
 @every_part
 @pytest.mark.parametrize("with_prior", [False, True])
 @pytest.mark.parametrize("diagonal_only", [False, True])
@@ -94,21 +83,6 @@ def test_it_predicts_with_the_product_of_all_clients_so_far(over, with_prior, di
     assert_identical(predicted.posterior, wanted)
     assert_identical(predicted.point, weights().point[: len(SHAPES) - over])
     assert np.all(predicted.moments.mean[0] == weights().moments.mean[0]) == (over == HEAD)
-
-
-def test_prior_and_diagonal_only_change_the_product():
-    state = after([client(4), client(2)])
-    means = [
-        step_of(**options).predictive(state, weights()).posterior.mean[0].numpy()
-        for options in ({}, {"prior": prior_of()}, {"diagonal_only": True})
-    ]
-    assert all(np.abs(a - b).max() > 1e-4 for a, b in itertools.combinations(means, 2))
-
-
-def test_a_client_alone_is_the_product():
-    q = step_of().predictive(after([client(4)]), weights()).posterior
-    for actual, wanted in zip(tf.nest.flatten(q), tf.nest.flatten(client(4).posterior), strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-9)
 
 
 def test_without_clients_the_servers_weights_predict():

@@ -125,31 +125,23 @@ def test_nothing_given_changes():
     tf.nest.map_structure(np.testing.assert_array_equal, state, kept)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_too_few_columns_are_refused(number):
-    state = collected(iterates(number + 1), 3)
-    with pytest.raises(InvalidArgument, match=f"collected {number} iterates, but a covariance needs at least two"):
-        swag_moments.posterior_of(state)
-
-
-def test_a_variance_needs_one_iterate():
-    with pytest.raises(InvalidArgument, match="collected 0 iterates, but a variance needs at least one"):
-        swag_moments.mean_field_of(collected(iterates(1), 3))
-
-
-@pytest.mark.parametrize("max_columns", [0, 1, 2.5, None])
-def test_number_of_columns_is_checked(max_columns):
-    with pytest.raises(InvalidArgument, match=r"max_columns is .* at least 2"):
-        swag_moments.start(tf.zeros(2), max_columns)
-
-
-@pytest.mark.parametrize("min_variance", [0, -1e-6, float("nan"), float("inf"), "1e-6"])
-def test_smallest_variance_is_checked(min_variance):
-    with pytest.raises(InvalidArgument, match=r"min_variance is .* finite number above 0"):
-        swag_moments.posterior_of(collected(iterates(4), 3), min_variance)
-
-
-@pytest.mark.parametrize("weights", [tf.zeros(3), tf.zeros(2, tf.float64), tf.zeros([]), (tf.zeros(2),)])
-def test_other_weights_are_refused(weights):
-    with pytest.raises(InvalidArgument, match="collect needs weights"):
-        swag_moments.collect(swag_moments.start(tf.zeros(2), 2), weights)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: swag_moments.posterior_of(collected(iterates(1), 3)), "collected 0 iterates, but a covariance needs"),
+        (lambda: swag_moments.posterior_of(collected(iterates(2), 3)), "collected 1 iterates, but a covariance needs"),
+        (lambda: swag_moments.mean_field_of(collected(iterates(1), 3)), "collected 0 iterates, but a variance needs"),
+        *((lambda n=n: swag_moments.start(tf.zeros(2), n), "max_columns is .* at least 2") for n in (0, 1, 2.5, None)),
+        *(
+            (lambda v=v: swag_moments.posterior_of(collected(iterates(4), 3), v), "min_variance is .* above 0")
+            for v in (0, -1e-6, float("nan"), float("inf"), "1e-6")
+        ),
+        *(
+            (lambda w=w: swag_moments.collect(swag_moments.start(tf.zeros(2), 2), w), "collect needs weights")
+            for w in (tf.zeros(3), tf.zeros(2, tf.float64), tf.zeros([]), (tf.zeros(2),))
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()

@@ -3,6 +3,10 @@
 Each recipe is a client work, a rule and a server step, which `compose` puts together.
 FedOpt and FedProx (Reddi et al. 2021; Li et al. 2020), FedAG (Thorgeirsson & Gauterin 2020), FedBE (Chen & Chao 2021),
 FedPA (Al-Shedivat et al. 2021), SGLD and FedKP (Johansson & Gullbrandson 2022).
+
+`model_fn` builds a Keras model that returns logits; or is such a model. `server_optimizer` is one of
+`servers.server_optimizer`, or any of `tff.learning.optimizers`; None for SGD of rate 1. `**options` are those of
+`compose` and of the client work: `clients.variational`, or `averaging.work.posterior_averaging` for FedPA and FedKPPA.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from tfp_bfl.algorithms.compose import Model, compose, known_options, passing_on
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
 from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.algorithms.options import SamplingOptions, WeighedOptions
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.tensors import Array
@@ -39,30 +44,20 @@ def fed_opt(
 
     Without a server optimizer this is `variational` with the naive weighted average on a model of point weights.
 
-    Args:
-      model_fn: builds a Keras model that returns logits; or such a model.
-      server_optimizer: of `servers.server_optimizer`, or any of `tff.learning.optimizers`; None for SGD of rate 1.
-      **options: of `compose` and of `clients.variational`.
-
     Source: Reddi et al. 2021 (arXiv:2003.00295), algorithm 1; McMahan et al. 2017.
 
     Example:
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.fed_opt(model_fn, learning_rate=0.1)
     """
-    work, process = _options(fed_opt, options)
-    return compose(model_fn, clients.variational(model_fn, **work), MEAN, servers.optimize(server_optimizer), **process)
+    return _averaged(fed_opt, options, model_fn, MEAN, servers.optimize(server_optimizer))
 
 
 @passing_on(clients.variational, proximal=0.01)
 def fed_prox(
     model_fn: Model, *, server_optimizer: ServerOptimizer | None = None, **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:
-    """FedProx: `fed_opt` with the term mu / 2 ||w - w_server||^2 in the clients' loss.
-
-    Args:
-      model_fn, server_optimizer, options: as `fed_opt`.
-      proximal: mu.
+    """FedProx: `fed_opt` with the term mu / 2 ||w - w_server||^2 in the clients' loss, mu the option `proximal`.
 
     Source: Li et al. 2020 (arXiv:1812.06127), eq. 2.
 
@@ -70,9 +65,8 @@ def fed_prox(
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
       >>> process = bfl.algorithms.fed_prox(model_fn, proximal=0.1)
     """
-    work, process = _options(fed_prox, options)
-    local = clients.variational(model_fn, **{"proximal": 0.01, **work})
-    return compose(model_fn, local, MEAN, servers.optimize(server_optimizer), **process)
+    given = {"proximal": 0.01, **options}
+    return _averaged(fed_prox, given, model_fn, MEAN, servers.optimize(server_optimizer))
 
 
 @passing_on(clients.variational)
@@ -83,15 +77,13 @@ def fed_ag(
 
     q(w) = N(mean, sum_k b_k (w_k - mean)^2)
 
-    Args:
-      model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers. With the robust
-        aggregator trimmed, mean and variance are of the clients that are left; median leaves too few.
+    For models without variational layers. With the robust aggregator trimmed, mean and variance are of the clients that
+    are left; median leaves too few.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3.
     """
-    work, process = _options(fed_ag, options)
     step = servers.keep_gaussian(servers.optimize(server_optimizer))
-    return compose(model_fn, clients.variational(model_fn, **work), rules.client_gaussian(), step, **process)
+    return _averaged(fed_ag, options, model_fn, rules.client_gaussian(), step)
 
 
 @passing_on(clients.variational)
@@ -105,19 +97,17 @@ def fed_be(
 ) -> federated.BayesianProcess:
     """FedBE: an ensemble drawn from the clients' distribution teaches the server's model on unlabelled data.
 
+    For models without variational layers. Weighting has no effect, as all clients count alike, and clip is the one
+    robust aggregator. The server's optimizer is of the student's change.
+
     Args:
-      model_fn: as `fed_opt`, without variational layers.
       features: the server's unlabelled examples [U, ...].
       ensemble: options of `averaging.step.distil`: distribution, num_models, concentration, temperature, num_epochs,
         batch_size, learning_rate.
-      server_optimizer: as `fed_opt`, of the student's change.
-      **options: as `fed_opt`; weighting has no effect, as all clients count alike, and clip is the one robust
-        aggregator.
 
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """
-    work, process = _options(fed_be, options)
-    likelihood = work.get("likelihood", "categorical")
+    likelihood = options.get("likelihood", "categorical")
     if isinstance(likelihood, str) and not likelihood.startswith(("categorical", "class_weighted")):
         raise InvalidArgument(
             f"likelihood is {likelihood!r}, but fed_be distils the probabilities of classes: leave it out, or use "
@@ -125,7 +115,7 @@ def fed_be(
         )
     own = known_options(distil, ensemble, "the ensemble", ("model_fn", "features", "server_step"))
     step = distil(model_fn, features, server_step=servers.optimize(server_optimizer), **own)
-    return compose(model_fn, clients.variational(model_fn, **work), rules.stacked(), step, **process)
+    return _averaged(fed_be, options, model_fn, rules.stacked(), step)
 
 
 @passing_on(posterior_averaging, learning_rate=None)
@@ -134,15 +124,11 @@ def fed_pa(
 ) -> federated.BayesianProcess:
     """FedPA: clients sample from their posteriors and send the step to the product's mode, Sigma_k^-1 (w - mean_k).
 
-    Args:
-      model_fn: as `fed_opt`.
-      server_optimizer: as `fed_opt`; its rate must be lower, the larger the shrinkage
-        (`averaging.work.posterior_delta`).
-      **options: of `compose` and `averaging.work.posterior_averaging`.
+    The rate of the server's optimizer must be lower, the larger the shrinkage (`averaging.work.posterior_delta`).
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithm 1.
     """
-    return _sampled(fed_pa, model_fn, MEAN, server_optimizer, options)
+    return _sampled(fed_pa, options, model_fn, MEAN, server_optimizer)
 
 
 @passing_on(clients.variational)
@@ -156,22 +142,19 @@ def fed_kp(
 ) -> federated.BayesianProcess:
     """FedKP: `fed_opt` with the mode of a kernel density over the clients' values in the place of their mean.
 
-    The server's optimizer takes w - mode as it takes w - mean in `fed_opt`.
+    The server's optimizer takes w - mode as it takes w - mean in `fed_opt`. The weighting is of BatchNorm's statistics
+    alone, unless kernel_options give one.
 
     Args:
       start: "clients" shifts each client's value and averages (clustered FedKP); "mean" shifts the clients' mean to its
         mode (FedKP), which lost to it in every setting of our study (experiments/kernel_posterior).
       kernel_options: of `algorithms.kernel.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
-      model_fn, server_optimizer, options: as `fed_opt`. The weighting is of BatchNorm's statistics alone, unless
-        kernel_options give one.
 
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
     """
-    work, process = _options(fed_kp, options)
-    rule = _kernel(start, kernel_options)
-    if not (kernel_options or {}).get("weighting"):
-        work["weighting"] = "equal"  # All values count alike.
-    return compose(model_fn, clients.variational(model_fn, **work), rule, servers.optimize(server_optimizer), **process)
+    rule, step = _kernel(start, kernel_options), servers.optimize(server_optimizer)
+    own = {} if (kernel_options or {}).get("weighting") else {"weighting": "equal"}  # All values count alike.
+    return _averaged(fed_kp, options, model_fn, rule, step, **own)
 
 
 @passing_on(posterior_averaging, learning_rate=None)
@@ -183,15 +166,11 @@ def fed_kppa(
     server_optimizer: ServerOptimizer | None = None,
     **options: Unpack[SamplingOptions],
 ) -> federated.BayesianProcess:
-    """FedKPPA: FedPA's clients with clustered FedKP's server.
-
-    Args:
-      start, kernel_options: as `fed_kp`.
-      model_fn, server_optimizer, options: as `fed_pa`.
+    """FedKPPA: FedPA's clients with clustered FedKP's server; arguments as of both.
 
     Source: Johansson & Gullbrandson 2022, FedKPPA.
     """
-    return _sampled(fed_kppa, model_fn, _kernel(start, kernel_options), server_optimizer, options)
+    return _sampled(fed_kppa, options, model_fn, _kernel(start, kernel_options), server_optimizer)
 
 
 @passing_on(clients.variational)
@@ -207,36 +186,47 @@ def fed_sgld(
     """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round; the rounds are samples.
 
     They are of the posterior at a temperature of about T = eta (1 - momentum) N / (rate J), for N examples of all
-    clients and J local steps.
+    clients and J local steps. For models without variational layers.
 
     Args:
       step_size: eta. With the defaults the posterior itself (T = 1) needs an eta far larger than 1e-6, as published:
         that chain stays near a mode.
       burn_in_rounds: before the first sample; until then the present weights predict.
       max_samples: the last rounds, which predict together. `simulate` keeps and writes them.
-      model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers.
 
     Source: Welling & Teh 2011; Johansson & Gullbrandson 2022.
     """
-    work, process = _options(fed_sgld, _sampling(options))
-    step = langevin(servers.optimize(server_optimizer), step_size)
     thinning = federated.check_thinning(federated.Thinning(burn_in_rounds, most=max_samples))
+    step = langevin(servers.optimize(server_optimizer), step_size)
+    work, process = _options(fed_sgld, _sampling(options))
     local = clients.variational(model_fn, **work)
     return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, thinning=thinning, **process)
 
 
+def _averaged(
+    recipe: Callable[..., object],
+    options: Mapping[str, object],
+    model_fn: Model,
+    rule: Any,
+    step: ServerStep[Any],
+    **own: Any,
+) -> federated.BayesianProcess:
+    """Return the process of a recipe with the clients of `clients.variational`; `own` options are theirs alone."""
+    work, process = _options(recipe, options)
+    return compose(model_fn, clients.variational(model_fn, **{**work, **own}), rule, step, **process)
+
+
 def _sampled(
     recipe: Callable[..., object],
+    options: Mapping[str, object],
     model_fn: Model,
     rule: Any,
     server_optimizer: ServerOptimizer | None,
-    options: Mapping[str, object],
 ) -> federated.BayesianProcess:
     """Return the process of a recipe with clients that sample (`averaging.work.posterior_averaging`)."""
     work, process = _options(recipe, _sampling(options))
-    local = posterior_averaging(model_fn, **work)
-    burn_in = work.get("burn_in_rounds", 0)
-    return compose(model_fn, local, rule, servers.optimize(server_optimizer), burn_in_rounds=burn_in, **process)
+    step, burn_in = servers.optimize(server_optimizer), work.get("burn_in_rounds", 0)
+    return compose(model_fn, posterior_averaging(model_fn, **work), rule, step, burn_in_rounds=burn_in, **process)
 
 
 def _options(recipe: Callable[..., object], options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:

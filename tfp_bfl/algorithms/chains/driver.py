@@ -90,10 +90,8 @@ def simulate_chains(
     """Run rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
 
     Chain m is the run of `simulate` with the seed `seed` + m: the same cohorts, noise and states, to the rounding of
-    sums. (By XLA
-    batches and noise are other draws of the same distributions: batches are drawn in another way, and XLA takes
-    negative seeds otherwise.) There are no
-    checkpoints, retries or evaluations here. A second call for the same process and clients does not trace again.
+    sums. (By XLA batches and noise are other draws of the same distributions.) There are no checkpoints, retries or
+    evaluations here. A second call for the same process and clients does not trace again.
 
     Args:
       process, clients, rounds: as of `simulate`.
@@ -132,7 +130,12 @@ def simulate_chains(
             "can't hold: use simulate."
         )
     if xla:
-        _check_sizes(process.shapes, clients.sizes)
+        check_shapes(process.shapes)
+        if process.shapes != PADDED and len(set(sizes := clients.sizes)) > 1:
+            raise InvalidArgument(
+                f"XLA needs clients of one size, but they have {sizes.min()} to {sizes.max()} examples: use "
+                "Clients.limit, or xla=False."
+            )
     if process.privacy is not None:
         raise InvalidArgument("Rounds in one graph draw cohorts of one size, and privacy must not: use simulate.")
     if process.client_work.is_private:
@@ -166,15 +169,6 @@ def simulate_chains(
     arrays = tf.nest.map_structure(np.asarray, state)
     kept = np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)])
     return Chains(arrays, draws, kept, recorded, thinning.most)
-
-
-def _check_sizes(shapes: str, sizes: np.ndarray) -> None:
-    check_shapes(shapes)
-    if shapes != PADDED and len(set(sizes)) > 1:
-        raise InvalidArgument(
-            f"XLA needs clients of one size, but they have {sizes.min()} to {sizes.max()} examples: use Clients.limit, "
-            "or xla=False."
-        )
 
 
 def _first_states(

@@ -1,13 +1,14 @@
 """Clients that take several Langevin steps of their own in a round: DG-SGLD and FSGLD, QLSD's competitors.
 
 Rounds report `participants`, `upload_bits` and `download_bits`, 32 a weight each way. Messages that the server sends
-once, with the initial weights or the surrogates, are not counted.
+once, with the initial weights or the surrogates, are not counted. Arguments that are not listed are as of
+`chains.work.stochastic_gradient`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,7 @@ from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
-from tfp_bfl.training.potential import Potential, check_independent, find_mode, squared_gradients
+from tfp_bfl.training.potential import ModeOptions, Potential, check_independent, find_mode, squared_gradients
 from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics
 
 
@@ -53,11 +54,9 @@ def coupled_langevin(
     z_i <- z_i - gamma (N_i / n) sum_(j in S) grad u_j(z_i) - (gamma / rho) (z_i - w) + sqrt(2 gamma) Z_i
 
     Args:
-      model_fn: as of `chains.work.stochastic_gradient`.
       step_size: gamma.
       coupling: rho, the variance of each z_i about w; gamma / rho must be below 2.
       local_steps: J.
-      batch_size, likelihood: as of `chains.work.stochastic_gradient`.
 
     Returns:
       Client work that sends the `CHANGE` of its z_i [D].
@@ -82,7 +81,7 @@ def conducive_langevin(
     surrogates: Sequence[Surrogate],
     *,
     step_size: float,
-    prior_stddev: float | None = 1.0,
+    prior_precision: float = 1.0,
     local_steps: int = 16,
     batch_size: int | float | None = None,
     likelihood: str | Likelihood = "categorical",
@@ -95,10 +94,9 @@ def conducive_langevin(
     where the last two terms, of mean zero over i, stand for the absent clients. Give cohorts of one.
 
     Args:
-      model_fn, batch_size, likelihood: as of `chains.work.stochastic_gradient`.
       surrogates: N(m_k, 1 / P_k) of the clients 0, ..., b - 1, of `fit_surrogates`.
       step_size: gamma.
-      prior_stddev: of U_0; None for a flat prior.
+      prior_precision: of U_0; 0 for a flat prior.
       local_steps: J.
 
     Returns:
@@ -107,7 +105,6 @@ def conducive_langevin(
     Source: El Mekkaoui et al. 2021 (arXiv:2004.11231), FSGLD.
     """
     check_number(step_size, "step_size")
-    precision = 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
     size, clients = Potential(as_model_fn(model_fn)()).size, len(surrogates)
     shapes = {np.shape(x) for s in surrogates for x in s}
     if shapes != {(size,)}:
@@ -119,20 +116,14 @@ def conducive_langevin(
         del w
         own = tf.gather(tf.constant(precisions), client), tf.gather(tf.constant(means), client)
         away = tf.constant(total) * z - tf.constant(shift) - clients * own[0] * (z - own[1])
-        return precision * z + clients * gradient(z) + away
+        return prior_precision * z + clients * gradient(z) + away
 
     work = _local(model_fn, drift, step_size, local_steps, batch_size, likelihood, keeps=False)
     return work._replace(num_clients=clients)
 
 
 def fit_surrogate(
-    model_fn: Callable[[], keras.Model],
-    features: Array,
-    labels: Array,
-    *,
-    prior_stddev: float | None = 1.0,
-    likelihood: str | Likelihood = "categorical",
-    max_steps: int = 1000,
+    model_fn: Callable[[], keras.Model], features: Array, labels: Array, **options: Unpack[ModeOptions]
 ) -> Surrogate:
     """Return a Gaussian near one client's likelihood: about the mode of its own posterior, as precise as its gradients
     vary.
@@ -144,34 +135,20 @@ def fit_surrogate(
 
     Args:
       features, labels: of the client.
-      prior_stddev: t, a prior that holds the mode where the client's data do not; None for none.
-      model_fn, likelihood: as of `chains.work.stochastic_gradient`.
-      max_steps: of L-BFGS, from the model's own weights.
+      **options: of `training.find_mode`; the prior holds the mode where the client's data do not.
     """
-    of_mode: Any = {"prior_stddev": prior_stddev, "likelihood": likelihood, "max_steps": max_steps}
-    mode = find_mode(model_fn, features, labels, tolerance=np.inf, **of_mode)
+    mode = find_mode(model_fn, features, labels, tolerance=np.inf, **options)
     mean = np.concatenate([np.ravel(x) for x in mode.point])
-    potential = Potential(as_model_fn(model_fn)(), likelihood)
+    potential = Potential(as_model_fn(model_fn)(), mode.likelihood)
     return Surrogate(mean, squared_gradients(potential, tf.constant(mean), features, labels).numpy())
 
 
 def fit_surrogates(
-    model_fn: Callable[[], keras.Model],
-    clients: ClientData,
-    *,
-    prior_stddev: float | None = 1.0,
-    likelihood: str | Likelihood = "categorical",
-    max_steps: int = 1000,
+    model_fn: Callable[[], keras.Model], clients: ClientData, **options: Unpack[ModeOptions]
 ) -> list[Surrogate]:
-    """Return `fit_surrogate` of the examples of each client, in the order of the clients' numbers.
-
-    Args:
-      clients: `data.Clients`.
-      model_fn, prior_stddev, likelihood, max_steps: as of `fit_surrogate`.
-    """
-    given: Any = {"prior_stddev": prior_stddev, "likelihood": likelihood, "max_steps": max_steps}
+    """Return `fit_surrogate` of the examples of each client, in the order of the clients' numbers."""
     parts = map(clients.examples, range(clients.num_clients))
-    return [fit_surrogate(model_fn, part.features, part.labels, **given) for part in parts]
+    return [fit_surrogate(model_fn, part.features, part.labels, **options) for part in parts]
 
 
 def _local(
@@ -199,7 +176,7 @@ def _local(
             number = tf.math.count_nonzero(is_present, dtype=tf.int32)
             client = number_of(examples)
             # The row is how far z_i is from where the run began, which the server tells.
-            start = flatten(message.told) + message.memory if keeps else w
+            start = flatten(message.extra) + message.memory if keeps else w
 
             def a_step(i: tf.Tensor, z: tf.Tensor, value: tf.Tensor) -> Any:
                 of_batch, of_noise = tf.unstack(

@@ -1,7 +1,8 @@
 """Federated Langevin dynamics: rounds that are a Markov chain over the posterior of a model's weights.
 
 QLSD, QLSD# and QLSD*, QLSD++ and, without compression, LSD#, LSD* and LSD++ (Vono et al. 2022);
-DG-SGLD (Plassier et al. 2021); FSGLD (El Mekkaoui et al. 2021).
+DG-SGLD (Plassier et al. 2021); FSGLD (El Mekkaoui et al. 2021). Arguments that are not listed are as of
+`qlsd`, of `compose` or of the client work.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tfp_bfl.algorithms.options import GradientOptions
 from tfp_bfl.compression import Compressor
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.models import as_model_fn
+from tfp_bfl.training.potential import prior_precision
 
 SHARED = ("element_spec", "seed", "min_examples")
 
@@ -62,7 +64,6 @@ def qlsd(
         instead, by the curvature at the weights of `model_fn`, whatever the run starts from. The check is of rounds
         with all clients, and cohorts lower the bound further. None for no check.
       thinning: burn-in, rounds from one kept draw to the next, and how many predict; None for all rounds.
-      **options: of `compose` and of `chains.work.stochastic_gradient`.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2, and supplement S1.1 for clients that differ.
     """
@@ -82,7 +83,7 @@ def qlsd(
         )
     step = descend(
         step_size,
-        prior_stddev=prior_stddev,
+        prior_precision=prior_precision(prior_stddev),
         participation=work.get("participation", 1.0),
         memory_rate=rate,
         refresh_every=refresh_every if anchored else None,
@@ -106,17 +107,15 @@ def dg_sgld(
     Args:
       step_size: gamma, of the clients' steps.
       coupling: rho, the variance of the clients' weights about the server's: each client's factor is smoothed by it.
-      model_fn, prior_stddev, thinning: as of `qlsd`.
-      **options: of `compose` and of `chains.local_langevin.coupled_langevin`.
 
     Source: Plassier et al. 2021 (arXiv:2106.06300).
     """
     work, process = split_options(dg_sgld, options)
     local = coupled_langevin(model_fn, step_size=step_size, coupling=coupling, **work)
-    return _chain(model_fn, local, couple(coupling, prior_stddev), thinning, process)
+    return _chain(model_fn, local, couple(coupling, prior_precision(prior_stddev)), thinning, process)
 
 
-@passing_on(conducive_langevin, SHARED)
+@passing_on(conducive_langevin, SHARED, ("prior_precision",))
 def fsgld(
     model_fn: Model,
     surrogates: Any,
@@ -132,13 +131,12 @@ def fsgld(
 
     Args:
       surrogates: of the clients, in the order of their numbers: `chains.local_langevin.fit_surrogates`.
-      model_fn, step_size, prior_stddev, thinning: as of `qlsd`.
-      **options: of `compose` and of `chains.local_langevin.conducive_langevin`.
 
     Source: El Mekkaoui et al. 2021 (arXiv:2004.11231).
     """
     work, process = split_options(fsgld, options)
-    local = conducive_langevin(model_fn, surrogates, step_size=step_size, prior_stddev=prior_stddev, **work)
+    of_prior = prior_precision(prior_stddev)
+    local = conducive_langevin(model_fn, surrogates, step_size=step_size, prior_precision=of_prior, **work)
     return _chain(model_fn, local, follow(len(surrogates)), thinning, process)
 
 

@@ -20,15 +20,12 @@ from tfp_bfl.weights.kinds import Given
 def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
     """w <- step(w) + sqrt(2 eta) e,   e ~ N(0, I): the rounds' weights are samples.
 
-    A `federated.Thinning` of the driver selects the samples to store.
+    A `federated.Thinning` of the driver selects the samples to store. For models without variational layers.
 
     Args:
       step: `replace()` or `optimize(...)`.
       step_size: eta; the noise has variance 2 eta. A posterior needs about eta = rate J / ((1 - momentum) N), for J
         local steps at this rate and momentum and N examples of all clients; larger ones are hotter.
-
-    Returns:
-      A step for models without variational layers.
 
     Source: Welling & Teh 2011, eq. 4; Johansson & Gullbrandson 2022, federated SGLD.
     """
@@ -73,7 +70,7 @@ class Descent(NamedTuple):
 def descend(
     step_size: float,
     *,
-    prior_stddev: float | None = None,
+    prior_precision: float = 0.0,
     participation: float | Sequence[float] = 1.0,
     memory_rate: float | Sequence[float] | None = None,
     refresh_every: int | None = None,
@@ -82,7 +79,7 @@ def descend(
     """w <- w - gamma G,   G = c sum_(i in A) g_i + sum_i eta_i + w / t^2
 
     with the clients' gradients g_i, their memories eta_i <- eta_i + rate g_i, of which the server holds the sum, and
-    the gradient of the prior N(0, t^2 I). c is b / (a p) for b clients of whom a are in the round, each of
+    the gradient of the prior. c is b / (a p) for b clients of whom a are in the round, each of
     whom then takes part with the probability p. With `langevin` around it the rounds' weights are a chain.
 
     Where clients differ in p_i or in the rate alpha_i, they send `ScaledGradient`s, and
@@ -95,7 +92,7 @@ def descend(
     Args:
       step_size: gamma, of the gradient of the *sum* over all examples: about 1 / L, where L grows with their number. A
         mean over N examples at the rate r is gamma = r / N.
-      prior_stddev: t; None for a flat prior.
+      prior_precision: 1 / t^2 of the prior N(0, t^2 I); 0 for a flat one.
       participation: p, as the clients have it, or one for each client.
       memory_rate: of the clients' memories, or one for each client; None where they have none.
       refresh_every: rounds between updates of the anchor zeta, which is sent to clients; None for no anchor.
@@ -108,37 +105,28 @@ def descend(
     """
     check_number(step_size, "step_size")
     is_scaled, remembers = is_by_client(participation) or is_by_client(memory_rate), memory_rate is not None
-    rates = [*memory_rate] if is_by_client(memory_rate) else [memory_rate]
-    for name, value in (("prior_stddev", prior_stddev), *(("memory_rate", rate) for rate in rates)):
-        if value is not None:
-            check_number(value, name)
+    for rate in memory_rate if is_by_client(memory_rate) else [memory_rate] if remembers else []:
+        check_number(rate, "memory_rate")
     check_probabilities(participation, "participation")
     if refresh_every is not None:
         check_count(refresh_every, "refresh_every")
-    precision = 0.0 if prior_stddev is None else 1 / prior_stddev**2
     each, nothing = tf.nest.map_structure, ()
 
     def initialize(weights: ModelWeights) -> Descent:
         check_point_weights(weights, "A Langevin chain")
-        zero = lambda: tf.constant(0)
-        return Descent(
-            nothing if refresh_every is None else weights.point,
-            nothing if refresh_every is None else zero(),
-            tf.zeros_like(flatten(weights.point)) if remembers else nothing,
-            zero(),
-            zero(),
-        )
+        anchor, rounds = (nothing, nothing) if refresh_every is None else (weights.point, tf.constant(0))
+        memory = tf.zeros_like(flatten(weights.point)) if remembers else nothing
+        return Descent(anchor, rounds, memory, tf.constant(0), tf.constant(0))
 
-    def tell(state: Descent, weights: ModelWeights) -> Any:
+    def send(state: Descent, weights: ModelWeights) -> Any:
         if refresh_every is None:
             return ()
         due = tf.equal(state.rounds % refresh_every, 0)
-        return Anchor(
-            each(lambda w, z: tf.where(due, w, z), weights.point, state.anchor), state.rounds // refresh_every
-        )
+        zeta = each(lambda w, z: tf.where(due, w, z), weights.point, state.anchor)
+        return Anchor(zeta, state.rounds // refresh_every)
 
-    def meet(state: Descent, federation: RoundSize, num_present: tf.Tensor) -> Descent:
-        return state._replace(num_clients=federation.num_clients, num_present=num_present)
+    def meet(state: Descent, size: RoundSize) -> Descent:
+        return state._replace(num_clients=size.num_clients, num_present=size.present.num_clients)
 
     def advance(
         state: Descent, weights: ModelWeights, total: tf.Tensor | ScaledGradient, seed: tf.Tensor
@@ -149,19 +137,19 @@ def descend(
         w = flatten(weights.point)
         from_mode = w if fixed_point is None else w - tf.concat([tf.reshape(x, [-1]) for x in fixed_point], 0)
         of_clients = total.gradient if isinstance(total, ScaledGradient) else total
-        gradient = scale * of_clients + precision * from_mode
+        gradient = scale * of_clients + prior_precision * from_mode
         if remembers:
             gradient += state.memory
             change = total.memory if isinstance(total, ScaledGradient) else memory_rate * of_clients
             state = state._replace(memory=state.memory + change)
         if refresh_every is not None:
-            state = state._replace(anchor=tell(state, weights).point, rounds=state.rounds + 1)
+            state = state._replace(anchor=send(state, weights).point, rounds=state.rounds + 1)
         return state, weights._replace(point=unflatten(w - step_size * gradient, weights.point))
 
     return ServerStep(
         initialize,
         advance,
-        tell=tell,
+        send=send,
         meet=meet,
         takes=total_of(SCALED_GRADIENT if is_scaled else GRADIENT),
         name=f"descend (step size {step_size:g})",
@@ -183,7 +171,7 @@ class Coupled(NamedTuple):
     num_clients: Any
 
 
-def couple(coupling: float, prior_stddev: float | None = None) -> ServerStep[tf.Tensor]:
+def couple(coupling: float, prior_precision: float = 0.0) -> ServerStep[tf.Tensor]:
     """w ~ p(w | z) for p(z_i | w) = N(w, rho): DG-SGLD's server.
 
     w ~ N(sum_i z_i / rho / lambda, 1 / lambda),   lambda = b / rho + 1 / t^2
@@ -193,27 +181,22 @@ def couple(coupling: float, prior_stddev: float | None = None) -> ServerStep[tf.
 
     Args:
       coupling: rho.
-      prior_stddev: t, of the prior N(0, t^2 I) over w; None for a flat one.
+      prior_precision: 1 / t^2 of the prior N(0, t^2 I) over w; 0 for a flat one.
 
     Source: Plassier et al. 2021 (arXiv:2106.06300), DG-LMC.
     """
     check_number(coupling, "coupling")
-    precision = 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
 
     def initialize(weights: ModelWeights) -> Coupled:
         check_point_weights(weights, "A Langevin chain")
         return Coupled(weights.point, tf.zeros_like(flatten(weights.point)), tf.constant(0))
-
-    def meet(state: Coupled, federation: RoundSize, num_present: tf.Tensor) -> Coupled:
-        del num_present
-        return state._replace(num_clients=federation.num_clients)
 
     def advance(
         state: Coupled, weights: ModelWeights, total: tf.Tensor, seed: tf.Tensor
     ) -> tuple[Coupled, ModelWeights]:
         state = state._replace(moved=state.moved + total)
         clients = tf.cast(state.num_clients, tf.float32)
-        held = clients / coupling + precision
+        held = clients / coupling + prior_precision
         mean = (clients * flatten(state.start) + state.moved) / coupling / held
         drawn = mean + tf.math.rsqrt(held) * tf.random.stateless_normal(tf.shape(mean), seed)
         return state, weights._replace(point=unflatten(drawn, weights.point))
@@ -221,8 +204,8 @@ def couple(coupling: float, prior_stddev: float | None = None) -> ServerStep[tf.
     return ServerStep(
         initialize,
         advance,
-        tell=lambda state, weights: state.start,
-        meet=meet,
+        send=lambda state, weights: state.start,
+        meet=lambda state, size: state._replace(num_clients=size.num_clients),
         takes=total_of(CHANGE),
         name=f"couple (coupling {coupling:g})",
     )
@@ -251,7 +234,7 @@ def follow(num_clients: int | None = None) -> ServerStep[tf.Tensor]:
     return ServerStep(
         initialize,
         advance,
-        meet=lambda present, federation, number: number,
+        meet=lambda present, size: size.present.num_clients,
         takes=total_of(CHANGE),
         name="follow",
         most_clients=num_clients,

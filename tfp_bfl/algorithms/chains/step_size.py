@@ -1,4 +1,8 @@
-"""Step sizes at which a chain of compressed gradients has a stationary distribution, on a Gaussian posterior."""
+"""Step sizes at which a chain of compressed gradients has a stationary distribution, on a Gaussian posterior.
+
+`prior_stddev` is t of the prior N(0, t^2 I), None for a flat one. Arguments that are not listed are as of
+`chains.work.stochastic_gradient`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_number, check_pro
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.tensors import Array
 from tfp_bfl.training.likelihoods import Likelihood
-from tfp_bfl.training.potential import Potential
+from tfp_bfl.training.potential import Potential, prior_precision
 
 # Examples and products of the Hessian by which a curvature is estimated.
 _EXAMPLES, _PRODUCTS = 200, 15
@@ -60,7 +64,6 @@ def largest_step_size(
       omegas: of the compressors, one for all clients or one for each.
       participation: p_i, likewise.
       memory_rates: alpha_i, likewise; None without memories.
-      prior_stddev: t; None for a flat prior.
 
     Returns:
       The bound. It is that of all clients in each round with their whole gradients: cohorts, and batches of "plain",
@@ -78,7 +81,7 @@ def largest_step_size(
     omega, memory = (_by_client(x, name, own.size) for x, name in ((omegas, "omegas"), (memory_rates, "memory_rates")))
     if np.any(omega < 0) or np.any((memory <= 0) | (memory > 1 / (1 + omega) + 1e-9)):
         raise InvalidArgument("omegas must be at least 0, and memory_rates above 0 and at most 1 / (1 + omega).")
-    total = own.sum() + (0.0 if prior_stddev is None else check_number(prior_stddev, "prior_stddev") ** -2)
+    total = own.sum() + prior_precision(prior_stddev)
     probabilities = _by_client(check_probabilities(participation, "participation"), "participation", own.size)
     noise = (1 + omega) / probabilities - 1
     rates = None if memory_rates is None else memory * probabilities
@@ -151,23 +154,17 @@ def check_step_size(
     Each client has a part of the curvature of all examples in proportion to the number of its examples.
 
     Args:
-      model_fn: as of `stochastic_gradient`, and so are the arguments that are not listed here.
       clients: of the run.
       step_size: gamma.
       curvature: L, the largest curvature of the potential, prior included; or "estimate", for `largest_curvature` of
         200 examples at the weights of `model_fn` and a warning in place of an error.
-      prior_stddev: t; None for a flat prior.
 
     Returns:
       A warning for a step size from the bound of these compressors on; None below it. The bound is for the largest
       error of the compressors and the curvature L in all directions, so a chain can still be stable.
-
-    Raises:
-      InvalidArgument: the step size is at least 2 / L for a given L, at which any chain diverges; or L is no larger
-        than the prior's curvature.
     """
     del others
-    of_prior, is_known = 0.0 if prior_stddev is None else prior_stddev**-2, curvature != "estimate"
+    of_prior, is_known = prior_precision(prior_stddev), curvature != "estimate"
     if not is_known:
         features, labels = _some_examples(clients, _EXAMPLES)
         given: Any = {"prior_stddev": prior_stddev, "likelihood": likelihood, "steps": _PRODUCTS}
@@ -179,13 +176,8 @@ def check_step_size(
     total = max(float(curvature), of_prior * (1 + 1e-6))
     own = (total - of_prior) * clients.sizes / clients.sizes.sum()
     omegas = 1 / np.asarray(best_memory_rate(model_fn, compressor=compressor, per_tensor=per_tensor)) - 1
-    settings: Any = {
-        "omegas": omegas,
-        "participation": participation,
-        "memory_rates": memory_rate,
-        "prior_stddev": prior_stddev,
-    }
-    most = largest_step_size(own, **settings)
+    chain: Any = {"omegas": omegas, "participation": participation, "memory_rates": memory_rate}
+    most = largest_step_size(own, prior_stddev=prior_stddev, **chain)
     if step_size < most:
         return None
     without = "" if memory_rate is None else ", or memory=False (--forgetful)"
@@ -220,15 +212,13 @@ def largest_curvature(
     curvature is larger.
 
     Args:
-      model_fn, likelihood: as of `chains.work.stochastic_gradient`.
       features, labels: of all clients, or of a random part [N, ...], [N].
-      prior_stddev: t; None for a flat prior.
       num_examples: of all clients, to which the curvature of N examples is scaled; N if None.
       steps: products of the Hessian and a vector.
     """
     check_count(steps, "steps")
     potential = Potential(as_model_fn(model_fn)(), likelihood)
-    precision = 0.0 if prior_stddev is None else check_number(prior_stddev, "prior_stddev") ** -2
+    precision = prior_precision(prior_stddev)
     given, w = (tf.convert_to_tensor(features), tf.convert_to_tensor(labels)), potential.start()
     scale = (num_examples or len(labels)) / len(labels)
 

@@ -128,7 +128,7 @@ def stochastic_gradient(
             memory, fresh = message.memory, tf.constant(False)
             if anchored:
                 memory, fresh = _met(message, potential, examples)
-                h += memory.gradient - potential.total(flatten(message.told.point), *batch)[1]
+                h += memory.gradient - potential.total(flatten(message.extra.point), *batch)[1]
             elif mode is not None:
                 h -= potential.total(tf.constant(mode), *batch)[1]
             takes_part = tf.random.stateless_uniform([], of_coin) < own.participation
@@ -155,7 +155,7 @@ def stochastic_gradient(
 
 def _met(message: ServerMessage, potential: Potential, examples: ClientExamples) -> tuple[Kept, tf.Tensor]:
     """Return a client's memory with its whole gradient at the message's anchor, and whether the anchor is new to it."""
-    memory, zeta, number = message.memory, flatten(message.told.point), message.told.number
+    memory, zeta, number = message.memory, flatten(message.extra.point), message.extra.number
     fresh = tf.not_equal(memory.number, number)
     every = examples.features, examples.labels, tf.cast(examples.client >= 0, tf.float32)
     whole = tf.cond(fresh, lambda: potential.total(zeta, *every)[1], lambda: memory.gradient)

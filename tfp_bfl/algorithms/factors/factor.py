@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.rows import RowsHeld
 from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.posterior import MeanField, flatten, unflatten
 from tfp_bfl.tensors import Scalar, TensorTree
@@ -106,7 +105,7 @@ class Factors(NamedTuple):
             raise ValueError
         self.pool(rows, weights)
 
-    def align(self, own: RowsHeld[ClientFactor], others: RowsHeld[ClientFactor]) -> Rows:
+    def align(self, own: Any, others: Any) -> Rows:
         """Return the rows of other clients."""
         shapes = lambda held: [np.shape(x) for x in tf.nest.flatten((held.weights, held.settings))]
         if shapes(own) != shapes(others):

@@ -24,9 +24,8 @@ from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_
 from tfp_bfl.training.passes import Passes, checked, with_passes
 from tfp_bfl.training.potential import check_independent
 from tfp_bfl.training.schedules import inverse_decay
-from tfp_bfl.training.target import Target
 from tfp_bfl.training.trainer import Trainer
-from tfp_bfl.training.updates import ByOptimizer, Schedule, check_schedules
+from tfp_bfl.training.updates import ByOptimizer, Schedule, Target, check_schedules
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage
 from tfp_bfl.weights.flat import Prior
 
@@ -102,7 +101,7 @@ def laplace_factors(
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[Factor]:
-            site, precision, mean = message.memory, message.told, flatten(message.weights.point)
+            site, precision, mean = message.memory, message.extra, flatten(message.weights.point)
             lowest = tf.maximum(precision - site.precision / step_size, prior_precision)
             pull = (site.shift - site.precision * mean) / step_size
             number = tf.shape(examples.labels)[0]

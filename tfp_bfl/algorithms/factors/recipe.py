@@ -1,4 +1,9 @@
-"""Posteriors with factors that stay at the clients: partitioned variational inference and Bayesian ADMM."""
+"""Posteriors with factors that stay at the clients: partitioned variational inference, Bayesian ADMM, and FedLap.
+
+The first two are of models with variational weights, FedLap of those of kind deterministic without BatchNorm.
+Arguments that are not listed are those of `compose` and of the client work, `factors.work.factors` and
+`factors.laplace_work.laplace_factors`, or as of `partitioned_vi`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from tfp_bfl.algorithms.factors.laplace_work import laplace_factors
 from tfp_bfl.algorithms.factors.step import dual, laplace_dual
 from tfp_bfl.algorithms.factors.work import factors
 from tfp_bfl.algorithms.options import TrainingOptions, WeighedOptions
+from tfp_bfl.training.potential import prior_precision
 from tfp_bfl.weights import prior
 
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", *COMPRESSION, "privacy"))
@@ -29,10 +35,8 @@ def partitioned_vi(
     factors.
 
     Args:
-      model_fn: builds a Keras model with variational weights; or such a model.
       damping: above 0 and at most 1, None for 1 / K: with much of it clients who move the same weights overshoot
         together.
-      **options: of `compose` and of `factors.work.factors`.
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1, synchronous; Bui et al. 2018 (arXiv:1811.11206).
 
@@ -62,10 +66,8 @@ def bayesian_admm(
     server:  natural(q) <- (1 - a) mean_k natural(q_k) + a natural(prior prod_k t_k),   a = 1 / (1 + K rho)
 
     Args:
-      model_fn: as `partitioned_vi`.
       step_size: rho. At 1 q comes to rest at the posterior; below it only nearly (`factors.work.factors`), and it may
         diverge where clients differ much.
-      damping: as `partitioned_vi`.
       empty_sites: t_k = 1 at first, as published; otherwise the sites hold the first posterior. With little damping q
         is then some (1 - a) mean_k q_k for long: wide, and quick to move.
       server_step_size: a of the server; None for 1 / (1 + K rho).
@@ -107,19 +109,15 @@ def fed_lap(
     from the Gauss-Newton diagonal at w_k; at rest S is the prior's precision plus the sum over all data at the mode.
 
     Args:
-      model_fn: builds a Keras model of kind deterministic without BatchNorm; or such a model.
       covariance: FedLap-Cov, which predicts with samples of N(w_g, 1 / S).
-      prior_stddev: t of the prior N(0, t^2 I).
       step_size: rho. FedLap: the larger, the nearer clients stay to w_g; rho / t^2 should be of the order of the
         curvature of a client's data.
-      damping: as `partitioned_vi`.
-      **options: of `compose` and of `factors.laplace_work.laplace_factors`.
 
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325). Equations derived
       (`factors.laplace_work.laplace_factors`).
     """
     work, process = split_options(fed_lap, options)
-    held: dict[str, Any] = {"prior_stddev": prior_stddev, "step_size": step_size, "damping": damping}
-    local = laplace_factors(model_fn, covariance=covariance, **held, **work)
-    step = laplace_dual(covariance=covariance, **held)
+    held: dict[str, Any] = {"covariance": covariance, "step_size": step_size, "damping": damping}
+    local = laplace_factors(model_fn, prior_stddev=prior_stddev, **held, **work)
+    step = laplace_dual(prior_precision(prior_stddev), **held)
     return compose(model_fn, local, rules.total(), step, weighting="equal", **process)

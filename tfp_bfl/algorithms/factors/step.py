@@ -65,8 +65,8 @@ def dual(
         precision = each(tf.math.reciprocal, variance)
         return Dual(precision, each(tf.multiply, precision, mean), tf.constant(0), tf.constant(0))
 
-    def meet(state: Dual, federation: RoundSize, num_present: tf.Tensor) -> Dual:
-        return state._replace(num_clients=federation.num_clients, num_present=num_present)
+    def meet(state: Dual, size: RoundSize) -> Dual:
+        return state._replace(num_clients=size.num_clients, num_present=size.present.num_clients)
 
     def advance(state: Dual, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor) -> tuple[Dual, ModelWeights]:
         del seed
@@ -104,7 +104,7 @@ class PointDual(NamedTuple):
 
 
 def laplace_dual(
-    prior_stddev: float = 1.0, step_size: float = 1.0, damping: float | None = None, covariance: bool = False
+    prior_precision: float = 1.0, step_size: float = 1.0, damping: float | None = None, covariance: bool = False
 ) -> ServerStep[Factor]:
     """Average the clients' Gaussians with the product of the prior and their sites, in natural parameters.
 
@@ -114,7 +114,7 @@ def laplace_dual(
     weights, the precision of the prior and empty sites.
 
     Args:
-      prior_stddev: t of the prior N(0, t^2 I).
+      prior_precision: 1 / t^2 of the prior N(0, t^2 I).
       step_size: rho.
       damping: of the sites; both as the clients have them.
       covariance: the posterior N(w, 1 / S) predicts; False: the weights alone.
@@ -124,7 +124,6 @@ def laplace_dual(
 
     Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325); derived as `factors.laplace_work.laplace_factors`.
     """
-    prior_precision = 1 / check_number(prior_stddev, "prior_stddev") ** 2
     inner = dual(step_size, damping)
     vector = lambda mean, variance: ModelWeights(MeanField(mean, variance), (), MeanField((), ()))
 
@@ -132,9 +131,6 @@ def laplace_dual(
         check_point_weights(weights, "FedLap")
         zeros = tf.zeros_like(flatten(weights.point))
         return PointDual(zeros + prior_precision, Dual(zeros + prior_precision, zeros, tf.constant(0), tf.constant(0)))
-
-    def meet(state: PointDual, federation: RoundSize, num_present: tf.Tensor) -> PointDual:
-        return state._replace(dual=inner.meet(state.dual, federation, num_present))
 
     def advance(
         state: PointDual, weights: ModelWeights, total: Factor, seed: tf.Tensor
@@ -153,6 +149,7 @@ def laplace_dual(
         variance = unflatten(1 / tf.convert_to_tensor(state.precision), tuple(weights.point))
         return weights._replace(posterior=MeanField(weights.point, variance), point=())
 
-    tell = lambda state, weights: state.precision
+    send = lambda state, weights: state.precision
     takes, name = total_of(SITE_CHANGE), f"laplace_dual (step size {step_size:g})"
-    return ServerStep(initialize, advance, predictive, tell, meet=meet, takes=takes, name=name)
+    meet = lambda state, size: state._replace(dual=inner.meet(state.dual, size))
+    return ServerStep(initialize, advance, predictive, send, meet=meet, takes=takes, name=name)

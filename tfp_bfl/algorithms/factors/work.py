@@ -21,9 +21,8 @@ from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.natural import ByCurvature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer
 from tfp_bfl.training.passes import Passes, checked, with_passes
-from tfp_bfl.training.target import Target, target_of
 from tfp_bfl.training.trainer import Trainer
-from tfp_bfl.training.updates import Schedule
+from tfp_bfl.training.updates import Schedule, Target, target_of
 from tfp_bfl.weights import ClientResult, FlatWeights, ModelWeights, ServerMessage, TrainingMetrics, layout, prior
 from tfp_bfl.weights.flat import Prior
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, Laplace, laplace, linear_head, moved
-from tfp_bfl.algorithms.rows import RowsHeld
+from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, Laplace, as_vector, laplace, linear_head, moved
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ClientCurvature, ModelWeights
@@ -37,11 +36,6 @@ class Curvatures(NamedTuple):
     groups: tuple[int, ...] = ()
     head: Head | None = None
 
-    @classmethod
-    def of_head(cls, head: Head) -> Curvatures:
-        """Return the settings of an exact last layer."""
-        return cls(head.prior_stddev, head.temperature, head=head)
-
     def at(self, temperature: float) -> Curvatures:
         """Return the settings with another posterior temperature."""
         head = None if self.head is None else self.head._replace(temperature=temperature)
@@ -60,7 +54,7 @@ class Curvatures(NamedTuple):
         mode = _mode(rows, weights)
         if self.head is not None:
             number = sum(int(part.num_examples) for part in parts)
-            sums = total("curvature"), _flat(total("gradient")), total("nll"), _flat(mode), np.float64(number)
+            sums = total("curvature"), as_vector(total("gradient")), total("nll"), as_vector(mode), np.float64(number)
             return linear_head(Expansion(*sums), mode, self.head)
         return laplace(
             mode,
@@ -99,7 +93,7 @@ class Curvatures(NamedTuple):
         if not fits or any(check_number(x, "a setting") <= 0 for x in numbers):
             raise ValueError
 
-    def align(self, own: RowsHeld[ClientCurvature], others: RowsHeld[ClientCurvature]) -> Rows:
+    def align(self, own: Any, others: Any) -> Rows:
         """Return the rows of other clients, which must be at the same weights.
 
         Sums for an exact last layer may be at different weights of that layer: they are expanded at those of `own`,
@@ -110,7 +104,7 @@ class Curvatures(NamedTuple):
         alike = _form(own.rows) == _form(rows) and (self.head is None) == (others.settings.head is None)
         if alike and self.head is not None:
             mode = _mode(own.rows, own.weights)
-            rows = _expanded(rows, _flat(_mode(rows, weights)), _flat(mode))
+            rows = _expanded(rows, as_vector(_mode(rows, weights)), as_vector(mode))
             weights = weights._replace(point=(*weights.point[: -len(mode)], *mode))
         here, there = tf.nest.flatten(own.weights), tf.nest.flatten(weights)
         if not alike or len(here) != len(there) or not all(np.array_equal(x, y) for x, y in zip(here, there)):
@@ -159,10 +153,6 @@ def _mode(rows: Rows, weights: ModelWeights) -> tuple[Any, ...]:
     """Return the weights that the posterior is over: as many of the last as a client's gradient has."""
     number = len(next(iter(rows.values())).gradient)
     return tuple(weights.point[len(weights.point) - number :])
-
-
-def _flat(leaves: Sequence[Array]) -> np.ndarray:
-    return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in leaves])
 
 
 def _is_full(rows: Rows) -> bool:

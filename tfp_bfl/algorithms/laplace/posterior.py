@@ -76,7 +76,7 @@ def laplace(
     heat = float(check_number(temperature, "temperature"))
     if prior_stddev is not None:
         check_number(prior_stddev, "prior_stddev")
-    w, slope = _flat(mode), _flat(gradient)
+    w, slope = as_vector(mode), as_vector(gradient)
     full = not isinstance(curvature, (tuple, list))
     if full and groups is not None and len(set(groups)) > 1:
         raise InvalidArgument("A prior for each group of weights is for a diagonal curvature: leave groups out.")
@@ -86,7 +86,7 @@ def laplace(
         eigenvalues, vectors = np.linalg.eigh((matrix + matrix.T) / (2 * heat))
         slope = vectors.T @ slope
     else:
-        eigenvalues = _flat(cast("Sequence[Array]", curvature)) / heat
+        eigenvalues = as_vector(cast("Sequence[Array]", curvature)) / heat
     eigenvalues = np.maximum(eigenvalues, 0.0)
     group = np.repeat([0] * len(mode) if groups is None else groups, [np.size(x) for x in mode])
     squares = np.bincount(group, w**2)
@@ -130,7 +130,8 @@ def gaussian_of(mode: Sequence[Array], precision: np.ndarray, vectors: np.ndarra
     return LowRank(mean, _shaped(np.full(len(precision), independent), mean), _shaped(rows, mean))
 
 
-def _flat(leaves: Sequence[Array]) -> np.ndarray:
+def as_vector(leaves: Sequence[Array]) -> np.ndarray:
+    """Return arrays as one vector, one after another, in float64."""
     return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in leaves])
 
 

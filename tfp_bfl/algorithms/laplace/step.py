@@ -12,7 +12,6 @@ from tfp_bfl.algorithms.laplace.pool import NUM_HEAD_WEIGHTS, Curvatures, expand
 from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, active, solve, whole
 from tfp_bfl.algorithms.rows import by_client, growing, keep_newest
 from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
-from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ClientCurvature, ModelWeights
@@ -21,14 +20,7 @@ from tfp_bfl.weights import ClientCurvature, ModelWeights
 LARGEST_DISTANCE = 0.5
 
 
-def laplace(
-    num_weights: int,
-    full: bool = False,
-    *,
-    prior_stddev: float | None = None,
-    groups: tuple[int, ...] = (),
-    temperature: float = 1.0,
-) -> ServerStep[Stack[ClientCurvature]]:
+def laplace(num_weights: int, full: bool, settings: Curvatures) -> ServerStep[Stack[ClientCurvature]]:
     """Make the posterior N(w*, (1 / t^2 + sum_k H_k / T)^-1) at the server's weights w*, which stay as they are.
 
     A client may come in any round, and one that comes again replaces its sums: the posterior is that of one round with
@@ -37,18 +29,12 @@ def laplace(
     Args:
       num_weights: how many of the model's last weight tensors the posterior is over.
       full: clients send the matrix H_k, not its diagonal.
-      prior_stddev: t; None for the maximum of the marginal likelihood.
-      groups: the group of each weight tensor, for a prior each; () for one prior.
-      temperature: T.
+      settings: t, T and the groups of weights with a prior each.
 
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `ClientCurvature`s. Its state is the stack, leaves [K, ...] in
       the order of the clients' numbers. Memory: K x (2 D), or K x D_last^2.
     """
-    check_number(temperature, "temperature")
-    if prior_stddev is not None:
-        check_number(prior_stddev, "prior_stddev")
-    settings = Curvatures(prior_stddev, temperature, tuple(groups))
 
     def initialize(weights: ModelWeights) -> ClientCurvature:
         check_point_weights(weights, "Laplace's approximation")
@@ -65,19 +51,16 @@ def laplace(
         if not len(state.client):
             return None
         distance = settings.approximate(by_client(state), weights).distance
-        return None if distance <= LARGEST_DISTANCE else mode_warning(distance)
+        if distance <= LARGEST_DISTANCE:
+            return None
+        return (
+            f"The weights are no mode of the likelihood: by its gradient they lie {distance:.2g} posterior standard "
+            f"deviations off (root mean square over the weights; at most {LARGEST_DISTANCE:g} serve): train for more "
+            "rounds or at a lower learning rate before the Laplace round."
+        )
 
     takes = stack_of(CURVATURE)
     return ServerStep(initialize, keep_newest, predictive, takes=takes, name="laplace", notice=notice)
-
-
-def mode_warning(distance: float) -> str:
-    """Return the warning about weights that are no mode."""
-    return (
-        f"The weights are no mode of the likelihood: by its gradient they lie {distance:.2g} posterior standard "
-        f"deviations off (root mean square over the weights; at most {LARGEST_DISTANCE:g} serve): train for more "
-        "rounds or at a lower learning rate before the Laplace round."
-    )
 
 
 # In posterior standard deviations, root mean square over the weights.
@@ -104,35 +87,19 @@ class LastLayer(NamedTuple):
     prior_precision: Any
 
 
-def last_layer(
-    *,
-    gaussian: bool = False,
-    prior_stddev: float | None = None,
-    noise_stddev: float | None = None,
-    temperature: float = 1.0,
-) -> ServerStep[Stack[ClientCurvature]]:
+def last_layer(head: Head) -> ServerStep[Stack[ClientCurvature]]:
     """Set the last layer to the mean of its posterior, computed from the clients' sums (`posterior.linear_head`).
 
     w <- P^-1 sum_k (H_k w - g_k),   P = 1 / t^2 + sum_k H_k
 
     This is a Newton step. A step that raised the negative log posterior is halved in the next round. The sums of a
-    client that is not in the round are its quadratic expansion of an earlier round: exact for Gaussian labels.
-
-    Args:
-      gaussian: labels are numbers, of which clients send the sums with noise 1. False for labels of classes.
-      prior_stddev: t; None for the maximum of the marginal likelihood.
-      noise_stddev: of Gaussian labels; None for the maximum of the marginal likelihood.
-      temperature: T of the posterior around w, N(w, (1 / t^2 + sum_k H_k / T)^-1); w does not depend on it.
+    client that is not in the round are its quadratic expansion of an earlier round: exact for Gaussian labels, of which
+    clients send the sums with noise 1. The posterior around w is N(w, (1 / t^2 + sum_k H_k / T)^-1).
 
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `laplace.work.last_layer_sums`. Memory: K x D_last^2 numbers.
       After the last round a warning is issued if the remaining Newton step is long.
     """
-    check_number(temperature, "temperature")
-    for name, value in {"prior_stddev": prior_stddev, "noise_stddev": noise_stddev}.items():
-        if value is not None:
-            check_number(value, name)
-    head = Head(gaussian, prior_stddev, noise_stddev, float(temperature))
 
     def initialize(weights: ModelWeights) -> LastLayer:
         check_point_weights(weights, "The posterior of a last layer")
@@ -157,7 +124,7 @@ def last_layer(
         solution = solve(active(total, layer[1].shape[0], head), head)
         mean = whole(solution.mean, solution.noise_precision, layer[1].shape[0], head)
         grown = tf.shape(rows.client)[0] > tf.shape(state.rows.client)[0]  # The value is of more clients then.
-        accepted = gaussian | grown | (value <= state.value + _ROUNDING * tf.abs(value))
+        accepted = head.gaussian | grown | (value <= state.value + _ROUNDING * tf.abs(value))
         prior = solution.prior_precision
         value = value + 0.5 * (prior - state.prior_precision) * square
         pick = lambda x, y: tf.where(accepted, x, y)
@@ -175,7 +142,12 @@ def last_layer(
             return None
         held = held_sums(state, weights, head)
         step = held.settings.approximate(held.rows, held.weights).distance
-        return None if step <= LARGEST_STEP else step_warning(step)
+        if step <= LARGEST_STEP:
+            return None
+        return (
+            f"The last Newton step of the head has {step:.2g} posterior standard deviations (root mean square over the "
+            f"weights; at most {LARGEST_STEP:g} serve): run more rounds, each with all clients."
+        )
 
     takes = stack_of(CURVATURE)
     return ServerStep(initialize, advance, predictive, takes=takes, name="last_layer", notice=notice)
@@ -186,17 +158,9 @@ def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> Held[Clien
     layer = tuple(np.asarray(x) for x in weights.point[-NUM_HEAD_WEIGHTS:])
     at = tuple(np.float32(x) for x in unflatten(tf.convert_to_tensor(state.at), layer))
     weights = weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *at))
-    return Held.of_stack(state.rows, weights, Curvatures.of_head(head))
+    return Held.of_stack(state.rows, weights, Curvatures(head.prior_stddev, head.temperature, head=head))
 
 
 def _total(rows: ClientCurvature, at: tf.Tensor) -> Expansion:
     total = tf.nest.map_structure(lambda x: tf.reduce_sum(x, 0), rows)
     return Expansion(total.curvature, flatten(total.gradient), total.nll, at, total.num_examples)
-
-
-def step_warning(step: float) -> str:
-    """Return the warning about a last layer that is not at its mode."""
-    return (
-        f"The last Newton step of the head has {step:.2g} posterior standard deviations (root mean square over the "
-        f"weights; at most {LARGEST_STEP:g} serve): run more rounds, each with all clients."
-    )

@@ -207,7 +207,7 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
     work, state, step = adaptation.build(), result.state, process.server_step
     # Work with statistics of its own, such as that of the training, gets the message of the server.
     is_plain = step.personal is not None and adaptation.extra is None
-    message_of_step = step.tell(state.step, state.weights)
+    message_of_step = step.send(state.step, state.weights)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(weights: ModelWeights, examples: Any, seed: tf.Tensor) -> ModelWeights:

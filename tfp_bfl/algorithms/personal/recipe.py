@@ -21,7 +21,7 @@ from tfp_bfl.algorithms.options import WeighedOptions
 from tfp_bfl.algorithms.personal.posterior_work import personal_posterior
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
-from tfp_bfl.algorithms.personal.variances_work import NO_PRECISION, personal
+from tfp_bfl.algorithms.personal.work import NO_PRECISION, personal
 from tfp_bfl.algorithms.personal.work import meta_learning as meta_learning_work
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.federated.faults import LIMITS
@@ -46,9 +46,7 @@ def meta_learning(
     Args:
       model_fn: builds a Keras model without BatchNorm.
       learner: one of `personal.work.LEARNERS`.
-      rule: for the weights.
-      server_optimizer: of `servers.server_optimizer`; None to take the pool.
-      **options: of `compose` and of `personal.work.meta_learning`.
+      rule, server_optimizer: for the weights; None to take the pool.
 
     Source: Finn et al. 2017 (arXiv:1703.03400); Nichol et al. 2018 (arXiv:1803.02999); Fallah et al. 2020
     (arXiv:2002.07948).
@@ -81,7 +79,7 @@ def meta_vd(
       variances: one of `personal.variances.PERSONAL_VARIANCES`.
       rule: "log_linear_pool" weighs clients by their precisions, "naive_weighted_average" does not.
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
-      threshold: of pruned exchange (`personal.variances_work.personal`), for a rule by which a variance without bound
+      threshold: of pruned exchange (`personal.work.personal`), for a rule by which a variance without bound
         counts nothing, and without options that count what all clients send of each weight: robust,
         max_change_norm, privacy, secure_sums and a weighting that compares posteriors; None for none.
       variance_options, server_options: of the source of variances, and of `personal.step.personal`.
@@ -164,10 +162,8 @@ def p_fed_bayes(
 
     The server's posterior w predicts for clients who were never in training, v_k for client k.
 
-    Args:
-      model_fn: builds a Keras model with variational weights and without BatchNorm.
-      rule: for the w_k; "naive_weighted_average" averages their means and variances, as published.
-      **options: of `compose` and of `personal.posterior_work.personal_posterior`.
+    For models with variational weights and without BatchNorm. The rule is for the w_k: "naive_weighted_average"
+    averages their means and variances, as published.
 
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1.
     """

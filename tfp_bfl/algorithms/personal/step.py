@@ -72,7 +72,7 @@ def personal(
       capped: False for the rates as they are, as published.
       absent_decay: whether decay and momentum apply to the rows of absent clients too, as in the authors' program.
       clip_norm: of all gradients, the change of the weights included.
-      threshold: of `personal.variances_work.personal`: a client's own model does without the same weights.
+      threshold: of `personal.work.personal`: a client's own model does without the same weights.
       seed: of the first parameters.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates by the authors' program.
@@ -134,7 +134,7 @@ def personal(
         initialize,
         step,
         begin=begin,
-        tell=lambda state, weights: state.parameters,
+        send=lambda state, weights: state.parameters,
         personal=of_client,
         extra=True,
         metrics=metrics,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
+from tfp_bfl.keywords import show
 from tfp_bfl.layers.variational_dropout import LOGIT_RANGES, MIN_VARIANCE, PARAMETRIZATIONS, checked_range
 from tfp_bfl.tensors import Scalar
 from tfp_bfl.weights.model_weights import layout
@@ -93,11 +93,7 @@ class PersonalVariances(NamedTuple):
         With `initial_alpha`, sigma^2 = alpha mean_k theta_k^2 over the weights of each layer.
 
         Args:
-          means: theta of each layer, before training.
-          seed: of the parameters.
-
-        Raises:
-          InvalidArgument: some start lies outside `logit_range`, as far as the means are known (in eager mode).
+          means: theta of each layer, before training. In eager mode a start outside `logit_range` is refused.
         """
         sizes = [mean.shape.num_elements() for mean in means]
         parameters = self.initialize(sum(sizes), seed)
@@ -107,14 +103,7 @@ class PersonalVariances(NamedTuple):
         return parameters._replace(middle=middle)
 
     def starts(self, means: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the logit at which each layer starts, with `initial_alpha`; no layer without.
-
-        Args:
-          means: theta of each layer, before training.
-
-        Raises:
-          InvalidArgument: some start lies outside `logit_range`, as far as the means are known (in eager mode).
-        """
+        """Return the logit at which each layer starts, with `initial_alpha`; no layer without."""
         if self.initial_alpha is None:
             return []
         low, high = self.logit_range
@@ -212,15 +201,75 @@ class PersonalVariances(NamedTuple):
         return tf.where(after[0] > MIN_VARIANCE * (1 + 1e-5), change, 0.0)  # A hair more, for rounding.
 
 
+class Logits(NamedTuple):
+    """Start and range of the clients' logits: what all sources of variances take.
+
+    Fields:
+      middle: the logits at the start; None for the middle of the range: log variance -8.5 is a standard deviation of
+        .014, log alpha -2 a dropout rate of .12.
+      ranged: one of `RANGES`.
+      parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
+      logit_range: the lowest and the highest logit, those of the layers; None for -17 to 0, and by log alpha for -8 to
+        4.
+      initial_rate: dropout rate p at the start, in the place of `middle`: alpha = p / (1 - p), and by log variance
+        sigma^2 = alpha mean theta^2 over the initial weights of each layer: p is the rate of a weight of
+        root-mean-square size, and the median rate is higher.
+    """
+
+    middle: float | None = None
+    ranged: str = "smooth"
+    parametrization: str = "log_variance"
+    logit_range: tuple[float, float] | None = None
+    initial_rate: float | None = None
+
+    def source(
+        self, name: str, num_clients: int, initialize: Callable[[int, int], Parameters], raw: Callable[[Any, Any], Any]
+    ) -> PersonalVariances:
+        """Return the variances by logits that are raw(shared, a client's row) within this range."""
+        check_count(num_clients, "num_clients")
+        lookup(RANGES, self.ranged, "range of variances")
+        (low, high), middle, rate = (
+            checked_range(self.parametrization, self.logit_range),
+            self.middle,
+            self.initial_rate,
+        )
+        settings: dict[str, Any] = {"parametrization": self.parametrization, "logit_range": (low, high)}
+        if rate is not None:
+            if middle is not None:
+                raise InvalidArgument("initial_rate and middle both say where the logits start: give one of them.")
+            if check_number(rate, "initial_rate") >= 1:
+                raise InvalidArgument(f"initial_rate is {rate:g}, but must be above 0 and below 1.")
+            alpha = rate / (1 - rate)
+            if self.parametrization == "log_variance":
+                settings["initial_alpha"] = alpha
+            else:
+                middle = math.log(alpha)
+        at = (low + high) / 2 if middle is None else middle
+        if not low < at < high:
+            what = "middle" if rate is None else f"The start of initial_rate {rate:g}"
+            raise InvalidArgument(f"{what} is {at:g}, but must be above {low:g} and below {high:g}.")
+
+        def within(raw: Any, middle: Any) -> tf.Tensor:
+            raw = tf.convert_to_tensor(raw)
+            start = at if isinstance(middle, tuple) else tf.cast(middle, raw.dtype)
+            if self.ranged == "clamped":
+                return tf.clip_by_value(start + raw, low, high)
+            above, below = high - start, start - low
+            # A number, by which graphs divide otherwise than by a tensor.
+            if isinstance(start, float) and above == below:
+                return start + above * tf.tanh(raw / above)
+            side = tf.where(raw > 0, tf.cast(above, raw.dtype), tf.cast(below, raw.dtype))
+            return start + side * tf.tanh(raw / side)
+
+        logits = lambda shared, row, middle=(): within(raw(shared, row), middle)
+        return PersonalVariances(initialize, logits, name, num_clients, **settings)
+
+
 def hypernetwork(
     num_clients: int,
     embedding_size: int | None = None,
     hidden: Sequence[int] = (200, 200, 200),
-    middle: float | None = None,
-    ranged: str = "smooth",
-    parametrization: str = "log_variance",
-    logit_range: tuple[float, float] | None = None,
-    initial_rate: float | None = None,
+    **logits: Any,
 ) -> PersonalVariances:
     """Give each client logits l = h(e_m): a perceptron h of the client's trained embedding e_m.
 
@@ -232,21 +281,12 @@ def hypernetwork(
       num_clients: M, who have embeddings.
       embedding_size: E; None for floor(1 + M / 4).
       hidden: widths of its hidden layers.
-      middle: the logits at the start; None for the middle of the range: log variance -8.5 is a standard deviation of
-        .014, log alpha -2 a dropout rate of .12.
-      ranged: one of `RANGES`.
-      parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
-      logit_range: the lowest and the highest logit, those of the layers; None for -17 to 0, and by log alpha for -8 to
-        4.
-      initial_rate: dropout rate p at the start, in the place of `middle`: alpha = p / (1 - p), and by log variance
-        sigma^2 = alpha mean theta^2 over the initial weights of each layer: p is the rate of a weight of
-        root-mean-square size, and the median rate is higher.
+      **logits: of `Logits`.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), section 3; sizes and start by the authors' program.
     """
-    check_count(num_clients, "num_clients")
-    size = 1 + num_clients // 4 if embedding_size is None else check_count(embedding_size, "embedding_size")
-    within, settings = _settings(middle, ranged, parametrization, logit_range, initial_rate)
+    default = 1 + check_count(num_clients, "num_clients") // 4
+    size = default if embedding_size is None else check_count(embedding_size, "embedding_size")
     widths = [check_count(width, "A width of hidden") for width in hidden]
 
     def initialize(num_weights: int, seed: int) -> Parameters:
@@ -257,115 +297,46 @@ def hypernetwork(
             leaves.append(rng.normal(scale=1e-3, size=columns).astype(np.float32))
         return Parameters(tuple(leaves), rng.normal(size=(num_clients, size)).astype(np.float32))
 
-    def logits(shared: tuple[tf.Tensor, ...], row: tf.Tensor, middle: object = ()) -> tf.Tensor:
+    def raw(shared: tuple[tf.Tensor, ...], row: tf.Tensor) -> tf.Tensor:
         x = row[tf.newaxis]
         for number in range(0, len(shared), 2):
             x = tf.matmul(x, shared[number]) + shared[number + 1]
             x = tf.nn.leaky_relu(x, 0.1) if number + 2 < len(shared) else x
-        return within(x[0], middle)
+        return x[0]
 
-    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, **settings)
+    return Logits(**logits).source("hypernetwork", num_clients, initialize, raw)
 
 
-def free_variances(
-    num_clients: int,
-    middle: float | None = None,
-    ranged: str = "smooth",
-    parametrization: str = "log_variance",
-    logit_range: tuple[float, float] | None = None,
-    initial_rate: float | None = None,
-) -> PersonalVariances:
-    """Give each client a free vector l [D], without a hypernetwork ("ensemble VD").
-
-    Arguments and errors: as of `hypernetwork`.
-    """
-    check_count(num_clients, "num_clients")
-    within, settings = _settings(middle, ranged, parametrization, logit_range, initial_rate)
+def free_variances(num_clients: int, **logits: Any) -> PersonalVariances:
+    """Give each client a free vector l [D], without a hypernetwork ("ensemble VD"); other arguments: of `Logits`."""
     zeros = lambda num_weights, seed: Parameters((), np.zeros((num_clients, num_weights), np.float32))
-    logits = lambda shared, row, middle=(): within(row, middle)
-    return PersonalVariances(zeros, logits, "free_variances", num_clients, **settings)
+    return Logits(**logits).source("free_variances", num_clients, zeros, lambda shared, row: row)
 
 
-def common_variances(
-    num_clients: int,
-    middle: float | None = None,
-    ranged: str = "smooth",
-    parametrization: str = "log_variance",
-    logit_range: tuple[float, float] | None = None,
-    initial_rate: float | None = None,
-) -> PersonalVariances:
-    """Give all clients one vector l [D], which the server learns ("VD").
-
-    Arguments and errors: as of `hypernetwork`.
-    """
-    check_count(num_clients, "num_clients")
-    within, settings = _settings(middle, ranged, parametrization, logit_range, initial_rate)
+def common_variances(num_clients: int, **logits: Any) -> PersonalVariances:
+    """Give all clients one vector l [D], which the server learns ("VD"); other arguments: of `Logits`."""
     zeros = lambda num_weights, seed: Parameters((np.zeros(num_weights, np.float32),), ())
-    logits = lambda shared, row, middle=(): within(shared[0], middle)
-    return PersonalVariances(zeros, logits, "common_variances", num_clients, **settings)
+    return Logits(**logits).source("common_variances", num_clients, zeros, lambda shared, row: shared[0])
 
 
-@functools.wraps(common_variances, assigned=())  # Of the same arguments.
-def constant_variances(*args: Any, **options: Any) -> PersonalVariances:
+def constant_variances(num_clients: int, **logits: Any) -> PersonalVariances:
     """Give all clients the same noise, which stays as it starts: Gaussian dropout at a constant rate.
 
-    Clients that train it need `logit_rate=0`, as `algorithms.meta_vd` gives them. Arguments and errors: as of
-    `hypernetwork`.
+    Clients that train it need `logit_rate=0`, as `algorithms.meta_vd` gives them. Other arguments: of `Logits`.
     """
-    source = common_variances(*args, **options)
-    if inspect.signature(common_variances).bind(*args, **options).arguments.get("ranged", "smooth") != "smooth":
+    source = common_variances(num_clients, **logits)
+    if Logits(**logits).ranged != "smooth":
         raise InvalidArgument("ranged restricts learned logits, and constant_variances learns none: leave it out.")
-    logits = lambda shared, row, middle=(): tf.stop_gradient(source.logits(shared, row, middle))
-    return source._replace(logits=logits, name="constant_variances", learned=False)
+    of = lambda shared, row, middle=(): tf.stop_gradient(source.logits(shared, row, middle))
+    return source._replace(logits=of, name="constant_variances", learned=False)
 
 
 # A new source of variances is one function here and one line in this table.
-PERSONAL_VARIANCES = {
-    "hypernetwork": hypernetwork,
-    "free_variances": free_variances,
-    "common_variances": common_variances,
-    "constant_variances": constant_variances,
+PERSONAL_VARIANCES: dict[str, Callable[..., PersonalVariances]] = {
+    source.__name__: source for source in (hypernetwork, free_variances, common_variances, constant_variances)
 }
-
-
-def _settings(
-    middle: float | None,
-    ranged: str,
-    parametrization: str,
-    logit_range: tuple[float, float] | None,
-    initial_rate: float | None,
-) -> tuple[Callable[[Any, Any], tf.Tensor], dict[str, Any]]:
-    """Return the function from raw logits to logits, and the settings of `PersonalVariances`."""
-    lookup(RANGES, ranged, "range of variances")
-    low, high = checked_range(parametrization, logit_range)
-    settings: dict[str, Any] = {"parametrization": parametrization, "logit_range": (low, high)}
-    if initial_rate is not None:
-        if middle is not None:
-            raise InvalidArgument("initial_rate and middle both say where the logits start: give one of them.")
-        if check_number(initial_rate, "initial_rate") >= 1:
-            raise InvalidArgument(f"initial_rate is {initial_rate:g}, but must be above 0 and below 1.")
-        alpha = initial_rate / (1 - initial_rate)
-        if parametrization == "log_variance":
-            settings["initial_alpha"] = alpha
-        else:
-            middle = math.log(alpha)
-    at = (low + high) / 2 if middle is None else middle
-    if not low < at < high:
-        what = "middle" if initial_rate is None else f"The start of initial_rate {initial_rate:g}"
-        raise InvalidArgument(f"{what} is {at:g}, but must be above {low:g} and below {high:g}.")
-
-    def within(raw: Any, middle: Any) -> tf.Tensor:
-        raw = tf.convert_to_tensor(raw)
-        start = at if isinstance(middle, tuple) else tf.cast(middle, raw.dtype)
-        if ranged == "clamped":
-            return tf.clip_by_value(start + raw, low, high)
-        above, below = high - start, start - low
-        if isinstance(start, float) and above == below:  # A number, by which graphs divide otherwise than by a tensor.
-            return start + above * tf.tanh(raw / above)
-        side = tf.where(raw > 0, tf.cast(above, raw.dtype), tf.cast(below, raw.dtype))
-        return start + side * tf.tanh(raw / side)
-
-    return within, settings
+for source in PERSONAL_VARIANCES.values():
+    show(source, inspect.signature(Logits).parameters.values())
 
 
 def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: float | None) -> tf.Tensor:

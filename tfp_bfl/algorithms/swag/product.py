@@ -78,10 +78,6 @@ def gaussian_product(
     Returns:
       A `LowRank` of R = sum_i R_i.
 
-    Raises:
-      InvalidArgument: no posteriors; posteriors or prior as in `as_low_rank`, or of different weights; a prior that is
-        no `MeanField`; a precision that is not positive definite. (In a graph values are not checked.)
-
     Source: Makni 2022, FL-SWAG.
 
     Example:

@@ -31,7 +31,7 @@ def fl_swag(
 
     One round with all clients is the whole method. Further rounds are its online form: every client starts from the
     server's first weights whenever it comes, and one that comes again replaces its posterior. `simulate`'s model draws
-    weights from the product at each prediction.
+    weights from the product at each prediction. Other options are those of `compose` and of `swag.work.swag`.
 
     Args:
       model_fn: builds a Keras model without variational layers that returns logits, with the weights to start from,
@@ -51,7 +51,6 @@ def fl_swag(
         once; None for posteriors that hold none.
       min_examples: a client with fewer is refused.
       max_columns: rows of a client's deviations, of which it sends all.
-      **options: of `compose` and of `swag.work.swag`.
 
     Example:
       >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.algorithms.rows import RowsHeld, by_client, growing, keep_newest
+from tfp_bfl.algorithms.rows import by_client, growing, keep_newest
 from tfp_bfl.algorithms.swag.product import check_prior, gaussian_product
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, Stack, stack_of
 from tfp_bfl.errors import InvalidArgument
@@ -61,7 +61,7 @@ class Product(NamedTuple):
             raise ValueError
         self.pool(rows, weights)
 
-    def align(self, own: RowsHeld[ClientPosterior], others: RowsHeld[ClientPosterior]) -> Rows:
+    def align(self, own: Any, others: Any) -> Rows:
         """Return the rows of other clients."""
         over, their = self._over(own.rows), others.settings._over(others.rows)
         same = _shapes(over) == _shapes(their) and _same(_frozen(own, over), _frozen(others, their))
@@ -91,7 +91,7 @@ class Product(NamedTuple):
         return list(tf.nest.flatten(means[0])) if means else []
 
 
-def _frozen(held: RowsHeld[ClientPosterior], over: Sequence[Array]) -> list[Any]:
+def _frozen(held: Any, over: Sequence[Array]) -> list[Any]:
     """Return the layers below posteriors over the last layer, with BatchNorm's statistics; nothing below those over
     all.
     """
@@ -141,9 +141,6 @@ def online_product(
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `ClientPosterior`s. Its state is the stack, leaves [K, ...] in
       the order of the clients' numbers. Memory: K R D.
-
-    Raises:
-      InvalidArgument: a prior that is none; of `initialize`, one over other weights.
 
     Source: Makni 2022, FL-SWAG.
     """

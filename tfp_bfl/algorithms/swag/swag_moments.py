@@ -52,9 +52,6 @@ def start(weights: TensorTree, max_columns: int) -> SwagMoments:
     Args:
       weights: theta_0, a structure of float tensors or variables.
       max_columns: K, at least 2.
-
-    Raises:
-      InvalidArgument: max_columns is no such integer.
     """
     check_count(max_columns, "max_columns", 2)
     # A copy, for a variable's tensor may follow it.
@@ -105,10 +102,6 @@ def posterior_of(state: SwagMoments, min_variance: float = 1e-6) -> LowRank:
     Sigma_diag = max(variance, min_variance). The deviations have as many rows as the state may hold columns; rows that
     are not collected yet are zero.
 
-    Raises:
-      InvalidArgument: fewer than two columns, or min_variance not above zero. (Of a state in a graph, running it fails
-        with TensorFlow's InvalidArgumentError.)
-
     Source: Maddox et al. 2019 (arXiv:1902.02476), eq. 1; Makni 2022.
     """
     state = _checked(state, 2, "a covariance needs at least two columns")
@@ -122,9 +115,6 @@ def posterior_of(state: SwagMoments, min_variance: float = 1e-6) -> LowRank:
 def mean_field_of(state: SwagMoments, min_variance: float = 1e-6) -> MeanField:
     """Return the SWAG-Diagonal posterior N(mean, Sigma_diag), Sigma_diag = max(variance, min_variance), without the
     half.
-
-    Raises:
-      InvalidArgument: nothing collected, or min_variance not above zero. (In a graph as `posterior_of`.)
 
     Source: Maddox et al. 2019 (arXiv:1902.02476), section 3.1.
     """

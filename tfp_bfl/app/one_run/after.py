@@ -1,25 +1,32 @@
-"""A complete run with a posterior at its weights: by one more round over its clients, or several, without training."""
+"""What is made of a complete run without training: a posterior at its weights, other clients, the model of a client."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, datasets
-from tfp_bfl.app.one_run.client_model import final_weights
-from tfp_bfl.app.one_run.records import config_with_code
-from tfp_bfl.app.one_run.revise import CLIENTS, new_folder, write
+from tfp_bfl.app.one_run.job import Job, prepare
+from tfp_bfl.app.one_run.records import MOST_SUMMARY_BYTES, config_with_code, in_columns, read_json
+from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.afterwards import After
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.own_model import NO_CODE
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
+from tfp_bfl.files.writing import begun
 from tfp_bfl.options.fits import check_exact as check_exact
 from tfp_bfl.options.fits import check_one_network as check_one_network
 from tfp_bfl.options.fits import check_start
+from tfp_bfl.options.methods import ALGORITHMS, PERSONAL, in_words
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -56,19 +63,33 @@ def find_posterior(
       InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option does not fit.
         Then nothing is written.
     """
-    finished = finished_run(run, output, code, _WHAT[options.algorithm])
-    config, data = finished.config, finished.data
-    result, state = fit(finished, options)
-    value, origin = choose_temperature(options.temperature, finished, state)
+    folder, source, what = new_folder(output), pathlib.Path(run), _WHAT[options.algorithm]
+    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
+        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
+    config = config_with_code(source, code)
+    if (source / CLIENTS).is_file():
+        raise InvalidArgument(
+            f"{name(run)} has a posterior already: give a run of fed_opt, or the one that it was made of."
+        )
+    check_start(config, what, name(run))
+    data = datasets.load(config)
+    config = datasets.with_clients(config, data)
+    # Whatever trained it, the sums need no workers.
+    job = prepare(config.model_copy(update={"engine": None}), data, NO_CODE)
+    check_start(config, what, name(run), job.process)
+    weights = final_weights(job.process, config, source)
+    if tf.nest.flatten(weights.posterior):
+        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
+    result, state = fit(job, weights, options)
+    value, origin = choose_temperature(options.temperature, job, state)
     more: dict[str, Any] = {"temperature_by": origin, "warnings": list(result.warnings)}
     if options.algorithm == "last_layer":
         more["rounds"] = len(result.rounds)
-    elif options.structure == "diagonal" and data.train.target is None:
+    elif options.structure == "diagonal" and job.train.target is None:
         given: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
-        model = model_at(value, finished, state)
-        scores = bfl.evaluation.evaluate(model, data.test.features, data.test.labels, **given).metrics
-        more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
-    return write(finished.folder, config, data, at(value, state), **more)
+        scores = bfl.evaluation.evaluate(model_at(value, job, state), job.test.features, job.test.labels, **given)
+        more |= {f"linearised_{x}": scores.metrics[x] for x in ("accuracy", "test_nll", "ece")}
+    return write(folder, config, data, at(value, state), **more)
 
 
 def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
@@ -77,58 +98,39 @@ def free_folder(run: str | pathlib.Path, algorithm: str) -> str:
     return str(pathlib.Path("runs") / f"{pathlib.Path(run).resolve().name}-{algorithm}-{now}")
 
 
-class FinishedRun(NamedTuple):
-    """A finished run without a posterior.
-
-    Fields:
-      folder: the new folder, which does not exist.
-      weights: after the last round.
-      held_out: rows on which no client trained, as one client; None without hold_out.
-    """
-
-    folder: pathlib.Path
-    config: RunConfig
-    data: bfl.data.OwnData
-    clients: bfl.data.Clients
-    model_fn: Callable[[], keras.Model]
-    weights: bfl.weights.ModelWeights
-    held_out: bfl.data.Clients | None = None
-
-
-def fit(finished: FinishedRun, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
-    """Return the rounds of sums at a run's last weights, whose model predicts, and the `algorithms.held.Held` sums."""
+def fit(job: Job, weights: bfl.weights.ModelWeights, options: After) -> tuple[bfl.federated.SimulationResult, Any]:
+    """Return the rounds of sums at trained weights, whose model predicts, and the `algorithms.held.Held` sums."""
     make = _last_layer if options.algorithm == "last_layer" else _laplace
-    process, rounds, held = make(finished, options)
-    seed = finished.config.seed
-    result = bfl.simulate(process, finished.clients, rounds, start=finished.weights, seed=seed, engine="local")
+    process, rounds, held = make(job, options)
+    result = bfl.simulate(process, job.clients, rounds, start=weights, seed=job.config.seed, engine="local")
     return result, held(result.state, process.settings["temperature"])
 
 
-def _laplace(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
-    likelihood: dict[str, Any] = {} if finished.data.train.target is None else {"likelihood": build.LIKELIHOOD}
-    spec = finished.data.train.element_spec
-    process = bfl.algorithms.laplace(finished.model_fn, element_spec=spec, **options.model_dump(), **likelihood)
+def _laplace(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    likelihood: dict[str, Any] = {} if job.train.target is None else {"likelihood": build.LIKELIHOOD}
+    model_fn, spec = job.process.model_fn, job.train.element_spec
+    process = bfl.algorithms.laplace(model_fn, element_spec=spec, **options.model_dump(), **likelihood)
 
     def held(state: Any, temperature: float) -> Any:
         from tfp_bfl.algorithms.laplace.pool import Curvatures
         from tfp_bfl.algorithms.laplace.work import layers_of
 
-        groups = layers_of(finished.model_fn(), options.structure) if options.prior_by_layer else ()
+        groups = layers_of(model_fn(), options.structure) if options.prior_by_layer else ()
         settings = Curvatures(options.prior_stddev, temperature, groups)
         return bfl.algorithms.held.Held.of_stack(state.step, state.weights, settings)
 
     return process, 1, held
 
 
-def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
-    target, noise = finished.data.train.target, options.noise_stddev
+def _last_layer(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int, Callable]:
+    target, noise = job.train.target, options.noise_stddev
     if target is None and noise is not None:
         raise InvalidArgument("noise_stddev is of regression, and the run is of classes: leave it out.")
     noise = None if target is None or noise is None else noise / target.scale
     process = bfl.algorithms.last_layer(
-        finished.model_fn,
+        job.process.model_fn,
         likelihood="categorical" if target is None else "gaussian",
-        element_spec=finished.data.train.element_spec,
+        element_spec=job.train.element_spec,
         prior_stddev=options.prior_stddev,
         noise_stddev=noise,
         temperature=options.temperature,
@@ -144,49 +146,22 @@ def _last_layer(finished: FinishedRun, options: Any) -> tuple[bfl.federated.Baye
     return process, options.rounds or (_ROUNDS if target is None else 1), held
 
 
-def finished_run(
-    run: str | pathlib.Path, output: str | pathlib.Path, code: Mapping[str, str], what: str
-) -> FinishedRun:
-    """Read a run that ended with point weights; `what` names the posterior."""
-    folder, source = new_folder(output), pathlib.Path(run)
-    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
-        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
-    config = config_with_code(source, code)
-    if (source / CLIENTS).is_file():
-        raise InvalidArgument(
-            f"{name(run)} has a posterior already: give a run of fed_opt, or the one that it was made of."
-        )
-    check_start(config, what, name(run))
-    data = datasets.load(config)
-    config = datasets.with_clients(config, data)
-    shares = datasets.shares(config, data.train, data.clients)
-    trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
-    check_start(config, what, name(run), trained)
-    weights = final_weights(trained, config, source)
-    if tf.nest.flatten(weights.posterior):
-        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
-    return FinishedRun(folder, config, data, shares.clients, trained.model_fn, weights, shares.calibration)
-
-
-def choose_temperature(given: float | None, finished: FinishedRun, state: Any) -> tuple[float, str]:
+def choose_temperature(given: float | None, job: Job, state: Any) -> tuple[float, str]:
     """Choose the posterior temperature T, and state its origin: as given, by held-out rows, or the library's default.
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
     no client trained on; test rows are not used. Otherwise, and for regression, T is the default of
-    `algorithms.laplace`.
-
-    Args:
-      state: the clients' sums, a `algorithms.held.Held`, with the default temperature where none is given.
+    `algorithms.laplace`, which the sums `state` have.
     """
     if given is not None:
         return check_number(given, "temperature"), "given"
-    if finished.data.train.target is not None:
+    if job.train.target is not None:
         return state.settings.temperature, "the default for regression"
-    if finished.held_out is None:
+    if job.shares.calibration is None:
         return state.settings.temperature, "the default: the run has no held-out rows (--hold-out)"
-    _, features, labels = finished.held_out.examples(0)
-    score = build.scorer(finished.config, finished.data.test)
-    nll = {T: score(model_at(T, finished, state), features, labels).metrics["test_nll"] for T in GRID}
+    _, features, labels = job.shares.calibration.examples(0)
+    score = build.scorer(job.config, job.test)
+    nll = {T: score(model_at(T, job, state), features, labels).metrics["test_nll"] for T in GRID}
     best = min(nll, key=lambda T: nll[T])
     return best, f"the smallest NLL of {len(labels):,} held-out rows, of {GRID[0]:g} to {GRID[-1]:g}"
 
@@ -196,6 +171,168 @@ def at(temperature: float, state: Any) -> Any:
     return state._replace(settings=state.settings.at(temperature))
 
 
-def model_at(temperature: float, finished: FinishedRun, state: Any) -> Callable:
+def model_at(temperature: float, job: Job, state: Any) -> Callable:
     """Return the model that predicts by the posterior of a temperature."""
-    return bfl.weights.predictive_model(finished.model_fn(), at(temperature, state).pool())
+    return bfl.weights.predictive_model(job.process.model_fn(), at(temperature, state).pool())
+
+
+CLIENTS = "clients.npz"
+Change = Callable[[Any], Any]
+# Entries of a summary that hold for the run with other clients too.
+_KEPT = ("trained", "temperature_by", "rounds")
+
+
+def read_state(run: str | pathlib.Path) -> Any:
+    """Return the clients that a run's folder holds, a `algorithms.held.Held`."""
+    path = pathlib.Path(run) / CLIENTS
+    if not path.is_file():
+        raise InvalidArgument(
+            f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag or "
+            f"partitioned_vi, or of `tfp-bfl laplace` or `last-layer`, with {CLIENTS}."
+        )
+    return bfl.algorithms.held.Held.load(path)
+
+
+def add(other: str | pathlib.Path, names: object, replace: bool) -> Change:
+    """Return the change that takes clients of another run, all of them or those named."""
+    taken = read_state(other)
+    return lambda state: state.join(taken, names or None, replace)
+
+
+def remove(names: Any) -> Change:
+    """Return the change that leaves clients out, as if they had never taken part."""
+    return lambda state: state.remove(*names)
+
+
+def describe(state: Any) -> str:
+    """Return a table of the clients: their examples and how much each one contributes, or how sure it is."""
+    heading, numbers = state.settings.measured(state.rows)
+    rows = [("client", "examples", heading)]
+    rows += [(name, str(int(row.num_examples)), f"{x:.2g}") for (name, row), x in zip(state.rows.items(), numbers)]
+    return in_columns(rows, str.rjust)
+
+
+def revise(
+    run: str | pathlib.Path,
+    change: Change,
+    output: str | pathlib.Path,
+    code: Mapping[str, str] = {},
+) -> dict[str, Any]:
+    """Write a run with other clients to a new folder, and return its summary; the old one stays as it is.
+
+    The folder holds config.yaml, clients.npz, saved_model/ and summary.json, and can be revised again. `change` is of
+    `add` or `remove`.
+    """
+    folder = new_folder(output)
+    state = change(read_state(run))
+    config = config_with_code(run, code)
+    data = datasets.load(config)
+    (summary,) = read_json(pathlib.Path(run) / "summary.json", "summary", MOST_SUMMARY_BYTES)
+    return write(folder, config, data, state, **{name: summary[name] for name in _KEPT if summary.get(name)})
+
+
+def new_folder(output: str | pathlib.Path) -> pathlib.Path:
+    """Return the path of a folder that is still to be made."""
+    folder = pathlib.Path(output)
+    if os.path.lexists(folder):
+        raise InvalidArgument(f"{folder} exists already: give --output a new folder, nothing is overwritten.")
+    return folder
+
+
+def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state: Any, **more: Any) -> dict[str, Any]:
+    """Write the folder of a server's clients: config.yaml, clients.npz, saved_model/ and summary.json.
+
+    `more` are entries of the summary besides the scores on the test set, the clients' names and what the state states.
+    """
+    train, test = data.train, data.test
+    model = bfl.weights.predictive_model(
+        build.model_fn(config, test)(), state.pool(), _batch_norm_examples(config, data)
+    )
+    scores = build.scorer(config, test)(model, test.features, test.labels).metrics
+    names, trained = list(state.rows), more.get("trained") or {}
+    weights = resolve.weights_of(build.model_fn(config, test)())
+    found = state.settings.found(state.rows, state.weights)
+    if "noise_stddev" in found and train.target is not None:  # In the units of the label.
+        found["noise_stddev"] *= train.target.scale
+    own = {name: x for name, x in {**found, **more}.items() if name in ("temperature", "temperature_by")}
+    if own:
+        exact = "noise_stddev" in found
+        weights_are = "with the exact posterior of the last layer" if exact else "with Laplace's posterior"
+        own["weights"] = f"point weights {weights_are}"
+    settings = {**resolve.stated(config, weights, trained), **own}
+    summary = {**scores, **found, **more, "method": resolve.method(settings), "clients": names}
+    info = build.export_info(config, train, scores, weights, trained, own)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidArgument(f"{folder} can't be made ({error.strerror}): give --output another folder.") from None
+    with begun(folder, remove=True):
+        (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
+        state.save(folder / CLIENTS)
+        # Who left has left the card too.
+        bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary
+
+
+def _batch_norm_examples(config: RunConfig, data: bfl.data.OwnData) -> Any:
+    if config.algorithm != "fl_swag" or not config.pretrain_share or config.last_layer:
+        return None
+    return build.batch_norm_examples(config, datasets.shares(config, data.train, data.clients).server)
+
+
+def client_model(
+    run: str | os.PathLike, client: int, code: Mapping[str, str] = {}
+) -> tuple[keras.Model, bfl.export.Info]:
+    """Return the model that predicts for a client, from 0, after a run's last round, with scores on the whole test set.
+
+    A client with a number beyond the run's clients was never in training, and gets what the algorithm has for
+    such; meta_vd the variances of the mean embedding.
+    """
+    folder = pathlib.Path(run)
+    info = bfl.export.read_info(bfl.export.find(run))
+    if not (folder / "config.yaml").is_file():
+        raise InvalidArgument(f"{name(run)} is a model, not the folder of a run, which holds those of the clients.")
+    config = config_with_code(folder, code)
+    if not config.is_personal:
+        personal = in_words(algorithm for algorithm, method in ALGORITHMS.items() if PERSONAL in method.gives)
+        raise InvalidArgument(
+            f"{config.algorithm} makes one model for all clients, and only {personal} one for each: leave --client out."
+        )
+    test = datasets.load(config).test
+    process = build.process(config, test, lambda: None)
+    weights = process.personal_weights(_last_checkpoint(process, config, folder).state, client)
+    model = bfl.weights.predictive_model(process.model_fn(), weights)
+    scores = bfl.evaluation.evaluate(
+        model,
+        test.features,
+        test.labels,
+        num_samples=config.num_samples,
+        seed=config.seed,
+        precision=config.evaluation_precision,
+    ).metrics
+    of_client = {"client": client, "client_in_training": client < config.clients}
+    return model, info._replace(metrics=scores, data={**(info.data or {}), **of_client})
+
+
+def final_weights(
+    process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path
+) -> bfl.weights.ModelWeights:
+    """Read the weights with which a run's model predicts, of its last round or averaged over several."""
+    state, record = _last_checkpoint(process, config, folder)
+    weights = process.predictive_weights(state)
+    number, done = config.average_rounds or 1, int(state.round)
+    if number == 1:
+        return weights
+    average = bfl.federated.averaging.average_of(process, number, done, weights)
+    average.restore(done, record.average_from, record.sums)
+    return average.weights()
+
+
+def _last_checkpoint(process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path) -> Any:
+    first = process.local.initialize()._replace(seed=np.int32(config.seed))
+    checkpoints = bfl.federated.Checkpoints(folder / "checkpoints", process.description)
+    checkpoint = checkpoints.latest(first, process.state_spec)
+    if checkpoint is None:
+        raise InvalidArgument(f"The run in {name(folder)} has no checkpoints any more, which hold its weights.")
+    return checkpoint

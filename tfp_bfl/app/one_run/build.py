@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
-from tfp_bfl.app.one_run.ensembles import num_samples
+from tfp_bfl.app.one_run.records import num_samples
 from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.config import RunConfig, class_of
-from tfp_bfl.app.options.own_model import NO_CODE, Code
-from tfp_bfl.app.options.parameters import check_names, taken_by
+from tfp_bfl.app.options.own_model import NO_CODE, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.options import fits
@@ -80,11 +79,7 @@ def _user_model_fn(
 
 
 def check_models(configs: Iterable[tuple[str, RunConfig]]) -> None:
-    """Build each model of some configurations once, and the processes of those that name code, but for the seed.
-
-    Args:
-      configs: (what an error begins with, configuration).
-    """
+    """Build each model of (what an error begins with, configuration) once, and the processes of those with code."""
     built = set()
     for group, data in datasets.each(configs):
         first = group[0][1]
@@ -144,10 +139,7 @@ def export_info(
 ) -> bfl.export.Info:
     """Return what travels with the exported model of a run; paths of this machine stay here.
 
-    Args:
-      weights: of the model (`resolve.weights_of`); None if they are not known.
-      trained: settings of the process that trained (`resolve.stated`).
-      more: settings that are stated besides, or in the place of others.
+    `weights` and `trained` are as of `resolve.stated`; settings of `more` are stated besides, or in place of others.
     """
     names = {"dataset": train.name, "model": config.model_name}
     settings = {**stated(config, weights, trained), **more}
@@ -171,11 +163,7 @@ def export_info(
 
 
 def settle(config: RunConfig, source: bfl.data.Source | bfl.data.Schema, code: Code = NO_CODE) -> tuple[RunConfig, str]:
-    """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`).
-
-    Args:
-      source: one example or more of the training data, or what they look like.
-    """
+    """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`)."""
     model = model_fn(config, source, code)()
     weights = weights_of(model)
     check_effect(config, weights)
@@ -203,10 +191,8 @@ def process(
 ) -> bfl.federated.BayesianProcess:
     """Return the federated process of a configuration.
 
-    Args:
-      unlabelled: gives those of `Shares`, if they are asked for.
-      secure_sums: the bound of clients' weights where they send whole numbers (`algorithms.compose`).
-      clients: gives the clients of the training, to recipes that fit something to their data beforehand.
+    `unlabelled` gives those of `Shares`, if they are asked for, and `clients` those of the training, to recipes that
+    fit something to their data beforehand; `secure_sums` is as of `algorithms.compose`.
     """
     shared = {} if secure_sums is None else {"secure_sums": secure_sums}
     return _recipe(config, config, source, unlabelled, code, clients, **shared)

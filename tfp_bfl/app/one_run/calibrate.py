@@ -11,8 +11,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app.one_run.ensembles import num_samples
-from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_columns, read_predictions
+from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, in_columns, num_samples, read_predictions
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
@@ -47,15 +46,11 @@ def calibrate(
     without one, and the result states the highest accuracy that can be promised.
 
     Args:
-      run: the folder of a complete run that set examples aside (hold_out).
-      output: a new folder for the SavedModel.
-      accuracy: accuracy on retained examples (`evaluation.abstention_limit`); 0.95 if neither it nor coverage is
-        given; or
-      coverage: fraction of the examples that is retained.
+      run, output: the folder of a complete run that set examples aside (hold_out), and a new one for the SavedModel.
+      accuracy, coverage: one of both (`evaluation.abstention_limit`); an accuracy of 0.95 if neither is given.
       confidence: in that accuracy, and in the coverage of a client's own sets; None for 0.9.
       by: "entropy" or "epistemic", of which uncertainty the limit is.
-      set_coverage: with which probability prediction sets hold the label (`evaluation.conformal_limit`).
-      set_score: by which classes enter a set: "probability", "aps" or "raps:PENALTY".
+      set_coverage, set_score: of prediction sets (`evaluation.conformal_limit`).
       each_client: also find the sets of each client that the data name (`evaluation.calibrate_clients`), and those of
         clients that were never seen.
       figure: a new file for `plots.risk_coverage` of the half on which the limit was found.
@@ -89,7 +84,9 @@ def calibrate(
             f"each_client is for data that name their clients, and the rows of {files.name(folder)} name none: leave "
             "it out, or run it with client_column."
         )
-    _check_new(output, figure)
+    for path in (output, figure):
+        if path is not None and os.path.lexists(path):
+            raise InvalidArgument(f"{files.name(path)} exists already: choose another name, nothing is overwritten.")
     first, second = _halves(held)
     temperature = bfl.evaluation.fit_temperature(first["probabilities"], first["labels"])
     probabilities = bfl.evaluation.at_temperature(second["probabilities"], temperature)
@@ -132,13 +129,6 @@ def _threshold(*scores: np.ndarray, **wanted: Any) -> tuple[Any, Any]:
         return bfl.evaluation.abstention_limit(*scores, **wanted), None
     except bfl.evaluation.NoThreshold as error:
         return None, error.promise
-
-
-def _check_new(*paths: str | pathlib.Path | None) -> None:
-    """Check that no file is where one will be written."""
-    for path in paths:
-        if path is not None and os.path.lexists(path):
-            raise InvalidArgument(f"{files.name(path)} exists already: choose another name, nothing is overwritten.")
 
 
 def _sets_of_clients(

@@ -29,12 +29,7 @@ COVERAGE = 0.9
 
 
 class RowsByClient(NamedTuple):
-    """Rows of a source that belong to clients.
-
-    Fields:
-      rows: of each client, places in the source; a client may have none.
-      names: of the clients in the data; () where the data name none.
-    """
+    """Rows of a source that belong to clients: the places of each, perhaps none, and the names that the data have."""
 
     source: bfl.data.Source
     rows: Sequence[np.ndarray]

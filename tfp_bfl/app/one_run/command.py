@@ -118,7 +118,7 @@ def export_model(run: str, path: str, tflite: bool, client: int | None, code: di
     source: Any = run
     info = None
     if client is not None:
-        from tfp_bfl.app.one_run.client_model import client_model
+        from tfp_bfl.app.one_run.after import client_model
 
         source, info = client_model(run, client, code)
     if tflite:

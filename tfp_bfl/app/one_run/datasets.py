@@ -96,14 +96,8 @@ def check(
 ) -> dict[tuple[Any, ...], str]:
     """Read the data of configurations, each dataset once, and check that they have the clients of the options.
 
-    The clients of datasets that do not name any are not checked, since sets of images are large.
-
-    Args:
-      use: what is tried with the clients of a configuration and its seed, such as to hold out examples; None for
-        nothing.
-
-    Returns:
-      `key` -> digest of data that may name clients.
+    The clients of datasets that do not name any are not checked, since sets of images are large. `use` is tried with
+    the clients of a configuration and its seed. Returned is `key` -> digest of data that may name clients.
     """
     digests = {}
     for group, data in each(configs):
@@ -147,15 +141,13 @@ def _partition(config: RunConfig, train: bfl.data.Source) -> bfl.data.Clients:
 
 
 class Shares(NamedTuple):
-    """The partition of the training data over clients.
+    """The partition of the training data: what is None the run does not have.
 
     Fields:
-      clients: the federation's.
-      server: on which the server pre-trains, one client; None without pre-training.
-      held_out: on which it sees when to stop, one client; None without pre-training.
-      unlabelled: features that the server holds without their labels [U, ...]; None where it holds none.
-      calibration: examples for calibration, as one client; None if there are none.
-      unseen: held-out clients; None if there are none.
+      clients: the federation's; `unseen` are further ones, who never train.
+      server, held_out: on which the server pre-trains, and sees when to stop, one client each.
+      unlabelled: features that the server holds without their labels [U, ...].
+      calibration: examples for calibration, as one client.
     """
 
     clients: bfl.data.Clients

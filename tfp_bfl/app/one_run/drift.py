@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.ensembles import num_samples
 from tfp_bfl.app.one_run.predict import BATCH_SIZE, read_examples
-from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, read_predictions
+from tfp_bfl.app.one_run.records import HELD_OUT, PREDICTIONS, config_in, is_private, num_samples, read_predictions
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
@@ -40,14 +39,10 @@ _MOST_NEEDED = 10**6
 
 
 class DriftReport(NamedTuple):
-    """The result of `drift`.
+    """The result of `drift`: rows of features and scores, numbers of examples, and the images that could not be read.
 
-    Fields:
-      rows: of features and scores.
-      reference: the examples with whose scores the new ones are compared, in words.
-      failures: (name, reason) of each image that could not be read.
-      level: the probability that any row has drift though both samples have one distribution, at most.
-      needed: the number of examples with which every row could have drift; None where no number would do for some.
+    `reference` says with which examples' scores the new ones are compared. `needed` is the number of examples with
+    which every row could have drift; None where no number would do for some.
     """
 
     rows: Sequence[bfl.evaluation.Drift]
@@ -65,11 +60,8 @@ class DriftReport(NamedTuple):
 
 
 class Drifted(NamedTuple):
-    """A feature or a score of two samples.
-
-    Fields:
-      test: gives distance and p-value for the p-value that matters (`evaluation.homogeneity`).
-      least: gives the smallest p-value of a number of new examples.
+    """A feature or a score of two samples: distance and p-value for the p-value that matters, as of
+    `evaluation.homogeneity`, and the smallest p-value of a number of new examples.
     """
 
     name: str
@@ -103,17 +95,12 @@ def drift(
     level: float = 0.01,
     separator: Any = None,
 ) -> DriftReport:
-    """Compare the examples of files with those of a run's training.
+    """Compare the examples of files, as of `predict`, with those of a complete run's training.
 
     Features are compared with the histograms of all clients' training examples. The model's scores are compared with
     its scores of held-out examples, or of the test set where none were held out: on training examples they would be too
-    confident. The share of unusual examples is compared with the rate of false alarms of that output.
-
-    Args:
-      run: the folder of a complete run.
-      paths: as of `predict`.
-      level: the probability that drift is found in any row though both samples have one distribution, at most.
-      separator: column separator of .csv files.
+    confident. The share of unusual examples is compared with the rate of false alarms of that output. `level` is the
+    probability that drift is found in any row though both samples have one distribution, at most.
 
     Raises:
       InvalidArgument: no folder of a run with histograms, nothing can be read, a level out of its range, or so few
@@ -180,11 +167,7 @@ def compare_features(training: bfl.evaluation.Histograms, new: bfl.evaluation.Hi
 def compare_scores(
     reference: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], unusual: Mapping[str, Any] | None
 ) -> list[Drifted]:
-    """Return the comparison of each score of a model.
-
-    Args:
-      unusual: rate and number of held-out examples of the output of this name; None for a model without it.
-    """
+    """Return the comparison of each score of a model; `unusual` states the output of this name, None without it."""
     found = []
     for key in _OF_CLASSES if "probabilities" in new else _OF_NUMBERS:
         bins = _BINS_OF_FEW if min(len(reference[key]), len(new[key])) < bfl.evaluation.drift.FEW else _BINS
@@ -230,9 +213,7 @@ def rows_of(compared: Sequence[Drifted], number: int, level: float) -> tuple[lis
     """Return the rows of a report, and the number of examples with which every row could have drift; None for none."""
     resolution = level / len(compared)
 
-    def enough(row: Drifted, size: int) -> bool:
-        return row.least(size) < resolution
-
+    enough = lambda row, size: row.least(size) < resolution
     sizes = range(1, _MOST_NEEDED)
     possible = [row for row in compared if enough(row, _MOST_NEEDED)]
     if not possible:

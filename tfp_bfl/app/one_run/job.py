@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, datasets, ensembles, records
+from tfp_bfl.app.one_run import build, client_scores, datasets, records
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.own_model import Code
 from tfp_bfl.app.options.resolve import POINT, of_gaussians, resolved, title
@@ -27,12 +27,10 @@ class Job(NamedTuple):
     """Hold what a run is made of.
 
     Fields:
-      config: the configuration with all defaults filled in.
+      config: with all defaults filled in.
       sample: one example or more of the training data.
-      shares: the clients, and what the server holds.
       shown: the test examples of evaluations after rounds.
-      process: the federated process; of an ensemble, that of the first member.
-      trained: what `simulate` runs: the process, or the ensemble.
+      process: of an ensemble, that of the first member; `trained` is what `simulate` runs.
       everybody: the clients in training, and those that are not.
       shards: of each of these the test rows; None where the data name no clients and nobody asked for their scores.
     """
@@ -65,7 +63,7 @@ class Job(NamedTuple):
     @property
     def prediction(self) -> dict[str, Any]:
         """The options of a prediction."""
-        config, number = self.config, ensembles.num_samples(self.config)
+        config, number = self.config, records.num_samples(self.config)
         return {"num_samples": number, "seed": config.seed, "precision": config.evaluation_precision}
 
     @property
@@ -125,11 +123,7 @@ def prepare(
     code: Code,
     keep: Callable[[bfl.data.Clients], bfl.data.Clients] = lambda clients: clients,
 ) -> Job:
-    """Read the data of a run, and build its process.
-
-    Args:
-      keep: gives the clients with the examples that the run may use, of all clients.
-    """
+    """Read the data of a run, and build its process; `keep` gives the clients with the examples that it may use."""
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)
@@ -139,17 +133,19 @@ def prepare(
         read = pool.submit(_read, config, user_data, keep)
         shared: Any = {name: lambda name=name: getattr(read.result()[2], name) for name in ("unlabelled", "clients")}
         config, weights = build.settle(config, sample, code)
-        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, code=code, **shared))
+        process, trained = records.processes(config, lambda x: build.process(x, sample, code=code, **shared))
         train, test, shares = read.result()
     bfl.federated.check_clients(process, shares.clients, config.cohort_size, config.popularity)
     bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
     if weights != POINT or methods.POINT in methods.method_of(config.algorithm).requires or config.ensemble:
         number = min(test.num_examples, EXAMPLES_AT_ONCE)
-        bfl.evaluation.check_num_samples(ensembles.num_samples(config), number, test.num_outputs)
+        bfl.evaluation.check_num_samples(records.num_samples(config), number, test.num_outputs)
     everybody = client_scores.everybody(shares.clients, shares.unseen)
     shards = client_scores.shards(config, test, everybody, scores_personal(config, process))
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    notes = (*(user_data.notes if user_data else ()), *_of_privacy(config, process))
+    notes = tuple(user_data.notes if user_data else ())
+    if config.hold_out and records.is_private(config, process):
+        notes += ("The exported model has no output unusual: epsilon does not cover ranges and features of examples.",)
     return Job(
         config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards, notes
     )
@@ -158,13 +154,6 @@ def prepare(
 def scores_personal(config: RunConfig, process: bfl.federated.BayesianProcess) -> bool:
     """Return whether clients are scored by models of their own."""
     return process.is_personal or config.adapts
-
-
-def _of_privacy(config: RunConfig, process: bfl.federated.BayesianProcess) -> tuple[str, ...]:
-    """Return what a run with differential privacy leaves out, in a sentence."""
-    if not config.hold_out or not records.is_private(config, process):
-        return ()
-    return ("The exported model has no output unusual: epsilon does not cover ranges and features of examples.",)
 
 
 def _read(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl import edges
 from tfp_bfl.app.one_run import build, client_scores
 from tfp_bfl.app.one_run.client_scores import RowsByClient
 from tfp_bfl.app.one_run.job import Job
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfp_bfl import keras
-    from tfp_bfl.app.one_run import baselines
 else:
-    tf, baselines = Later("tensorflow"), Later("tfp_bfl.app.one_run.baselines")
+    tf = Later("tensorflow")
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +41,8 @@ VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "ten
 class Finished(NamedTuple):
     """Hold the record of a training: of a run, of a benchmark's cell or of a trial.
 
-    Fields:
-      options: what was asked for.
-      about: the data, the method and the program.
-      scores: of the test rows; of a trial those of held-out training rows.
-      cost: seconds and megabytes.
-      rounds: a row a round; of a cell the rounds that were evaluated.
+    `about` are the data, the method and the program; scores are of the test rows, of a trial of held-out training rows;
+    costs are seconds and megabytes; of a cell the rounds are those that were evaluated.
     """
 
     options: Mapping[str, Any]
@@ -70,11 +66,7 @@ def train(
     start: bfl.weights.ModelWeights | None = None,
     runtime: object = None,
 ) -> bfl.federated.SimulationResult:
-    """Run the rounds of a job.
-
-    Args:
-      clients: as the engine takes them; None for those of the job.
-    """
+    """Run the rounds of a job, over its clients as the engine takes them, None for as they are."""
     config, test = job.config, {"test data": f"{job.test.num_examples} examples ({job.test.sha256()[:8]})"}
     kept = config.checkpoint_every, config.keep_checkpoints, test
     return bfl.federated.simulate(
@@ -133,11 +125,6 @@ def exchanged(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {f"{way}_mb": sum(row[f"{way}_bits"] for row in rounds) / (8 * MB) for way in ways}
 
 
-def controls(job: Job) -> list[bfl.evaluation.Baseline]:
-    """Score the baselines of `baselines.baselines` on the test data of a job."""
-    return baselines.baselines(job.clients, job.test)
-
-
 def compared(job: Job, final: Any, simple: Sequence[bfl.evaluation.Baseline]) -> list[str]:
     """Return the warnings of a model that is no better than predictions without features.
 
@@ -147,9 +134,9 @@ def compared(job: Job, final: Any, simple: Sequence[bfl.evaluation.Baseline]) ->
     if config.class_weight is not None:
         return []
     # Of rare classes a good model has the accuracy of the most frequent one, and a better NLL.
-    is_better = baselines.is_better(final, simple[0], test)
-    chance = None if is_better else no_better_than_chance(final.metrics, test, config)
-    found = [*([chance] if chance else []), *baselines.worse_than(final, list(simple), test)]
+    better = is_better(final, simple[0], test)
+    chance = None if better else no_better_than_chance(final.metrics, test, config)
+    found = [*([chance] if chance else []), *worse_than(final, list(simple), test)]
     for warning in found:
         logger.warning(warning)
     return found
@@ -165,13 +152,8 @@ def no_better_than_chance(metrics: Mapping[str, Any], test: bfl.data.Source, con
 
 
 class Predicted(NamedTuple):
-    """Hold predictions for the rows of `RowsByClient`, in the order of its `places`.
-
-    Fields:
-      labels: the truth [N].
-      owners: the client of each row [N].
-      arrays: of an `Evaluation` or a `RegressionEvaluation`, by name.
-      metrics: of a model for all clients, as evaluated; {} for personal models.
+    """Hold predictions for the rows of `RowsByClient`, in the order of its `places`: labels [N], the client of each
+    [N], arrays of an evaluation by name, and the metrics of a model for all clients, {} for personal models.
     """
 
     labels: np.ndarray
@@ -181,11 +163,7 @@ class Predicted(NamedTuple):
 
 
 def predict(job: Job, result: bfl.federated.SimulationResult, model: keras.Model, parts: RowsByClient) -> Predicted:
-    """Return the predictions for rows of clients: by one model, or by those of the clients where these are personal.
-
-    Raises:
-      InvalidArgument: models are personal, and the labels are numbers.
-    """
+    """Return the predictions for rows of clients: by one model, or by those of the clients where these are personal."""
     source = parts.source.select(parts.places)
     if not job.is_personal:
         found = build.scorer(job.config, source)(model, source.features, source.labels)
@@ -197,3 +175,72 @@ def predict(job: Job, result: bfl.federated.SimulationResult, model: keras.Model
     before, after, _ = client_scores.personal(job, result, parts)
     arrays = {name: np.concatenate([getattr(each, name) for each in after or before]) for name in _OF_CLASSES}
     return Predicted(truth(source), parts.owners, arrays, {})
+
+
+# In the records of a summary.
+MOST_CLASSES = 30
+
+
+def baselines(clients: bfl.data.Clients, test: bfl.data.Source) -> list[bfl.evaluation.Baseline]:
+    """Score the baselines on the test data.
+
+    For classes the class frequencies, for numbers mean and standard deviation of the training labels, and the
+    baselines of edges, such as linear models.
+    """
+    if test.target is None:
+        constant = bfl.evaluation.class_frequencies(clients.label_counts().sum(0), test.labels)
+    else:
+        labels = np.concatenate([clients.source.labels[part] for part in clients.indices]).astype(np.float64)
+        mean, stddev = labels.mean(), labels.std()
+        scale, shift = test.target.scale, test.target.mean
+        constant = bfl.evaluation.training_mean(shift + scale * mean, scale * stddev, truth(test))
+    return [constant, *(found for baselines_of in edges.parts("baselines") for found in baselines_of(clients, test))]
+
+
+def worse_than(final: object, found: list[bfl.evaluation.Baseline], test: bfl.data.Source) -> list[str]:
+    """Return a warning in a list if a model is worse than a baseline on the test data."""
+    losses = _losses(final, test)
+    better = bfl.evaluation.better_baseline(losses, found)
+    if better is None:
+        return []
+    return [bfl.federated.notices.baseline_warning(float(losses.mean()), better.name, better.metrics["test_nll"])]
+
+
+def is_better(final: object, baseline: bfl.evaluation.Baseline, test: bfl.data.Source) -> bool:
+    """Return whether a model is better than a baseline on the test data, by more than chance."""
+    model = bfl.evaluation.Baseline("model", {}, _losses(final, test))
+    return bfl.evaluation.better_baseline(baseline.losses, [model]) is not None
+
+
+def _losses(final: Any, test: bfl.data.Source) -> np.ndarray:
+    """Return the negative log likelihood of each test label by a model."""
+    if test.target is None:
+        return bfl.evaluation.baselines.nll_of_classes(final.probabilities, test.labels)
+    return bfl.evaluation.baselines.nll_of_numbers(final.mean, final.stddev, truth(test))
+
+
+def of_classes_in(final: Any, test: bfl.data.Source) -> dict[str, Any]:
+    """Return what a summary records of each class: examples, recall, precision, and the confusion matrix."""
+    if test.target is not None or test.num_classes > MOST_CLASSES:
+        return {}
+    scores = bfl.evaluation.class_scores(final.probabilities, test.labels)
+    number = lambda x: None if np.isnan(x) else float(x)
+    classes = {
+        name: {"examples": int(examples), "recall": number(recall), "precision": number(precision)}
+        for name, examples, recall, precision in zip(
+            test.class_names, scores.confusion.sum(1), scores.recall, scores.precision
+        )
+    }
+    return {"classes": classes, "confusion_matrix": scores.confusion.tolist()}
+
+
+def sensitivity_in(final: Any, test: bfl.data.Source) -> dict[str, float]:
+    """Return sensitivity and specificity with their 95 % intervals; nothing unless there are two classes."""
+    if test.target is not None or test.num_classes != 2:
+        return {}
+    scores, found = bfl.evaluation.class_scores(final.probabilities, test.labels), dict[str, float]()
+    for name in ("sensitivity", "specificity"):
+        recall = getattr(scores, name)
+        if recall is not None:
+            found |= {name: recall.value, f"{name}_low": recall.low, f"{name}_high": recall.high}
+    return found

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,10 +44,8 @@ class Row(NamedTuple):
 
     Fields:
       example: path of the image, or path[i] for the i-th example of an archive or a table.
-      label: name of the most probable class; its number if the model has no class names.
-      confidence: its probability.
-      entropy: of the probabilities, normalised to [0, 1].
-      epistemic, aleatoric: traces, as `tfp_bfl.evaluation.summarise` gives them.
+      label, confidence: name or number of the most probable class, and its probability.
+      entropy, epistemic, aleatoric: as `tfp_bfl.evaluation.summarise` gives them.
       abstain: whether the entropy, or the measure that a calibrated model uses, exceeds the threshold.
       set: names of the classes in a calibrated model's prediction set, joined by "|"; otherwise the label.
       unusual: above 1 for an example unlike the training data; None for a model without this output.
@@ -69,13 +67,8 @@ class Row(NamedTuple):
 class NumberRow(NamedTuple):
     """A model's prediction of a number for one image or row, in the units of its training labels.
 
-    Fields:
-      example: path of the image, or path[i] for the i-th example of an archive or a table.
-      mean, stddev: of the predictive distribution.
-      low, high: the ends of its central 90 % interval.
-      epistemic, aleatoric: the parts of its variance.
-      abstain: whether the standard deviation exceeds the threshold.
-      unusual: as of `Row`.
+    `low` and `high` are the ends of the central 90 % interval, `epistemic` and `aleatoric` the parts of the variance;
+    `abstain` is whether the standard deviation exceeds the threshold. Other fields are as of `Row`.
     """
 
     example: str
@@ -93,13 +86,10 @@ AnyRow = Row | NumberRow
 
 
 class Predictions(NamedTuple):
-    """The predictions for the examples of some files.
+    """The predictions for the examples of some files, one at least.
 
-    Fields:
-      kind: "image", or "row" of a table: the name of the first column, in all formats.
-      rows: one for each example; at least one.
-      failures: (name, reason) of each image that could not be read.
-      notes: sentences on categories and empty cells that the training data did not have.
+    `kind` is "image", or "row" of a table: the name of the first column, in all formats. There are (name, reason) of
+    images that could not be read, and notes on categories and empty cells that the training data did not have.
     """
 
     kind: str
@@ -176,23 +166,14 @@ def predict(
 
 
 def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
-    """Check that the options of weight samples have an effect on a model.
-
-    Args:
-      given: num_samples and seed; None for an option that is not given.
-    """
+    """Check that num_samples and seed, None where they are not given, have an effect on a model."""
     for name, value in given.items():
         if value is not None and not (info.model or {"stochastic": True})["stochastic"]:
             raise InvalidArgument(f"{name} has no effect on a model with point weights: leave it out.")
 
 
 class Sets(NamedTuple):
-    """The limits of prediction sets by the clients that rows, or the folders of images, name.
-
-    Fields:
-      clients: the client of each row [N].
-      limits: `Calibration.set_limit` of each row's client [N].
-    """
+    """The client that each row, or the folder of each image, names [N], and the limit of that client's sets [N]."""
 
     clients: np.ndarray
     limits: np.ndarray
@@ -273,9 +254,7 @@ def _as_rows(
             example=which[i],
             label=names[int(answer["label"][i])],
             confidence=float(probabilities[i].max()),
-            entropy=float(answer["entropy"][i]),
-            epistemic=float(answer["epistemic"][i]),
-            aleatoric=float(answer["aleatoric"][i]),
+            **{name: float(answer[name][i]) for name in ("entropy", "epistemic", "aleatoric")},
             abstain=bool(above[i]),
             set=sets[i],
             unusual=float(answer["unusual"][i]) if "unusual" in answer else None,
@@ -324,16 +303,6 @@ def _rows(paths: Any, info: bfl.export.Info, separator: str | None, notes: list[
     return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 
 
-def as_csv(predictions: Predictions) -> str:
-    """Return a line of column names, and a line for each row."""
-    return to_csv([predictions.columns, *(record.values() for record in predictions.records())]).rstrip("\n")
-
-
-def as_json(predictions: Predictions) -> str:
-    """Return a list of objects."""
-    return json.dumps(predictions.records(), indent=2)
-
-
 def as_table(predictions: Predictions) -> str:
     """Format rows for people, as wide as their content: lines of a pipe or a file are not cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -362,4 +331,8 @@ def _in_words(value: object, digits: str) -> str:
 
 # Digits of probabilities, and of traces, which are small.
 _DIGITS = {"confidence": ".3f", "entropy": ".3f", "epistemic": ".4f", "aleatoric": ".4f", "unusual": ".2f"}
-FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}
+FORMATS: dict[str, Callable[[Predictions], str]] = {
+    "table": as_table,
+    "csv": lambda found: to_csv([found.columns, *(row.values() for row in found.records())]).rstrip("\n"),
+    "json": lambda found: json.dumps(found.records(), indent=2),
+}

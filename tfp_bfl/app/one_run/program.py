@@ -28,14 +28,9 @@ class _Run(NamedTuple):
 
 
 class Run(_Run):
-    """A complete run.
+    """A complete run: its folder, with what `tfp-bfl run` writes, and its summary, the last model's scores and times.
 
-    Fields:
-      folder: with what `tfp-bfl run` writes: report.html, saved_model/, metrics.jsonl, config.yaml, ...
-      summary: the scores of its last model, and times.
-
-    Attributes:
-      data: the data that the program gave, for `report`; None for data that were named.
+    `data` are those that the program gave, for `report`; None for data that were named.
     """
 
     data: GivenData | None = None
@@ -84,7 +79,10 @@ def run(
     """
     both = (("model", model), ("rule", rule), ("algorithm", algorithm))
     if "start" in options or algorithm in AFTER:
-        return _after(output, {**options, **{name: x for name, x in (*both, ("dataset", dataset)) if x is not None}})
+        every = {**options, **{name: x for name, x in (*both, ("dataset", dataset)) if x is not None}}
+        start, name, parts, own = split_after(every)
+        folder = pathlib.Path(output or after.free_folder(str(start), name))
+        return Run(folder, after.find_posterior(str(start), folder, after_options(name, own), parts))
     given = _given_data(dataset, test_data)
     code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))._replace(data=given)
     console = Console(stderr=True, quiet=progress == "none")
@@ -116,19 +114,8 @@ _keyword = functools.partial(Parameter, kind=Parameter.KEYWORD_ONLY)
 show(run, [_keyword(name, default=x.default, annotation=x.annotation) for name, x in fields().items()])
 
 
-def _after(output: str | pathlib.Path | None, given: dict[str, Any]) -> Run:
-    """Find the posterior of an algorithm that follows a training."""
-    start, algorithm, code, own = split_after(given)
-    folder = pathlib.Path(output or after.free_folder(str(start), algorithm))
-    return Run(folder, after.find_posterior(str(start), folder, after_options(algorithm, own), code))
-
-
 def _given_data(dataset: object, test_data: object) -> GivenData | None:
-    """Return data in memory; None for a name or a path.
-
-    Raises:
-      InvalidArgument: one of both is in memory, and the other a path.
-    """
+    """Return data in memory; None for a name or a path."""
     is_path = lambda x: isinstance(x, (str, os.PathLike))
     if test_data is not None and is_path(test_data) != (dataset is None or is_path(dataset)):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")

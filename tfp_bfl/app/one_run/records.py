@@ -1,4 +1,4 @@
-"""The records of a run: its configuration, summary, rounds and predictions, read back from its folder."""
+"""The records of a run, of an ensemble too: configuration, summary, rounds and predictions, read from its folder."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app.one_run import ensembles
 from tfp_bfl.app.one_run.client_scores import names_in
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import stated
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.faces import Later
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.labels import duration
 from tfp_bfl.options.fits import is_private as is_private
 
-if TYPE_CHECKING:  # What draws is imported when something is drawn.
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfp_bfl import keras
     from tfp_bfl.plots import RunResults
+else:
+    tf = Later("tensorflow")
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", "mutual_information")
 # Of a prediction of a number.
@@ -64,11 +69,7 @@ def in_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] =
 
 
 def config_with_code(run: str | os.PathLike, code: Mapping[str, str]) -> RunConfig:
-    """Return the configuration of a run with code that may be run.
-
-    Args:
-      code: option -> FILE.py:FUNCTION of the run's code, which the command names again.
-    """
+    """Return the configuration of a run with code that may be run, option -> FILE.py:FUNCTION that is named again."""
     path = pathlib.Path(run) / "config.yaml"
     there = config_in(pathlib.Path(run))
     for option in code:
@@ -115,11 +116,7 @@ def privacy(
 ) -> dict[str, float]:
     """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
-    Args:
-      process: of the run, whose own privacy has the delta of an algorithm of the user.
-
-    Raises:
-      MissingDependency: the package dp-accounting is not installed.
+    The delta is that of the process where the algorithm is the user's.
     """
     epsilons = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
     if config.example_clip_norm:
@@ -157,7 +154,7 @@ def results(
         config=settings,
         statement=bfl.export.statement(settings),
         summary=summary,
-        rounds=ensembles.over_members(rounds),
+        rounds=over_members(rounds),
         probabilities=predictions.get("probabilities"),
         labels=predictions["labels"],
         uncertainties={key: predictions[key] for key in UNCERTAINTIES if key in predictions},
@@ -247,3 +244,63 @@ def _named(arrays: Mapping[str, np.ndarray], number: int, path: pathlib.Path) ->
     if not are_whole or np.any(client < 0) or np.any(client >= len(names)):
         raise InvalidArgument(f"{files.name(path)} does not name the client of each row as a run does.")
     return ("client", "client_names")
+
+
+# The mean of these scores over the members is reported beside the ensemble's scores.
+_SCORES = ("accuracy", "rmse", "test_nll", "ece", "coverage")
+
+
+def processes(
+    config: RunConfig, build: Callable[[RunConfig], bfl.federated.BayesianProcess]
+) -> tuple[bfl.federated.BayesianProcess, Any]:
+    """Return the process of the first member, and what `simulate` runs: the same, or all members."""
+    if config.ensemble is None:
+        process = build(config)
+        return process, process
+    make = lambda seed: build(config.model_copy(update={"seed": seed}))
+    ensemble = bfl.algorithms.ensemble(make, config.ensemble, config.seed)
+    return ensemble.processes[0], ensemble
+
+
+def num_samples(config: RunConfig) -> int:
+    """Return the number of weight samples of a prediction: equally many of each member."""
+    members = config.ensemble or 1
+    return -(-config.num_samples // members) * members
+
+
+def place(config: RunConfig, row: Mapping[str, Any]) -> int:
+    """Return the number of a round in the run, from 1, the rounds of all members counted."""
+    return int(row.get("member", 0)) * config.rounds + int(row["round"])
+
+
+def over_members(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each round: of an ensemble with the mean of each number over the members."""
+    if not any("member" in row for row in rounds):
+        return [dict(row) for row in rounds]
+    by_round: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rounds:
+        by_round.setdefault(int(row["round"]), []).append(row)
+    return [{**_mean(rows), "round": number} for number, rows in sorted(by_round.items())]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    is_number = lambda x: isinstance(x, (int, float)) and not isinstance(x, bool)
+    names = [name for name, x in rows[0].items() if name != "member" and is_number(x)]
+    faulty = {client: reason for row in rows for client, reason in (row.get("faulty_clients") or {}).items()}
+    means = {name: float(np.mean([row[name] for row in rows])) for name in names if all(name in row for row in rows)}
+    return {**means, "faulty_clients": faulty}
+
+
+def member_scores(result: bfl.federated.SimulationResult, score: Callable[[keras.Model], Any]) -> dict[str, float]:
+    """Return the number and the size of the members, and the means of their own scores; nothing without an ensemble."""
+    if result.ensemble is None:
+        return {}
+    results = result.ensemble.results
+    each_score = [score(member.model).metrics for member in results]
+    num_bytes = sum(np.asarray(x).nbytes for member in results for x in tf.nest.flatten(member.state.weights))
+    means = {name: float(np.mean([each[name] for each in each_score])) for name in _SCORES if name in each_score[0]}
+    return {
+        "members": len(results),
+        "weights_mb": num_bytes / 2**20,
+        **{f"member_{name}": x for name, x in means.items()},
+    }

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run import build, client_scores, datasets, drift, ensembles, pipeline, records
+from tfp_bfl.app.one_run import build, client_scores, datasets, drift, pipeline, records
 from tfp_bfl.app.one_run.job import Job, prepare
-from tfp_bfl.app.one_run.progress import Reporter, reporter
-from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
+from tfp_bfl.app.one_run.run_folder import OnRound, Reporter, Row, free_folder, owned, recorder, reporter, write_results
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.errors import InvalidArgument
@@ -55,13 +54,9 @@ def execute(
     complete; for fl_swag and partitioned_vi also clients.npz, from which `revise` adds and removes clients; with
     hold_out held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
-    Args:
-      config: what to run.
-      output: the folder; None for the configuration's, and if that has none, a new one under runs/.
-      console: where progress is shown; None for nowhere.
-      progress: of `progress.FORMS`; None for a bar in a terminal and lines elsewhere.
-      code: a model, a rule and data in the place of those that the configuration names.
-      on_round: called after each round with its metrics, by name.
+    The folder is `output`, or the configuration's, or else a new one under runs/. `progress` is of `progress.FORMS`,
+    None for a bar in a terminal and lines elsewhere, on the console if there is one. `code` stands in the place of what
+    the configuration names. `on_round` is called after each round with its metrics, by name.
 
     Raises:
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
@@ -84,11 +79,8 @@ def resume(
 ) -> pathlib.Path:
     """Resume an interrupted run from its last checkpoint, and return its folder.
 
-    Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
-
-    Args:
-      code: for a run with a model, rule or data from Python.
-      **named: model, rule, algorithm and dataset of the run that are FILE.py:FUNCTION, as this code is run.
+    Weights and metrics end as those of a run that was never stopped, bit for bit; times do not. Parts of the run that
+    were given from Python are given again as `code`, those that are FILE.py:FUNCTION by their option in `named`.
 
     Raises:
       InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
@@ -115,7 +107,6 @@ def _run(
     job = prepare(config, user_data, code)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
-    from tfp_bfl.app.one_run import baselines  # Which imports TensorFlow.
 
     with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
         status.announce(job.in_words())
@@ -135,10 +126,11 @@ def _run(
         # Ranges, features and histograms of examples have no noise, and no accountant counts them.
         is_private = records.is_private(job.config, job.process)
         apart, unusual = job.apart(result.model), None if is_private else job.unusual(result.model)
-        scores = {**_scores(job, result, final.metrics), **baselines.sensitivity_in(final, job.test)}
-        simple = pipeline.controls(job)
+        scores = {**_scores(job, result, final.metrics), **pipeline.sensitivity_in(final, job.test)}
+        simple = pipeline.baselines(job.clients, job.test)
         if job.shards:
             status.phase("scores of the clients")
+        last, pruned = result.rounds[-1], result.rounds[-1].get("pruned_weights")  # Of all clients.
         of_clients, warnings = client_scores.scored(job, result, final, apart, folder)
         finished = pipeline.Finished(
             options=job.config.recorded(),
@@ -149,14 +141,14 @@ def _run(
             scores={
                 **scores,
                 "baselines": {each.name: each.metrics for each in simple},
-                **baselines.of_classes_in(final, job.test),
+                **pipeline.of_classes_in(final, job.test),
                 **of_clients,
             },
             cost={
                 "train_seconds": sum(row["train_seconds"] for row in result.rounds),
                 "ms_per_step": _ms_per_step(job.config, job.clients, result.rounds),
                 **pipeline.exchanged(result.rounds),
-                **_pruned(result.rounds[-1]),
+                **({"pruned_weights": pruned / (last["num_clients"] - last["num_faulty"])} if pruned else {}),
                 "worker_mb": round(workers_bytes / 2**20),
                 "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
                 "seconds": time.perf_counter() - started,
@@ -216,7 +208,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
         **_permuted(job, result),
         **_of_last_round(job, result),
         **{name: x for name in DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},
-        **ensembles.scores(result, job.score),
+        **records.member_scores(result, job.score),
     }
 
 
@@ -263,9 +255,3 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
     seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)
     return 1000 * seconds[len(seconds) // 2] / (steps * share)
-
-
-def _pruned(last: Row) -> dict[str, float]:
-    """Return a client's pruned weights in the last round; if counted."""
-    pruned = last.get("pruned_weights")
-    return {"pruned_weights": pruned / (last["num_clients"] - last["num_faulty"])} if pruned else {}

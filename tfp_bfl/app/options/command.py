@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
-from tfp_bfl.app.options.own_model import load
-from tfp_bfl.app.options.parameters import kind_of_value, parameters_of
+from tfp_bfl.app.options.own_model import kind_of_value, load, parameters_of
 
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32

@@ -14,11 +14,10 @@ from pydantic.fields import FieldInfo
 
 from tfp_bfl import data
 from tfp_bfl.app.options.given_data import is_table, names_clients, recorded, with_defaults
-from tfp_bfl.app.options.own_model import NO_CODE, Code, check_trust, names_code, split, trust
+from tfp_bfl.app.options.own_model import NO_CODE, Code, Value, check_trust, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
-from tfp_bfl.app.options.parameters import Value
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
-from tfp_bfl.app.options.yaml_file import read_yaml as read_yaml
+from tfp_bfl.app.options.refusals import read_yaml as read_yaml
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.names import canonical as canonical_name
 from tfp_bfl.data.partitions import check_alpha
@@ -347,9 +346,7 @@ def make_config(
 ) -> RunConfig:
     """Return a configuration from a YAML file, if one is given, and options, which win.
 
-    Args:
-      runs_code: whether the run's code may be run for it; False for whoever only reads what a run was.
-      code: functions that a program gives, whose parameters are options too.
+    Who only reads what a run was does not run its code. Parameters of functions that a program gives are options too.
     """
     file_values = read_yaml(file) if file is not None else {}
     if runs_code:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfp_bfl import data
-from tfp_bfl.app.options.own_model import is_trusted, load
-from tfp_bfl.app.options.parameters import name_of, taken_by
+from tfp_bfl.app.options.own_model import is_trusted, load, name_of, taken_by
 from tfp_bfl.data.own import NAME
 from tfp_bfl.data.partition_names import GIVEN as GIVEN_PARTITION
 from tfp_bfl.errors import InvalidArgument, shown
@@ -26,12 +25,7 @@ _RECORD = re.compile(
 
 
 class Recorded(NamedTuple):
-    """Hold what a record says of data that a program gave.
-
-    Fields:
-      names_clients: the data say who holds what.
-      digest: the SHA-256 sum of `data.digest`.
-    """
+    """Hold what a record says of data that a program gave; the digest is that of `data.digest`."""
 
     name: str
     names_clients: bool

@@ -1,24 +1,22 @@
-"""Models, rules and algorithms of the user in runs: functions of a Python file that the command names, or objects."""
+"""Models, rules and algorithms of the user in runs: functions of a Python file that the command names, or objects.
+
+Parameters of these functions are options: given, swept and tuned as those of the library.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Union
+
+import pydantic
 
 from tfp_bfl import data
-from tfp_bfl.app.options.parameters import (
-    Functions,
-    is_model,
-    name_of,
-    names_of,
-    parameters_of,
-    taken_by,
-    takes_all,
-    values_of,
-)
-from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
+from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import GIVEN as GIVEN
 from tfp_bfl.files.code import called, function_of, made_by
@@ -31,13 +29,8 @@ _TRUSTED = set[str]()
 
 
 class Code(NamedTuple):
-    """Hold what a program gives in the place of names; None for what it does not give.
-
-    Fields:
-      model: a function that builds a Keras model.
-      rule: a `Rule` or `GatherRule`, or a function that returns one.
-      algorithm: a function that builds a process, as those of `tfp_bfl.algorithms` do.
-      data: the training and the test data, a `given_data.GivenData`.
+    """Hold what a program gives in the place of names: functions that build a model, a rule and a process, or a rule
+    itself, and a `given_data.GivenData`; None for what it does not give.
     """
 
     model: Any = None
@@ -66,14 +59,10 @@ def model_fn(
     given: Mapping[str, Any] = NOTHING,
     kind: str | None = None,
 ) -> Callable[[], Any]:
-    """Build a model by a user's function, which gets those of the options that it takes.
+    """Build a model by a user's function, which gets those of the options that it takes, and must take those given.
 
-    Args:
-      options: with their values or defaults, such as kind; among them seed, from which the weights of initializers
-        without a seed follow.
-      given: options that the user gave and that the function must take, and its parameters.
-      kind: that the user gave: a model of another kind is converted to point weights or Monte Carlo dropout. None for
-        that of the function.
+    The weights of initializers without a seed follow from the option seed. A model of another kind than the user gave
+    is converted to point weights or Monte Carlo dropout.
     """
     from tfp_bfl import keras, models
     from tfp_bfl.weights import check_form, seeded
@@ -144,11 +133,8 @@ def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = NOTHI
 
 
 def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
-    """Return the process that a user's algorithm builds.
-
-    Args:
-      chosen: options that the user gave, all of which it must take.
-      others: options with their defaults, of which it gets those that it takes and that are not None.
+    """Return the process that a user's algorithm builds: it must take what the user chose, and of the other options, if
+    they are not None, it gets those that it takes.
     """
     from tfp_bfl.federated.process import BayesianProcess
 
@@ -217,3 +203,129 @@ def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: objec
                 f"The config {path_name(file)} names code, {shown(value)}, which is run only where the command names "
                 f"it: add --{option} {value}."
             )
+
+
+Value = str | int | float | bool | None
+# Role of a function (model, rule, algorithm, dataset) -> the function.
+Functions = Mapping[str, Callable[..., Any]]
+_PLAIN = (bool, int, float, str)
+
+
+def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function that can be given by name; a Keras model has none."""
+    if is_model(function):
+        return {}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: x for name, x in _signature(function).parameters.items() if x.kind in by_name}
+
+
+def _signature(function: Any) -> inspect.Signature:
+    """Return the signature of a function as it is written, without what a recipe passes on (`algorithms.compose`)."""
+    own: inspect.Signature = getattr(function, "own_signature", None) or inspect.signature(function)
+    return own
+
+
+def is_model(function: object) -> bool:
+    """Return whether this is a Keras model in the place of a function that builds one."""
+    return hasattr(function, "get_config")
+
+
+def takes_all(function: Any) -> bool:
+    """Return whether a function has `**options`."""
+    return not is_model(function) and any(x.kind is x.VAR_KEYWORD for x in _signature(function).parameters.values())
+
+
+def name_of(role: str, function: object) -> str:
+    """Return how an error names a user's function."""
+    return f"The {role} function {getattr(function, '__name__', shown(function))!r}"
+
+
+def type_of(role: str, function: object, name: str) -> Any:
+    """Return the type of a parameter, by its annotation or its default."""
+    parameter = parameters_of(function)[name]
+    try:
+        annotation = typing.get_type_hints(function).get(name, parameter.annotation)
+    except Exception:  # A name in an annotation that is known to type checkers alone.
+        annotation = parameter.annotation
+    if annotation in (parameter.empty, Any):
+        annotation = type(parameter.default)
+    parts = [x for x in _alternatives(annotation) if x is not type(None)]
+    if not parts or not all(x in _PLAIN or typing.get_origin(x) is Literal for x in parts):
+        has = "no annotation" if annotation in (type, type(None)) else f"the annotation {_in_words(annotation)}"
+        raise InvalidArgument(
+            f"{name_of(role, function)} has {has} for {name}, but an option must be a bool, int, float, str or "
+            "Literal of these: annotate it so, or leave the option out."
+        )
+    return annotation
+
+
+def _alternatives(annotation: object) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _in_words(annotation: object) -> str:
+    return shown(annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation)))
+
+
+def value_of(role: str, function: object, name: str, value: object) -> Value:
+    """Return the value of a parameter as its type has it, of the text or number that was given."""
+    annotation: Any = type_of(role, function, name), pydantic.Field(alias=name)
+    kind: Any = pydantic.create_model("Parameter", __base__=NoTruthAsNumber, value=annotation)
+    try:
+        found: Value = kind(**{name: value}).value
+    except pydantic.ValidationError as error:
+        raise refusal(error) from None
+    if isinstance(found, str) and not found.isprintable():
+        raise InvalidArgument(f"{name} is {shown(found)}, but must be printable characters.")
+    if isinstance(found, float):
+        check_range(found, name)
+    return found
+
+
+def values_of(given: Mapping[str, Any], functions: Functions) -> dict[str, Value]:
+    """Return the values of options that are parameters of the user's functions; others are left out."""
+    found: dict[str, Value] = {}
+    for name, value in given.items():
+        roles = [role for role, function in functions.items() if name in parameters_of(function)]
+        if len(roles) > 1:
+            raise InvalidArgument(
+                f"{name} is a parameter of the {roles[0]} and of the {roles[1]}: rename one of these parameters."
+            )
+        for role in roles:
+            found[name] = value_of(role, functions[role], name, value)
+    return found
+
+
+def taken_by(function: object, parameters: Mapping[str, Value]) -> dict[str, Value]:
+    """Return those of the given parameters that a function has."""
+    own = parameters_of(function)
+    return {name: value for name, value in parameters.items() if name in own}
+
+
+def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[str, str], bool]) -> None:
+    """Raise InvalidArgument where an option of the run is given that is a parameter of a function, too, which does not
+    get the option's value by `reaches(role, option)`.
+    """
+    for role, function in functions.items():
+        for name in set(given) & set(parameters_of(function)):
+            if not reaches(role, name):
+                raise InvalidArgument(
+                    f"{name} is an option of the run and a parameter of the {role} function "
+                    f"{getattr(function, '__name__', shown(function))!r}, which does not receive it: rename the "
+                    "parameter."
+                )
+
+
+def names_of(functions: Functions) -> dict[str, None]:
+    """Return the names of all parameters, for suggestions."""
+    return {name: None for function in functions.values() for name in parameters_of(function)}
+
+
+def kind_of_value(role: str, function: object, name: str) -> type | None:
+    """Return the type of a parameter's values in the help of a command; None where it can be no option."""
+    try:
+        parts = [x for x in _alternatives(type_of(role, function, name)) if x is not type(None)]
+    except InvalidArgument:
+        return None
+    return parts[0] if parts[0] in _PLAIN else str

@@ -43,13 +43,9 @@ _STATED = (
 def resolved(config: RunConfig, regression: bool, weights: str | None = None, kind: str | None = None) -> RunConfig:
     """Return the configuration with the values that its algorithm takes for options that are None.
 
-    The result gives the same run as `config`, and is its own result.
-
-    Args:
-      regression: the labels are numbers, so that the default temperature is 1.
-      weights: of the model, as `weights_of` returns them. Without Gaussian weights the options of a posterior stay as
-        they are, since the run does not use them. None for Gaussian weights.
-      kind: of a user-supplied model, of which none was given.
+    The result gives the same run as `config`, and is its own result. In a regression the default temperature is 1.
+    Without Gaussian `weights` (`weights_of`; None has them) the options of a posterior stay as they are, since the run
+    does not use them. `kind` is that of a user-supplied model, of which none was given.
     """
     if kind is not None and config.kind is None:
         config = config.model_copy(update={"kind": kind})
@@ -98,11 +94,9 @@ def weights_of(model: keras.Model) -> str:
 def stated(config: RunConfig, weights: str | None, trained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide a run's result and that the run uses, as reports and exports state them.
 
-    Args:
-      weights: of the model; None for a run that recorded none: its options are stated as they were given.
-      trained: `BayesianProcess.settings` of the process that trained. They are stated where the algorithm has no such
-        option, and in the place of what was asked of a user-supplied algorithm; never in that of a parameter of a
-        user's function.
+    A run that recorded no weights states its options as they were given. `trained`, the `BayesianProcess.settings`, are
+    stated where the algorithm has no such option, and in place of what was asked of a user-supplied algorithm; never in
+    that of a parameter of a user's function.
     """
     recorded = config.recorded()
     if weights is None:
@@ -160,13 +154,8 @@ def title(config: RunConfig, weights: str | None = None) -> str:
     model = f"{config.model_name} with {weights}"
     if config.kind and (weights is None or (weights == GAUSSIAN and not names_code(config.model))):
         model = f"{config.kind} {config.model_name}"
-    name = method_name(config, weights)
+    # What distinguishes a run: the rule; or the algorithm, where no rule can be chosen or none is used.
+    is_plain = config.algorithm == "variational" and weights not in (None, GAUSSIAN)
+    name = "federated averaging" if is_plain else config.method
     members = f"{config.ensemble} members of {name}" if config.ensemble else name
     return f"{model} on {config.data_name}, {config.clients} clients, {members}"
-
-
-def method_name(config: RunConfig, weights: str | None = None) -> str:
-    """Return what distinguishes a run: the rule; or the algorithm, where no rule can be chosen or none is used."""
-    if config.algorithm == "variational" and weights not in (None, GAUSSIAN):
-        return "federated averaging"
-    return config.method

@@ -5,13 +5,14 @@ What clients do is sent as graphs, once: the machines need this library, and non
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
 import pathlib
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -19,21 +20,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import ClientExamples, ClientFiles, Reference
-from tfp_bfl.engines.ray.runtime import RayRuntime, first_line, require_ray
-from tfp_bfl.engines.ray.tasks import Tasks
+from tfp_bfl.engines.ray.runtime import RayRuntime, Tasks, first_line, joined, require_ray
 from tfp_bfl.errors import ComputationError, InvalidArgument
+from tfp_bfl.federated import BayesianProcess
 from tfp_bfl.federated.local import Accepts, LocalEngine, client_of
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed_spec, types_of
 from tfp_bfl.files.writing import space
 
 
 class Program(NamedTuple):
-    """The work of clients, as graphs over flat lists of tensors.
-
-    Fields:
-      code: a SavedModel in a tar [bytes], uint8.
-      key: its digest.
-      total: the structure and types of what clients contribute together.
+    """The work of clients, as graphs over flat lists of tensors: a SavedModel in a tar [bytes], its digest, and the
+    structure and types of what clients contribute together.
     """
 
     code: np.ndarray
@@ -42,12 +39,7 @@ class Program(NamedTuple):
 
 
 class RayEngine(LocalEngine):
-    """Runs the clients of a round in tasks of the cluster, and all else here.
-
-    Attributes:
-      concurrent_calls: of the runtime's `num_workers`.
-      accepts: a `data.Reference` for each dataset.
-    """
+    """Runs the clients of a round in tasks of the cluster, and all else here."""
 
     accepts: Accepts = "references"
 
@@ -70,6 +62,13 @@ class RayEngine(LocalEngine):
         asked = [functools.partial(self._work.remote, [self._code], self._program.key, message, x) for x in datasets]
         pack = lambda leaves: tf.nest.pack_sequence_as(self._program.total, [tf.constant(x) for x in leaves])
         return [pack(leaves) for leaves in self._tasks.results(asked)]
+
+
+@contextlib.contextmanager
+def running(process: BayesianProcess, runtime: RayRuntime | None) -> Iterator[RayEngine]:
+    """Yield the engine of a process on a cluster: that of the runtime, or one that is started here and stopped."""
+    with joined(runtime) as cluster:
+        yield RayEngine(process.round, cluster)
 
 
 def program_of(round: Round) -> Program:

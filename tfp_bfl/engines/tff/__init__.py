@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfp_bfl.errors import missing_package
 from tfp_bfl.faces import export_later
@@ -21,6 +21,7 @@ export_later(
     __name__,
     {
         **dict.fromkeys(("Runtime", "local_workers", "remote_workers"), "tfp_bfl.engines.tff.context"),
+        **dict.fromkeys(("learning_process", "running"), "tfp_bfl.engines.tff.engine"),
         "Tls": "tfp_bfl.engines.tff.workers",
         "require_tff": "tfp_bfl.engines.tff.installation",
     },
@@ -34,13 +35,6 @@ def is_installed() -> bool:
     return importlib.util.find_spec("tensorflow_federated") is not None
 
 
-def learning_process(*args: Any) -> Any:
-    """Call `tfp_bfl.engines.tff.engine.learning_process`."""
-    from tfp_bfl.engines.tff import engine
-
-    return engine.learning_process(*args)
-
-
 def process_type() -> type | None:
     """Return TFF's class of learning processes, if TFF has been imported."""
     tff = sys.modules.get("tensorflow_federated")
@@ -51,10 +45,3 @@ def check_installed() -> None:
     """Raise MissingDependency where TensorFlow Federated is not installed."""
     if not is_installed():
         raise missing_package("tensorflow_federated")
-
-
-def running(*args: Any) -> Any:
-    """Call `tfp_bfl.engines.tff.engine.running`."""
-    from tfp_bfl.engines.tff import engine
-
-    return engine.running(*args)

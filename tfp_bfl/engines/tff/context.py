@@ -73,8 +73,7 @@ class Runtime:
     Attributes:
       context: the `tff.framework.SyncContext` in which computations run; installed for the thread of the
         with-block (TFF's contexts are per thread: another thread has to install it for itself).
-      workers: the workers behind it.
-      concurrent_calls: how many client computations all of them run at once.
+      concurrent_calls: how many client computations all workers run at once.
       replace_dead_workers: starts a worker for each that has died and returns how many; none if they are not ours.
     """
 
@@ -141,7 +140,8 @@ def local_workers(
             workers.append(start())
             stack.callback(lambda i: workers[i].stop(), i)  # Whoever is in its place then.
         connections += map(_Connection, workers)
-        stack.callback(_abandon, connections)
+        for i in range(num_workers):
+            stack.callback(lambda i: connections[i].abandon(), i)
 
         def replace_dead_workers() -> int:
             dead = [i for i, worker in enumerate(workers) if not worker.is_alive]
@@ -288,11 +288,6 @@ def _explained() -> Iterator[None]:
         text = error.details() if isinstance(error, grpc.Call) else str(error)
         reason = (text or "").removeprefix("Failed to run computation: ").strip().partition("\n")[0]
         raise ComputationError(f"A computation failed at a worker: {reason or 'it gives no reason'}") from error
-
-
-def _abandon(connections: list[_Connection]) -> None:
-    for connection in connections:
-        connection.abandon()
 
 
 def _release(connections: list[_Connection]) -> None:

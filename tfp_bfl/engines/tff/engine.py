@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,31 +21,13 @@ tff = require_tff()
 
 
 class TffEngine:
-    """Runs a process's computations in a runtime's context.
-
-    Attributes:
-      concurrent_calls: of the runtime.
-      accepts: datasets.
-    """
+    """Runs a process's computations in a runtime's context: an `Engine` of both's functions."""
 
     accepts: Accepts = "datasets"
 
     def __init__(self, process: BayesianProcess, runtime: Runtime):
-        self._process = process.learning_process
-        self._runtime = runtime
-        self.concurrent_calls = runtime.concurrent_calls
-
-    def initialize(self) -> ServerState:
-        """Implement `Engine.initialize`."""
-        return self._process.initialize()
-
-    def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset]) -> Any:
-        """Implement `Engine.next`."""
-        return self._process.next(state, datasets)
-
-    def replace_dead_workers(self) -> int:
-        """Implement `Engine.replace_dead_workers`; return 0 for workers that this process did not start."""
-        return self._runtime.replace_dead_workers()
+        self.initialize, self.next = process.learning_process.initialize, process.learning_process.next
+        self.concurrent_calls, self.replace_dead_workers = runtime.concurrent_calls, runtime.replace_dead_workers
 
 
 @contextlib.contextmanager

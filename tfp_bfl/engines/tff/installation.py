@@ -16,11 +16,7 @@ _WORKER = "worker_binary"
 
 @functools.cache
 def require_tff() -> ModuleType:
-    """Return the module `tensorflow_federated`, imported at the first call (about 5 s).
-
-    Raises:
-      MissingDependency: TFF is absent, or importing it fails.
-    """
+    """Return the module `tensorflow_federated`, imported at the first call (about 5 s); else MissingDependency."""
     try:
         tff = importlib.import_module("tensorflow_federated")
     except ModuleNotFoundError as error:

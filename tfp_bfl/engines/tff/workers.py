@@ -209,9 +209,7 @@ class Worker:
 class Tls(NamedTuple):
     """The encryption and identity of a connection; TFF's worker has neither, but a proxy before it may.
 
-    Fields:
-      authority: file of the certificate that signed the proxy's, PEM.
-      certificate, key: files of our own, which the proxy asks for; None where it does not.
+    `authority` is the file of the certificate that signed the proxy's, PEM; others are ours, which it may ask for.
     """
 
     authority: str | os.PathLike[str]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.one_run.progress import Reporter
+from tfp_bfl.app.one_run.run_folder import Reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.sites.comparison import outstanding
@@ -32,15 +32,14 @@ class Submission(NamedTuple):
     """A run as the server receives it, of a network or of a linear model.
 
     Fields:
-      name: name of the run; a run with the same name is resumed.
-      folder: a new folder, or the folder of the same run.
-      channel: channel to the sites, which counts their messages.
+      name, folder: of the run; one with the same name and folder is resumed.
+      channel: to the sites, which counts their messages.
       quorum: smallest number of sites, and of valid answers in each round.
-      progress: reporter of progress.
+      progress: reporter.
       secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
       max_examples: bound on the number of examples that weights a site; None for no bound.
       without: names of sites that are not asked.
-      again: whether the job is a repetition after an interruption: a complete run is then returned unchanged.
+      again: whether this repeats an interrupted job: a complete run is then returned unchanged.
     """
 
     name: str
@@ -75,9 +74,7 @@ class SitesLeft(Exception):
 class Attendance:
     """The sites of a run, as the file `parties.json` in its folder records them.
 
-    Attributes:
-      reported: name of each numbered site -> the description of its data.
-      refused: name of each absent site -> the reason.
+    `reported` has the descriptions of numbered sites, and `refused` the reasons of absent ones, by name.
     """
 
     def __init__(self, reported: Mapping[str, Any], refused: Mapping[str, str]):
@@ -143,18 +140,11 @@ class Attendance:
     def begin(self, channel: Channel, jobs: Mapping[str, bytes], quorum: int, resumes: bool = False) -> None:
         """Send its job to each site, and record the sites that refuse or do not answer.
 
-        Args:
-          channel: channel to the sites.
-          jobs: site -> its job.
-          quorum: smallest number of sites.
-          resumes: whether rounds of the run are done, so that its sites are fixed.
-
-        Raises:
-          SitesLeft: most sites refuse the keys of these.
-          Error: the sites are fewer than the quorum.
+        Where most sites refuse the keys of some, these are raised as `SitesLeft`, unless the run `resumes` after
+        rounds, so that its sites are fixed.
         """
         _, away = collect(channel, BEGIN, jobs, lambda site, reply: None)
-        if (false := keys.false_keys(away, self.reported)) and not resumes:
+        if not resumes and (false := keys.false_keys(away, self.reported)):
             raise SitesLeft(false)
         self.refused = {site: why for site, why in self.refused.items() if site not in self.reported} | away
         self.check(quorum, away)
@@ -192,10 +182,10 @@ def gather(
     """Ask the sites for descriptions of their data; a site with one that can't be used is recorded as absent.
 
     Args:
-      channel: channel to the sites.
+      channel: to the sites.
       without: name of each site that is not asked -> the reason.
       request: of the server, as JSON, with `secure_sums`: whether the run has masks, which require key offers.
-      check: of a site's name and description; raises `InvalidArgument`. None for that of networks.
+      check: of a site's name and description; None for that of networks.
       task: of the request.
       asked: names of the sites; None for all that are reachable.
     """
@@ -218,14 +208,8 @@ def without_misfits(
 ) -> tuple[T, dict[str, str]]:
     """Return what the sites agree on, and the reasons of the sites that are left out since they do not fit.
 
-    The smallest set of sites without which the others fit is left out, if there is one such set, and it has fewer than
-    half of the sites.
-
-    Args:
-      described: site -> the valid description of its data.
-      agree: descriptions -> the common result; raises `InvalidArgument` where they do not fit, also if no or several
-        such sets exist.
-      least: the smallest number of sites.
+    The smallest set of sites without which the others fit is left out, if there is one such set, it has fewer than half
+    of the sites, and `least` remain. `agree` raises `InvalidArgument` where descriptions do not fit.
     """
     try:
         return agree(described), {}

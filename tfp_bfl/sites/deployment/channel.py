@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from tfp_bfl.data.columns import BadColumns
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.sites.arrays import NO_ANSWER
+from tfp_bfl.sites.arrays import in_order
 
 T = TypeVar("T")
 
@@ -30,11 +30,7 @@ TRAFFIC = "traffic"
 
 
 class Withheld(InvalidArgument):
-    """A refusal of a site whose reason quotes its data: the server gets the message without them.
-
-    Attributes:
-      at_site: the whole reason, for the site's log alone.
-    """
+    """A refusal of a site whose reason quotes its data: the server gets the message, the site's log `at_site`."""
 
     def __init__(self, message: str, at_site: str):
         super().__init__(message)
@@ -78,10 +74,9 @@ class Channel(Protocol):
 
 
 class Counted:
-    """A channel that counts the messages of each site since the server began or resumed the run.
+    """A channel that counts the messages of each site since the server began or resumed the run, in `traffic`.
 
-    Attributes:
-      traffic: site -> number of answers, bytes to and from the site, and its own seconds of computation, as it reports.
+    site -> number of answers, bytes to and from the site, and its own seconds of computation, as it reports.
     """
 
     def __init__(self, channel: Channel):
@@ -118,23 +113,9 @@ class Counted:
 def collect(
     channel: Channel, task: str, what: Mapping[str, bytes], read: Callable[[str, bytes], T]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Ask sites, and return the content of their answers, by their names in order, and the reasons of sites without.
-
-    Args:
-      channel, task: as of `Channel.ask`.
-      what: site -> its message.
-      read: (site, answer) -> its content; raises `InvalidArgument` for an answer that can't be used.
-    """
-    found, reasons = {}, dict.fromkeys(what, NO_ANSWER)
-    for site, reply in channel.ask(task, what):
-        try:
-            if isinstance(reply, Refusal):
-                raise InvalidArgument(reply)
-            found[site] = read(site, reply)
-            reasons.pop(site, None)
-        except InvalidArgument as error:
-            reasons[site] = str(error)
-    return {site: found[site] for site in sorted(found)}, reasons
+    """Ask sites, and return their answers, by name in order, and the reasons of those without (`arrays.in_order`)."""
+    reasons: dict[str, str] = {}
+    return dict(in_order(channel.ask(task, what), what, read, reasons)), reasons
 
 
 def read_json(reply: bytes, reason: str = "its answer is not JSON") -> Any:

@@ -28,26 +28,10 @@ from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import InfoCollector
 from rich.console import Console
 
-from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.one_run.run_folder import reporter
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.sites.deployment import channel
 from tfp_bfl.sites.deployment.attendance import Submission
-from tfp_bfl.sites.deployment.channel import (
-    BEGIN,
-    FAILURE,
-    LONGEST_WAIT,
-    PROGRESS,
-    RUNS,
-    SHARE_WAITED,
-    SHORTEST_WAIT,
-    SUMS,
-    TALK,
-    TASKS,
-    Answer,
-    Counted,
-    Refusal,
-    Reply,
-    Withheld,
-)
 from tfp_bfl.sites.deployment.glm_site import GlmSite
 from tfp_bfl.sites.deployment.job import check_name
 from tfp_bfl.sites.deployment.server import serve
@@ -95,29 +79,13 @@ class Server(Controller):
       options: options of the run.
       quorum: smallest number of sites in a round.
       deadline: time limit for the answer of a site, in seconds.
-      secure_sums, max_examples, without, again: as of `attendance.Submission`.
+      **how: `secure_sums`, `max_examples`, `without` and `again` of `attendance.Submission`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        options: dict[str, Any],
-        quorum: int,
-        deadline: float,
-        secure_sums: bool,
-        max_examples: int | None,
-        without: list[str],
-        again: bool,
-    ):
+    def __init__(self, name: str, options: dict[str, Any], quorum: int, deadline: float, **how: Any):
         super().__init__()
         self._lines = _Lines()
-        self._arguments = name, options, quorum, deadline
-        self._how: dict[str, Any] = {
-            "secure_sums": secure_sums,
-            "max_examples": max_examples,
-            "without": without,
-            "again": again,
-        }
+        self._arguments, self._how = (name, options, quorum, deadline), how
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Do nothing: there is nothing to prepare."""
@@ -129,26 +97,26 @@ class Server(Controller):
         """Add the lines about the run to FLARE's statistics on request."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, self._lines.last())
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(channel.PROGRESS, self._lines.last())
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the federation and copy the folder of the run to the result."""
         name, options, quorum, deadline = self._arguments
         workspace = fl_ctx.get_engine().get_workspace()
-        channel = Counted(_Channel(self, fl_ctx, abort_signal, deadline))
+        counted = channel.Counted(_Channel(self, fl_ctx, abort_signal, deadline))
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
             console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
             with reporter(console, "lines", int(options.get("rounds", 0))) as progress:
-                folder = pathlib.Path(workspace.get_root_dir()) / RUNS / check_name(name)
-                done = serve(options, Submission(name, folder, channel, quorum, progress, **self._how))
+                folder = pathlib.Path(workspace.get_root_dir()) / channel.RUNS / check_name(name)
+                done = serve(options, Submission(name, folder, counted, quorum, progress, **self._how))
             # The administrator downloads the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
         except _Aborted:
             self.log_warning(fl_ctx, "The job was aborted. The run can resume from its last checkpoint.")
         except Error as error:
             result.mkdir(parents=True, exist_ok=True)
-            (result / FAILURE).write_text(str(error), encoding="utf-8")
+            (result / channel.FAILURE).write_text(str(error), encoding="utf-8")
             self.system_panic(str(error), fl_ctx)
 
     def process_result_of_unknown_task(
@@ -177,26 +145,23 @@ class _Channel:
         """
         runner = self._fl_ctx.get_prop(FLContextKey.RUNNER)
         if runner is not None:
-            runner.config.task_request_interval = min(max(SHORTEST_WAIT, SHARE_WAITED * seconds), LONGEST_WAIT)
+            wait = max(channel.SHORTEST_WAIT, channel.SHARE_WAITED * seconds)
+            runner.config.task_request_interval = min(wait, channel.LONGEST_WAIT)
 
-    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
+    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, channel.Reply]]:
         """Implement `channel.Channel.ask`; a site that is not connected refuses."""
         last = time.monotonic()
         self._pace(0.0)
         there = set(self.names)
         asked = [name for name in what if name in there]
-        yield from ((name, Refusal("it is not connected")) for name in what if name not in there)
-        came: queue.SimpleQueue[tuple[str, Reply]] = queue.SimpleQueue()
-        tasks, seconds = [], max(self._deadline, _TO_BEGIN) if task == BEGIN else self._deadline
+        yield from ((name, channel.Refusal("it is not connected")) for name in what if name not in there)
+        came: queue.SimpleQueue[tuple[str, channel.Reply]] = queue.SimpleQueue()
+        tasks, seconds = [], max(self._deadline, _TO_BEGIN) if task == channel.BEGIN else self._deadline
         for content in dict.fromkeys(what[name] for name in asked):
             shareable = Shareable()
             shareable[_CONTENT] = content
-            one = Task(
-                task,
-                shareable,
-                timeout=int(seconds),
-                result_received_cb=functools.partial(_received, came.put),
-            )
+            received = functools.partial(_received, came.put)
+            one = Task(task, shareable, timeout=int(seconds), result_received_cb=received)
             targets = [name for name in asked if what[name] == content]
             self._controller.broadcast(one, self._fl_ctx, targets, min_responses=len(targets))
             tasks.append(one)
@@ -217,20 +182,20 @@ class _Channel:
 
 
 def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
-    result = client_task.result
-    name = client_task.client.name
+    result, name = client_task.result, client_task.client.name
+    content, refused, reply = result.get(_CONTENT), result.get(_REFUSED), None
     if result.get_return_code() != ReturnCode.OK:
-        put((name, Refusal(f"it failed ({result.get_return_code()})")))
-    elif result.get(_REFUSED) is not None:
-        put((name, Refusal(str(result[_REFUSED])[:500])))
-    else:
-        content, seconds = result.get(_CONTENT), result.get(_SECONDS)
-        put((name, _answer(content, seconds) if isinstance(content, bytes) else Refusal("its answer is no bytes")))
+        reply = channel.Refusal(f"it failed ({result.get_return_code()})")
+    elif refused is not None:
+        reply = channel.Refusal(str(refused)[:500])
+    elif not isinstance(content, bytes):
+        reply = channel.Refusal("its answer is no bytes")
+    put((name, _answer(content, result.get(_SECONDS)) if reply is None else reply))
     client_task.result = None  # FLARE stores completed tasks for a while; the answers need not stay in memory.
 
 
-def _answer(content: bytes, seconds: Any) -> Answer:
-    answer = Answer(content)
+def _answer(content: bytes, seconds: Any) -> channel.Answer:
+    answer = channel.Answer(content)
     is_number = isinstance(seconds, float) and 0 <= seconds < _MOST_SECONDS
     answer.seconds = seconds if is_number else 0.0
     return answer
@@ -259,19 +224,20 @@ class Site(Executor):
         started, reply = time.perf_counter(), Shareable()
         try:
             reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
-            if task_name in (BEGIN, TALK):
-                self.log_info(fl_ctx, (self._answers if task_name == BEGIN else self._linear_model).seen)
+            if task_name in (channel.BEGIN, channel.TALK):
+                self.log_info(fl_ctx, (self._answers if task_name == channel.BEGIN else self._linear_model).seen)
         except Error as error:
-            self.log_error(fl_ctx, f"{task_name} refused: {error.at_site if isinstance(error, Withheld) else error}")
+            why = error.at_site if isinstance(error, channel.Withheld) else error
+            self.log_error(fl_ctx, f"{task_name} refused: {why}")
             reply[_REFUSED] = str(error)
         reply[_SECONDS] = time.perf_counter() - started
         self.log_info(fl_ctx, f"{task_name} took {reply[_SECONDS]:.2f} s")
         return reply
 
     def _answer(self, task: str, content: object) -> bytes:
-        if not isinstance(content, bytes) or task not in TASKS:
-            raise InvalidArgument(f"The task {task!r} is none of {', '.join(TASKS)}, or holds no bytes.")
-        site = self._linear_model if task in (TALK, SUMS) else self._answers
+        if not isinstance(content, bytes) or task not in channel.TASKS:
+            raise InvalidArgument(f"The task {task!r} is none of {', '.join(channel.TASKS)}, or holds no bytes.")
+        site = self._linear_model if task in (channel.TALK, channel.SUMS) else self._answers
         if isinstance(site, str):
             raise InvalidArgument(site)
         return site.reply(task, content)

@@ -11,17 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pydantic
 
+from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm.agreement import MISSING, AgreedColumns
-from tfp_bfl.glm.design import Encoding
-from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.federation import TIMES, Federation, Question
-from tfp_bfl.glm.fitting import Model, fit_federation
-from tfp_bfl.glm.hierarchical import Hierarchical
+from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
+from tfp_bfl.glm.federation import TIMES, Question
 from tfp_bfl.glm.outcomes import Outcome
-from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.posterior import Model
 from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import PARTS
 from tfp_bfl.sites.arrays import Arrays
@@ -31,6 +28,8 @@ from tfp_bfl.sites.masks import KEY_BYTES
 GLM = "glm"
 # Kind of the question for sums of `encoding.SiteCells`, beside those of `glm.federation`.
 CELLS = "cells"
+# Options of a fit that jobs have.
+_OF_FIT = tuple(x for x in Model._fields if x not in ("dispersion", "between_stddev", "restricted"))
 # Points of one question.
 _MOST_POINTS = 100
 
@@ -57,12 +56,12 @@ class Revision(pydantic.BaseModel):
 
 
 class GlmJob(pydantic.BaseModel):
-    """The options of a linear model over sites, as of `tfp-bfl glm`."""
+    """The options of a linear model over sites, as of `tfp-bfl glm`; those of the fit are in `model`."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     outcome: str
-    family: str = "gaussian"
+    model: Model
     event: str | None = None
     event_value: list[str] = []
     exposure: str | None = None
@@ -71,59 +70,56 @@ class GlmJob(pydantic.BaseModel):
     categorical: list[str] = []
     date_unit: str | None = None
     missing: str = "drop"
-    random: list[str] = []
-    prior_stddev: float | None = None
-    intercept_stddev: float | None = None
-    stratified: bool = False
-    second_order: bool = False
     level: float = 0.95
     revise: Revision | None = None
 
-    _names = pydantic.field_validator("only", "drop", "categorical", "random")(lambda names: list(as_names(names)))
+    _names = pydantic.field_validator("only", "drop", "categorical")(lambda names: list(as_names(names)))
+    _random = pydantic.field_validator("model")(lambda model: model._replace(random=list(as_names(model.random))))
 
     @property
-    def model(self) -> Model:
-        """The options of the fit."""
-        return Model(**{name: getattr(self, name) for name in Model._fields if name in GlmJob.model_fields})
+    def table(self) -> TableOptions:
+        """The options of reading tables."""
+        return TableOptions(tuple(self.drop), tuple(self.only), tuple(self.categorical), self.date_unit)
 
     @property
     def columns(self) -> Outcome:
         """The columns of the outcome."""
-        return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure).in_one_form()
+        return Outcome(self.outcome, self.model.family, self.event, self.event_value, self.exposure).in_one_form()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options by which `make_glm_job` makes this job."""
+        return {**self.model_dump(exclude={"model"}), **{name: getattr(self.model, name) for name in _OF_FIT}}
 
 
 def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -> GlmJob:
-    """Check the options of a job, as JSON, and return them.
-
-    Args:
-      options: option -> value.
-      secure_sums: whether sites mask their answers.
-      without: names of sites that are not asked.
-    """
+    """Check the options of a job, as JSON, and return them; the sites `without` are not asked."""
     try:
-        job = GlmJob(**options)
+        of_fit = {name: options[name] for name in _OF_FIT if name in options}
+        rest = {name: x for name, x in options.items() if name not in of_fit}
+        job = GlmJob(model=Model(**{"family": "gaussian", **of_fit}), **rest)
+        model, family = job.model, job.model.family
     except (TypeError, pydantic.ValidationError):
         raise InvalidArgument("The options of the linear model do not have the required form.") from None
-    lookup({**FAMILIES, "cox": None}, job.family, "family")
     lookup(MISSING, job.missing, "way with empty cells")
     if job.date_unit is not None:
         lookup(DATE_UNITS, job.date_unit, "unit of dates")
-    job.model.check()
+    model.check()
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
-    if (job.event is None) != (job.family != "cox"):
+    if (job.event is None) != (family != "cox"):
         raise InvalidArgument("--event names the column with the event, for the family cox and no other.")
-    if job.event_value and job.family not in ("bernoulli", "cox"):
-        raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {job.family}.")
-    if job.exposure and job.family != "poisson":
-        raise InvalidArgument(f"--exposure is for poisson, but the family is {job.family}.")
-    if job.random and job.family == "cox":
+    if job.event_value and family not in ("bernoulli", "cox"):
+        raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {family}.")
+    if job.exposure and family != "poisson":
+        raise InvalidArgument(f"--exposure is for poisson, but the family is {family}.")
+    if model.random and family == "cox":
         raise InvalidArgument("--random is for gaussian, bernoulli and poisson, but the family is cox.")
     if job.revise is not None:
         if without:
             raise InvalidArgument("A revision asks only the sites that it adds and removes: leave --without out.")
         _check_revision(job, job.revise, secure_sums)
-    if secure_sums and job.family == "cox" and not job.stratified:
+    if secure_sums and family == "cox" and not model.stratified:
         raise InvalidArgument(
             "One baseline hazard for all sites needs the times of events of each site, which are no sum: with "
             "--secure-sums give --stratified, a baseline hazard for each site."
@@ -133,7 +129,7 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
 
 def _check_revision(job: GlmJob, revision: Revision, secure_sums: bool) -> None:
     asked, clients = [*revision.add, *revision.remove], revision.record.get("clients", [])
-    if job.family == "cox" or job.random or job.second_order:
+    if job.model.family == "cox" or job.model.random or job.model.second_order:
         raise InvalidArgument(
             "Sites join and leave fits of gaussian, bernoulli and poisson outcomes without random effects and second "
             "order: submit a new fit."
@@ -165,14 +161,9 @@ def signs_of(sites: Iterable[str], revision: Revision | None) -> dict[str, int]:
     return signs
 
 
-def names_of(family: str, encoding: Encoding, plan: AgreedColumns) -> list[str]:
+def names_of(job: GlmJob, encoding: Encoding, plan: AgreedColumns) -> list[str]:
     """Return the names of the coefficients [p]; Cox's model has no intercept."""
-    return [*([INTERCEPT] if family != "cox" else []), *encoding.names(plan)]
-
-
-def fit_job(job: GlmJob, federation: Federation) -> Posterior | Hierarchical:
-    """Fit the model of a job; the server does so with its sites, and each site with the totals that it receives."""
-    return fit_federation(federation, job.model)
+    return [*([INTERCEPT] if job.model.family != "cox" else []), *encoding.names(plan)]
 
 
 class Answered(NamedTuple):
@@ -230,7 +221,7 @@ def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, 
     allowed = _kinds(job) if size else {CELLS}
     width = size
     if kind in ("effects", "restricted"):
-        width += len(columns) * (len(columns) + 1) // 2 + (job.family == "gaussian")
+        width += len(columns) * (len(columns) + 1) // 2 + (job.model.family == "gaussian")
     fits = (
         kind in allowed
         and 1 <= len(points) <= _MOST_POINTS
@@ -249,6 +240,6 @@ def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int, 
 
 def _kinds(job: GlmJob) -> set[str]:
     """Return the kinds of questions that a job needs."""
-    if job.family == "cox":
-        return {"columns", "stratum", "trend"} if job.stratified else {"columns", "risk", TIMES}
-    return {"first", "sums"} | ({"effects", "restricted"} if job.random else set())
+    if job.model.family == "cox":
+        return {"columns", "stratum", "trend"} if job.model.stratified else {"columns", "risk", TIMES}
+    return {"first", "sums"} | ({"effects", "restricted"} if job.model.random else set())

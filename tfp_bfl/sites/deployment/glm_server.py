@@ -17,10 +17,11 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.glm import report
-from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, agree, check_description
+from tfp_bfl.glm.agreement import AgreedColumn, AgreedColumns, Encoding, agree, check_description
 from tfp_bfl.glm.checks import apart
-from tfp_bfl.glm.design import Encoding, num_sums, settle
+from tfp_bfl.glm.design import num_sums, settle
 from tfp_bfl.glm.federation import TIMES, Question, answer_length, ask_sums, check_columns
+from tfp_bfl.glm.fitting import fit_federation
 from tfp_bfl.glm.hierarchical import Hierarchical
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.revision import revise_by_sums
@@ -34,7 +35,7 @@ from tfp_bfl.sites.deployment.attendance import (
     reasons_of,
     without_misfits,
 )
-from tfp_bfl.sites.deployment.channel import MOST_BYTES, SUMS, TALK, TRAFFIC, Channel, collect, read_json
+from tfp_bfl.sites.deployment.channel import MOST_BYTES, SUMS, TALK, TRAFFIC, collect, read_json
 from tfp_bfl.sites.masks import KEY_BYTES
 
 Forms = Mapping[str, tuple[type, tuple[int, ...]]]
@@ -45,18 +46,12 @@ _NOT_FINITE = "its sums are not finite, or the coefficients exceed a bound that 
 
 
 class Sites:
-    """Sites that answer questions (`glm.federation.Federation`).
+    """The sites of a run that answer questions (`glm.federation.Federation`); with masks only their sum is read."""
 
-    Args:
-      channel: to the sites.
-      asked: names of the sites.
-      family: the name of the outcome's distribution.
-      secure_sums: whether their answers are masked, so that only their sum can be read.
-    """
-
-    def __init__(self, channel: Channel, asked: Sequence[str], family: str, secure_sums: bool):
-        self._family, self._channel, self.asked, self.is_secure = family, channel, list(asked), secure_sums
-        self.num_clients, self.step, self.answered, self.most_bytes = len(self.asked), 0, glm_job.Answered(), 0
+    def __init__(self, run: Submission, job: glm_job.GlmJob, attendance: Attendance):
+        self.run, self.job, self.attendance, self.asked = run, job, attendance, attendance.names
+        self.is_secure, self.num_clients = run.secure_sums, len(self.asked)
+        self.step, self.answered, self.most_bytes = 0, glm_job.Answered(), 0
         self.names: Sequence[str] = ()
         # Of the last sums at coefficients, without masks.
         self.parts: dict[str, Sums] = {}
@@ -71,26 +66,20 @@ class Sites:
     def talk(self, messages: Mapping[str, Any]) -> dict[str, str]:
         """Send messages in JSON, and return the reasons of the sites that refuse or do not answer."""
         content = {site: json.dumps(what).encode() for site, what in messages.items()}
-        return collect(self._channel, TALK, content, lambda site, reply: read_json(reply))[1]
+        return collect(self.run.channel, TALK, content, lambda site, reply: read_json(reply))[1]
 
-    def begin(self, run: str, attendance: Attendance, plan: AgreedColumns, how: Mapping[str, Any]) -> None:
-        """Send the job to all sites.
-
-        Raises:
-          SitesLeft: sites refuse, or most refuse the keys of some.
-        """
-        offers = attendance.offers if how["secure_sums"] else {}
+    def begin(self, plan: AgreedColumns, how: Mapping[str, Any]) -> None:
+        """Send the job to all sites; raise `SitesLeft` for those that refuse, or whose keys most refuse."""
+        offers = self.attendance.offers if self.is_secure else {}
         job = {**how, "version": bfl.__version__, "sites": self.num_clients, "offers": offers}
         job |= {"events": list(plan.events), "columns": _columns(plan)}
-        message = {"step": "begin", "run": run, "job": job}
-        refused = self.talk({site: {**message, "number": k} for k, site in enumerate(attendance.names)})
-        if refused:
-            raise SitesLeft(keys.false_keys(refused, attendance.names) or refused)
+        message = {"step": "begin", "run": self.run.name, "job": job}
+        if refused := self.talk({site: {**message, "number": k} for k, site in enumerate(self.asked)}):
+            raise SitesLeft(keys.false_keys(refused, self.asked) or refused)
 
     def encode(self, encoding: Encoding, names: Sequence[str]) -> None:
         """Send the encoding of rows, by which the coefficients have these names."""
-        refused = self.talk({site: {"step": "encode", **encoding._asdict()} for site in self.asked})
-        if refused:
+        if refused := self.talk({site: {"step": "encode", **encoding._asdict()} for site in self.asked}):
             raise SitesLeft(refused)
         self.names = names
 
@@ -102,10 +91,11 @@ class Sites:
     def total(self, question: Question) -> np.ndarray:
         """Implement `Federation.total`."""
         size = len(self.names)
-        length = self.num_cells if question.kind == glm_job.CELLS else answer_length(self._family, question, size)
+        is_first, family = question.kind == glm_job.CELLS, self.job.model.family
+        length = self.num_cells if is_first else answer_length(family, question, size)
         if self.is_secure:
             return self._masked_total(question, length)
-        parts = self._answers(question, {"sums": (np.float64, (length,))}, "sums")
+        parts = self._sums(question, length)
         # At coefficients that are too large sums of rows are not finite either.
         self.not_finite = [site for site, part in parts.items() if not np.all(np.isfinite(part))]
         self._in_a_row = {site: self._in_a_row.get(site, 0) + 1 for site in self.not_finite}
@@ -114,8 +104,7 @@ class Sites:
             raise SitesLeft(dict.fromkeys(wrong, _NOT_FINITE))
         if question.kind == "sums":
             self.parts = {site: Sums.unpack(part, size) for site, part in parts.items()}
-        signs = {site: -1 if site in self.removed else 1 for site in parts}
-        total: np.ndarray = np.sum(np.stack([signs[site] * part for site, part in parts.items()]), 0)
+        total: np.ndarray = np.sum([-part if site in self.removed else part for site, part in parts.items()], 0)
         self.answered = glm_job.Answered(total)
         return total
 
@@ -129,8 +118,7 @@ class Sites:
 
     def event_times(self) -> np.ndarray:
         """Implement `Federation.event_times`."""
-        asked, form = Question(TIMES, np.zeros((1, len(self.names)))), {"sums": (np.float64, (-1,))}
-        parts = self._answers(asked, form, "sums")
+        parts = self._sums(Question(TIMES, np.zeros((1, len(self.names)))), -1)
         wrong = [site for site, x in parts.items() if not (np.all(np.isfinite(x)) and np.all(np.diff(x) > 0))]
         if wrong:
             raise SitesLeft(dict.fromkeys(wrong, "its times of events are not finite and ascending"))
@@ -138,19 +126,19 @@ class Sites:
         self.answered = glm_job.Answered(times)
         return times
 
-    def _answers(self, question: Question, forms: Forms, only: str = "") -> dict[str, Any]:
-        """Return the answer of each site, in the order of their names, or the array `only` of each.
+    def _sums(self, question: Question, length: int) -> dict[str, np.ndarray]:
+        answers = self._answers(question, {"sums": (np.float64, (length,))})
+        return {site: found["sums"] for site, found in answers.items()}
 
-        `forms` has the type and shape of each array; -1 stands for any length.
-        """
+    def _answers(self, question: Question, forms: Forms) -> dict[str, dict[str, np.ndarray]]:
+        """Return the answer of each site; `forms` has the type and shape of each array, -1 for any length."""
         content = to_bytes(glm_job.to_arrays(question, self.step, self.answered))
         self.step += 1
-        parts, reasons = collect(
-            self._channel, SUMS, dict.fromkeys(self.asked, content), lambda _, reply: self._read(reply, forms)
-        )
+        read = lambda site, reply: self._read(reply, forms)
+        parts, reasons = collect(self.run.channel, SUMS, dict.fromkeys(self.asked, content), read)
         if reasons:
             raise SitesLeft(reasons)
-        return {site: found[only] if only else found for site, found in parts.items()}
+        return parts
 
     def _read(self, reply: bytes, forms: Forms) -> dict[str, np.ndarray]:
         arrays = stored_arrays(reply, "answer", MOST_BYTES)
@@ -166,16 +154,7 @@ class Sites:
 
 
 def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
-    """Fit a linear model over sites, and write its folder.
-
-    Args:
-      options: of the model (`glm_job.GlmJob`).
-      run: name, sites and masks; rows are not weighted, so that `max_examples` is None.
-
-    Raises:
-      InvalidArgument: the options are not valid, or the tables of the sites do not fit each other.
-      Error: the sites are fewer than the quorum, or one left a run with masks.
-    """
+    """Fit a linear model over sites by the options of `glm_job.GlmJob`, and write its folder."""
     if run.max_examples is not None:
         raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
     job = glm_job.make_glm_job(options, run.secure_sums, run.without)
@@ -185,23 +164,23 @@ def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
     if job.revise is not None:  # The sums of the earlier fit are no site's business.
         asked, shared = [*job.revise.add, *job.revise.remove], {"clients": job.revise.record.get("clients", [])}
         how["options"]["revise"] = {"record": shared, "add": job.revise.add, "remove": job.revise.remove}
-    reserved = [name for name in (job.columns.column, job.columns.event, job.columns.exposure, *job.drop) if name]
+    reserved = [*job.columns.reserved, *job.drop]
     check = lambda site, summary: check_description(site, summary, reserved, job.only)
     attendance = gather(run.channel, run.expelled, {"step": "describe", **how}, check, TALK, asked)
     run.folder.mkdir(parents=True, exist_ok=True)
     if job.revise is not None:
         return _revise(run, job, job.revise, attendance, how)
     least = max(run.quorum, 2 if run.secure_sums else 1)
-    agreed = lambda some: agree(some, job.columns, job.missing, job.date_unit, job.categorical)
+    agreed = lambda some: agree(some, job.columns, job.missing, job.table)
     while True:
         attendance.check(least)
         plan, left = without_misfits(attendance.reported, agreed, least)
         run.leave(left)
         attendance.leave_out(left)
-        sites = Sites(run.channel, attendance.names, job.family, run.secure_sums)
+        sites = Sites(run, job, attendance)
         try:
-            sites.begin(run.name, attendance, plan, how)
-            result, encoding, notes = _fit(sites, job, plan)
+            sites.begin(plan, how)
+            result, encoding, notes = _fit(sites, plan)
             break
         except SitesLeft as error:
             if run.secure_sums and sites.step:
@@ -212,27 +191,22 @@ def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
             run.leave(error.reasons)
             attendance.leave_out(error.reasons)
     columns = {"columns": _columns(plan), "events_of": list(plan.events), "encoding": encoding._asdict()}
-    columns["options"] = job.model_dump()
-    _finish(sites, run, job, result, notes, attendance, columns)
+    columns["options"] = job.options
+    _finish(sites, result, notes, columns)
 
 
 def _columns(plan: AgreedColumns) -> list[Any]:
     return [[column.name, column.kind, list(column.levels)] for column in plan.columns]
 
 
-def _fit(
-    sites: Sites, job: glm_job.GlmJob, plan: AgreedColumns
-) -> tuple[Posterior | Hierarchical, Encoding, list[str]]:
-    """Return the fit, how rows are encoded, and sentences on the columns.
-
-    Raises:
-      SitesLeft: sites did not answer, or refused.
-    """
+def _fit(sites: Sites, plan: AgreedColumns) -> tuple[Posterior | Hierarchical, Encoding, list[str]]:
+    """Return the fit, how rows are encoded, and sentences on the columns."""
+    job = sites.job
     sites.num_cells = num_sums(plan)
     encoding, notes = settle(plan, job.missing, sites.total(Question(glm_job.CELLS, np.zeros((1, 0)))))
-    sites.encode(encoding, glm_job.names_of(job.family, encoding, plan))
+    sites.encode(encoding, glm_job.names_of(job, encoding, plan))
     try:
-        return glm_job.fit_job(job, sites), encoding, notes
+        return fit_federation(sites, job.model), encoding, notes
     except (Error, ValueError):
         sites.check_finite()
         raise
@@ -241,12 +215,7 @@ def _fit(
 def _revise(
     run: Submission, job: glm_job.GlmJob, revision: glm_job.Revision, attendance: Attendance, how: Mapping[str, Any]
 ) -> None:
-    """Add the sums of sites that join an earlier fit, and subtract those of sites that leave; no other site computes.
-
-    Raises:
-      InvalidArgument: a site has a level that the fit has not, or no coefficients are determined.
-      Error: one of these sites does not answer, or refuses.
-    """
+    """Add the sums of sites that join an earlier fit, and subtract those of sites that leave; no other computes."""
     record = revision.record
     try:
         posterior = report.from_json(record)
@@ -261,12 +230,12 @@ def _revise(
         unknown = [f"{column}: {x}" for column in levels for x in sorted(own.get(column, set()) - levels[column])]
         if unknown:
             raise InvalidArgument(f"{site} has levels that the fit has not ({', '.join(unknown[:5])}): fit anew.")
-    sites = Sites(run.channel, attendance.names, job.family, run.secure_sums)
+    sites = Sites(run, job, attendance)
     sites.removed = revision.remove
     try:
         if attendance.refused:
             raise SitesLeft(attendance.refused)
-        sites.begin(run.name, attendance, plan, how)
+        sites.begin(plan, how)
         sites.encode(encoding, posterior.names)
         at = np.zeros(len(sites.names)) if posterior.sums_at is None else posterior.sums_at
         change = ask_sums(sites, Question("sums", at))[0]
@@ -288,20 +257,12 @@ def _revise(
     moved = (
         f"The revised maximum is {revised.moved:.2g} posterior standard deviations from the coefficients of the sums."
     )
-    _finish(sites, run, job, revised.posterior, [moved], attendance, kept)
+    _finish(sites, revised.posterior, [moved], kept)
 
 
-def _finish(
-    sites: Sites,
-    run: Submission,
-    job: glm_job.GlmJob,
-    result: Posterior | Hierarchical,
-    notes: Sequence[str],
-    attendance: Attendance,
-    columns: Mapping[str, Any],
-) -> None:
+def _finish(sites: Sites, result: Posterior | Hierarchical, notes: Sequence[str], columns: Mapping[str, Any]) -> None:
     """Send the result to the sites, and write the folder."""
-    posterior = report.posterior_of(result)
+    run, job, attendance, posterior = sites.run, sites.job, sites.attendance, report.posterior_of(result)
     shared = {part: x for part, x in report.as_json(result).items() if part not in ("sums", "sums_at")}
     sites.talk({site: {"step": "finish", "run": run.name, "result": shared} for site in sites.asked})
     clients = columns.get("clients", list(attendance.names))
@@ -322,7 +283,7 @@ def _finish(
         *report.standard_deviations(result),
     ]
     summary = {
-        "family": job.family,
+        "family": job.model.family,
         "rows": posterior.count,
         "messages": posterior.messages,
         "largest_answer_bytes": sites.most_bytes,

@@ -6,7 +6,6 @@ sum, and messages of another form raise `InvalidArgument`.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import json
@@ -25,8 +24,9 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, describe
-from tfp_bfl.glm.design import Encoding, SiteCells, settle
+from tfp_bfl.glm.agreement import CATEGORY, AgreedColumn, AgreedColumns, Encoding, describe
+from tfp_bfl.glm.design import SiteCells, settle
+from tfp_bfl.glm.fitting import fit_federation
 from tfp_bfl.glm.hierarchical import own_effect
 from tfp_bfl.glm.protocol import MOST_QUESTIONS, Answers
 from tfp_bfl.glm.rows import Rows
@@ -94,9 +94,7 @@ class GlmSite(member.Member):
             table, where = self._table(file, job.categorical)
         member.check_number(table.num_rows, file.min_rows)
         with withholding("table"):
-            chosen = job.only, job.drop, job.categorical, job.date_unit
-            summary = describe(table, job.columns, where, *chosen)
-        summary = {**summary, "version": bfl.__version__}
+            summary = {**describe(table, job.columns, where, job.table), "version": bfl.__version__}
         return self._with_offer(summary) if secure_sums else summary
 
     def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
@@ -109,8 +107,8 @@ class GlmSite(member.Member):
         self._secure_sums, self._sites = content.secure_sums, content.sites
         self._job = self._allowed(file, content.options, self._secure_sums)
         # The least number of sites of which the server reads a sum, and of which the fit is.
-        clients = content.sites if self._job.revise is None else len(self._job.revise.clients)
-        least = min(clients, content.sites) if self._secure_sums else clients
+        least = content.sites if self._job.revise is None else len(self._job.revise.clients)
+        least = min(least, content.sites) if self._secure_sums else least
         self._memory = self._check_run(file, run, content.version, least)
         if self._secure_sums and least < 2:
             raise InvalidArgument("Its sums with masks are of two sites or more.")
@@ -128,14 +126,14 @@ class GlmSite(member.Member):
             table, where = self._table(file, [x.name for x in columns if x.kind == CATEGORY])
             cells = SiteCells(table, self._job.columns, self._plan, self._job.missing, where)
             if self._secure_sums:  # Zeros of all sites but one would leave the sums of that one in the clear.
-                cells.check_presence(of_events=self._job.family == "cox" and self._job.stratified)
+                cells.check_presence(of_events=self._job.model.stratified)
         member.check_number(int(cells.chosen.sum()), file.min_rows)
         self._set = member.RowSet(self._folder, self._run, self._digest, self._plan.names, cells.chosen)
         self._set.check(file.min_rows)
         self._cells = cells
         if self._secure_sums:
             self.seen = "The server sees the sums of all sites, and masked numbers of this site."
-        elif self._job.family == "cox" and not self._job.stratified:
+        elif self._job.model.family == "cox" and not self._job.model.stratified:
             self.seen = "The server sees sums over the rows at risk at each time of an event, which reveal single rows."
         else:
             self.seen = "The server sees the sums over the rows of this site: log likelihood, gradient and information."
@@ -148,11 +146,11 @@ class GlmSite(member.Member):
             raise InvalidArgument("It has encoded its rows in this run: one encoding follows from the sums of columns.")
         with withholding("table"):
             self._rows = self._begun().rows(encoding)
-        job, names = self._job, glm_job.names_of(self._job.family, encoding, self._plan)
-        fit = None if job.revise else functools.partial(glm_job.fit_job, job)
-        most = MOST_QUESTIONS + (2 * len(names) + 1) * job.second_order
+        model, names = self._job.model, glm_job.names_of(self._job, encoding, self._plan)
+        fit = None if self._job.revise else lambda earlier: fit_federation(earlier, model)
+        most = MOST_QUESTIONS + (2 * len(names) + 1) * model.second_order
         of_run = names, self._sites, self._secure_sums, most
-        self._answers, self._encoding = Answers(self._rows, job.family, fit, *of_run), encoding
+        self._answers, self._encoding = Answers(self._rows, model.family, fit, *of_run), encoding
         self._answers.numbers = self._earlier()
         # Sites with another encoding have no masks in common.
         self._masks = hashlib.sha256(self._digest.encode() + json.dumps(encoding).encode()).digest()
@@ -258,7 +256,7 @@ class GlmSite(member.Member):
                 "Its file allows only runs with differential privacy, which linear models do not have."
             )
         job = glm_job.make_glm_job(options, secure_sums)
-        if job.family == "cox" and not job.stratified and not file.allow_single_posteriors:
+        if job.model.family == "cox" and not job.model.stratified and not file.allow_single_posteriors:
             raise InvalidArgument(
                 "Its file allows only sums, and one baseline hazard requires times of events: submit with --stratified."
             )
@@ -275,7 +273,6 @@ class GlmSite(member.Member):
             raise InvalidArgument(f"{where} is no table, but a linear model requires one: {', '.join(_TABLES)}.")
         table = read_table(path, file.separator, text=text)
         drop = as_names(file.drop)
-        unknown = next((name for name in drop if name not in table.column_names), None)
-        if unknown is not None:
+        for unknown in (name for name in drop if name not in table.column_names):
             raise InvalidArgument(f"{where} has no column {shown(unknown)}, which its file drops.")
         return table.select([name for name in table.column_names if name not in drop]), where

@@ -20,6 +20,11 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.sites.schema import parse_options
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+# Algorithm -> what its server needs.
+_NEEDS_DATA = {
+    "fed_be": "requires unlabelled examples",
+    "fsgld": "fits a Gaussian to the data of each client before the first round",
+}
 
 
 def check_name(name: str) -> str:
@@ -27,13 +32,6 @@ def check_name(name: str) -> str:
     if not _RUN_NAME.fullmatch(name):
         raise InvalidArgument(f"The run's name is {shown(name)}, but must be letters, digits, and - _ . between them.")
     return name
-
-
-# Algorithm -> what its server needs.
-_NEEDS_DATA = {
-    "fed_be": "requires unlabelled examples",
-    "fsgld": "fits a Gaussian to the data of each client before the first round",
-}
 
 
 def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
@@ -52,8 +50,7 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     table_options(options)
     rest = {name: x for name, x in options.items() if name not in OF_TABLES}
     config = make_config(None, {**rest, "clients": number, "partition": "iid"})
-    reason = _NEEDS_DATA.get(config.algorithm)
-    if reason is not None:
+    if reason := _NEEDS_DATA.get(config.algorithm):
         raise InvalidArgument(f"{config.algorithm} {reason}, and the server of sites has none: use another algorithm.")
     if options.get("potential_curvature") is not None:
         raise InvalidArgument(

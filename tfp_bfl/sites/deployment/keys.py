@@ -19,10 +19,7 @@ _SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
 
 
 def offer(startup: pathlib.Path, secret: bytes) -> dict[str, str] | None:
-    """Return the key offer of a site to the other sites: public key, certificate and signature, as text.
-
-    It is None if the site has no certificate.
-    """
+    """Return a site's public key, certificate and signature for the other sites, as text; None without certificate."""
     if not (startup / _CERTIFICATE).exists():
         return None
     from cryptography.hazmat.primitives import serialization
@@ -48,7 +45,7 @@ def false_keys(refusals: Mapping[str, str], sites: Collection[str]) -> dict[str,
     return {site: not_signed(site) for site, count in counts.items() if 2 * count > len(sites) - 1}
 
 
-def alike(offers: Mapping[str, Any]) -> dict[str, str]:
+def _alike(offers: Mapping[str, Any]) -> dict[str, str]:
     """Return the sites that offer the public key of another one, with the reason."""
     public = {site: str((offer or {}).get("public")) for site, offer in offers.items()}
     every = [*public.values()]
@@ -58,29 +55,17 @@ def alike(offers: Mapping[str, Any]) -> dict[str, str]:
 def unusable(offers: Mapping[str, Any]) -> dict[str, str]:
     """Return the sites that can't mask their messages by their offers, with the reasons; signatures aside."""
     without = "It can't mask its messages: its folder startup has no certificate, as `tfp-bfl deploy init` makes it."
+    parts = ("public", "certificate", "signature")
+    is_offer = lambda x: isinstance(x, Mapping) and all(isinstance(x.get(part), str) for part in parts)
     reasons = {site: without for site, offer in offers.items() if not is_offer(offer)}
-    return {**reasons, **alike({site: offer for site, offer in offers.items() if site not in reasons})}
-
-
-def is_offer(offer: object) -> bool:
-    """Return whether this has the form of a key offer; only sites check its signature."""
-    return isinstance(offer, Mapping) and all(
-        isinstance(offer.get(part), str) for part in ("public", "certificate", "signature")
-    )
+    return {**reasons, **_alike({site: offer for site, offer in offers.items() if site not in reasons})}
 
 
 def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the pairwise keys of a site with the other sites, by their names.
+    """Return the pairwise keys of a site with the other sites, by their names, from the `offers` of the server.
 
-    Args:
-      startup: the site's folder of certificates.
-      secret: the site's secret.
-      name: the site's name.
-      offers: name -> key offer of that site (`offer`), as the server forwarded it.
-
-    Raises:
-      InvalidArgument: an offer is not signed by its site, with a certificate of the authority; two offers have the same
-        public key; or `name` is not the name in the site's certificate.
+    Each must be signed by its site, with a certificate of the authority, and have a public key of its own; `name` must
+    be the name in the site's certificate.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -114,7 +99,7 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
             raise InvalidArgument(not_signed(other)) from None
         between = " ".join(sorted((name, other))).encode()
         keys[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
-    if alike(offers):  # Each is signed: a copy without a signature is the fault of one site.
+    if _alike(offers):  # Each is signed: a copy without a signature is the fault of one site.
         raise InvalidArgument(_ALIKE)
     return keys
 

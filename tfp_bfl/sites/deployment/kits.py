@@ -31,7 +31,12 @@ _USER = "admin@federation.local"
 _PROJECT = "federation"
 _NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
 CLASSES = "tfp_bfl.sites.deployment.flare."
-_README = "readme.txt"
+_BUILDERS = {
+    "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
+    "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "grpc"},
+    "cert.CertBuilder": {},
+    "signature.SignatureBuilder": {},
+}
 _TRUST_SECONDS = 5.0
 # The first bytes of HTTP/2, which a gRPC server answers. In TLS 1.3 the client considers the connection established
 # before the server has verified the client's certificate; the answer shows that it has.
@@ -89,13 +94,8 @@ def make_kits(folder: str | pathlib.Path, host: str, port: int, sites: Sequence[
     """Write a folder for the server, one for each site and one for the administrator, and return them.
 
     Each folder has its certificate and private key. The folder `authority` holds the key of the certificate authority
-    and stays with the person who runs this: a later call with the same `authority` adds sites.
-
-    Args:
-      folder: a new folder, or the folder of an earlier call, to add sites.
-      host: host name at which the sites reach the server.
-      port: port of the server.
-      sites: names of the sites, none of which has a folder.
+    and stays with the person who runs this: a later call with the same `folder` adds sites. `host` and `port` are where
+    the sites reach the server.
     """
     for name in sites:
         if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
@@ -121,15 +121,7 @@ def make_kits(folder: str | pathlib.Path, host: str, port: int, sites: Sequence[
             *({"name": name, "type": "client", "org": name} for name in sites),
             {"name": _USER, "type": "admin", "org": _PROJECT, "role": "project_admin"},
         ],
-        "builders": [
-            {"path": f"nvflare.lighter.impl.{path}", "args": arguments}
-            for path, arguments in {
-                "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
-                "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "grpc"},
-                "cert.CertBuilder": {},
-                "signature.SignatureBuilder": {},
-            }.items()
-        ],
+        "builders": [{"path": f"nvflare.lighter.impl.{path}", "args": given} for path, given in _BUILDERS.items()],
     }
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         file = pathlib.Path(draft) / "project.yml"
@@ -156,7 +148,7 @@ def _finish(kit: pathlib.Path, name: str, host: str) -> None:
     """Write instructions and access rules in place of FLARE's: jobs carry no code and run no shell commands."""
     kit.chmod(0o700)
     role = name if name in (ADMIN, SERVER) else "party"
-    (kit / _README).write_text(_INSTRUCTIONS[role].format(name=name, host=host, file=FILE), encoding="utf-8")
+    (kit / "readme.txt").write_text(_INSTRUCTIONS[role].format(name=name, host=host, file=FILE), encoding="utf-8")
     (kit / _ROLE).write_text(json.dumps({"role": role, "name": name, "host": host}) + "\n", encoding="utf-8")
     if role == ADMIN:
         return
@@ -165,10 +157,8 @@ def _finish(kit: pathlib.Path, name: str, host: str) -> None:
     for permissions in rules["permissions"].values():
         if isinstance(permissions, dict):
             permissions.update({"byoc": "none", "shell_commands": "none"})
-    rules["permissions"]["project_admin"] = {
-        **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
-        **{"byoc": "none", "shell_commands": "none"},
-    }
+    may = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
+    rules["permissions"]["project_admin"] = {**dict.fromkeys(may, "any"), "byoc": "none", "shell_commands": "none"}
     (local / "authorization.json").write_text(json.dumps(rules, indent=1), encoding="utf-8")
     if role == "party":
         (local / FILE).write_text(new_file(), encoding="utf-8")
@@ -184,11 +174,9 @@ def role_of(kit: str | pathlib.Path) -> dict[str, str]:
 
 
 def check_admin(kit: str | pathlib.Path) -> None:
-    """Raise InvalidArgument if a folder is not the administrator's."""
+    """Refuse a folder that is not the administrator's."""
     if role_of(kit)["role"] != ADMIN:
-        raise InvalidArgument(
-            f"{path_name(kit)} is not the folder of the administrator: give the folder admin of deploy init."
-        )
+        raise InvalidArgument(f"{path_name(kit)} is not the folder of the administrator: give admin of deploy init.")
 
 
 def start_command(kit: str | pathlib.Path) -> list[str]:
@@ -213,9 +201,8 @@ def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[
     """Return FLARE's resources with one class that jobs may name, storage in the kit, and without log streaming."""
     resources["class_allow_list"] = [CLASSES + ("Server" if role == SERVER else "Site")]
     resources["allow_log_streaming"] = False
-    resources["components"] = [
-        part for part in resources["components"] if part["id"] not in ("site_log_streamer", "log_receiver")
-    ]
+    without = ("site_log_streamer", "log_receiver")
+    resources["components"] = [part for part in resources["components"] if part["id"] not in without]
     moved: dict[str, Any] = json.loads(json.dumps(resources).replace("/tmp/nvflare/", f"{kit}/store/"))
     return moved
 
@@ -237,13 +224,9 @@ def start(kit: str | pathlib.Path) -> None:
 
 
 def trust_failure(startup: pathlib.Path, host: str, port: int) -> str:
-    """Return the reason why a server and a folder do not trust each other, in a sentence; "" if none is known.
+    """Return the reason why a server and a folder of certificates do not trust each other; "" if none is known.
 
     FLARE reports the server of another federation as missing. The server need not run.
-
-    Args:
-      startup: folder of certificates.
-      host, port: address of the server.
     """
     server = f"The server at {host}:{port}"
     context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))

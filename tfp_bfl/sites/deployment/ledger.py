@@ -27,15 +27,9 @@ class Ledger:
 
     Args:
       folder: folder of the files.
-      run: name of the run.
-      job: digest of the job that the site received.
+      run, job, rounds: name of the run, digest of its job, and number of its rounds.
       steps: noisy steps of one round.
-      rounds: number of rounds of the run.
-      limit: bound on epsilon over all runs.
-      delta: delta of that epsilon.
-
-    Raises:
-      InvalidArgument: the run would exceed the limit, its name belongs to another job, or a file can't be read.
+      limit, delta: bound on epsilon over all runs, and its delta.
     """
 
     def __init__(self, folder: pathlib.Path, run: str, job: str, steps: Steps, rounds: int, limit: float, delta: float):
@@ -48,14 +42,9 @@ class Ledger:
     def _begin(self, limit: float, delta: float) -> None:
         others = {path.stem: self._read(path) for path in sorted(self._folder.glob("*.json"))}
         recorded = others.pop(self._run, None)
-        if recorded is not None and (Steps(*recorded["told"]), recorded["rounds"], recorded.get("job")) != (
-            self._steps,
-            self._rounds,
-            self._job,
-        ):
-            raise InvalidArgument(
-                f"It has taken part in another run of the name {self._run}: give this one another name."
-            )
+        known = recorded and (Steps(*recorded["told"]), recorded["rounds"], recorded.get("job"))
+        if known and known != (self._steps, self._rounds, self._job):
+            raise InvalidArgument(f"It has taken part in another run of the name {self._run}: give another name.")
         spent = [Steps(*entry["told"]) for entry in others.values()]
         before = bfl.privacy.composed_epsilon(spent, delta) or 0.0
         after = bfl.privacy.composed_epsilon([*spent, self._steps], delta)
@@ -68,13 +57,8 @@ class Ledger:
         self._write(recorded["messages"] if recorded else {})
 
     def charge(self, message: Mapping[str, np.ndarray]) -> None:
-        """Record the message of a round before its answer; the run has this round, and the round no other message."""
-        number = str(int(np.asarray(message.get("round", -1))))
-        if not 0 <= int(number) < self._rounds:
-            raise InvalidArgument(
-                f"It has agreed to {self._rounds} rounds, which do not include round {int(number) + 1}."
-            )
-        digest = digest_of(message)
+        """Record the message of a round of the run before its answer; the round has no other message."""
+        number, digest = str(int(np.asarray(message["round"]))), digest_of(message)
         with self._locked():
             # Another process may have answered a round of this run since.
             messages: dict[str, str] = self._read(self._path)["messages"]

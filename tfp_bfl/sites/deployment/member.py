@@ -48,10 +48,7 @@ def parsed(form: type[Message], content: object) -> Message:
 
 
 class Member:
-    """A site, which refuses what its file forbids.
-
-    Args:
-      folder: folder `local` of the site's kit.
+    """A site, which refuses what its file forbids; its `folder` is `local` of its kit.
 
     Attributes:
       seen: a sentence on what the server sees of this site's answers.
@@ -81,10 +78,7 @@ class Member:
                 raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {value}.")
 
     def _check_run(self, file: PartyFile, run: str, version: str, sites: int) -> pathlib.Path:
-        """Check the version of the server, and the bounds of the site's file on all runs; return this run's memory.
-
-        `sites` is the number of sites of which the server reads sums.
-        """
+        """Check a run, of which the server reads sums over `sites` sites, and return the folder of its memory."""
         if version != bfl.__version__:
             raise InvalidArgument(
                 f"The server has tfp_bfl {version}, the site {bfl.__version__}: install the same version."
@@ -138,9 +132,7 @@ class RowSet:
     """The rows of a linear model at a site, beside those of its earlier runs.
 
     Args:
-      folder: of the site.
-      run: name of the run.
-      job: digest of the job.
+      folder: of the site; `run` is the name of the run, and `job` the digest of its job.
       columns: names of the columns of the model.
       rows: whether each row of the table is in the model [n].
     """
@@ -204,10 +196,7 @@ def check_members(folder: pathlib.Path, signs: Mapping[str, int]) -> None:
     """Check that the sum of a linear model and those of earlier ones with masks do not reveal the sums of one site.
 
     They do if a combination of them is the sum of one site, such as the difference of two sets that differ by one.
-
-    Args:
-      folder: of the site's memory of the run.
-      signs: site -> 1, or -1 where its sums are subtracted.
+    `folder` is the memory of the run, and `signs` are 1, or -1 for a site whose sums are subtracted.
     """
     files = [path for path in sorted(folder.parent.glob(f"*/{MEMBERS}")) if path.parent != folder]
     sets = [*(json.loads(path.read_text(encoding="utf-8")) for path in files), signs]
@@ -226,50 +215,48 @@ def check_members(folder: pathlib.Path, signs: Mapping[str, int]) -> None:
 class PromiseFiles:
     """The promises of a site in a run, in a file for each round, written before the answer is sent."""
 
+    suffix = "json"
+
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
 
     def _path(self, number: int) -> pathlib.Path:
-        return self._folder / f"{number:06d}.json"
+        return self._folder / f"{number:06d}.{self.suffix}"
 
-    def get(self, number: int) -> dict[str, Any] | None:
-        """Return the promise of a round, or None."""
-        path = self._path(number)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self._path(number).exists()
 
-    def __setitem__(self, number: int, promise: dict[str, Any]) -> None:
+    def __getitem__(self, number: int) -> Any:
+        return json.loads(self._path(number).read_text(encoding="utf-8"))
+
+    def __setitem__(self, number: int, kept: dict[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path(number), json.dumps(promise))
+        self._write(self._path(number), kept)
+
+    def _write(self, path: pathlib.Path, kept: dict[str, Any]) -> None:
+        write_whole(path, json.dumps(kept))
 
 
-class VersionFiles:
+class VersionFiles(PromiseFiles):
     """The memory of a site between rounds, in a file for each of the last rounds in which it took part.
 
-    The server can return to its oldest checkpoint, but no further: files of earlier rounds are deleted.
-
-    Args:
-      folder: folder of the files.
-      back: largest number of rounds between the server's state and its oldest checkpoint.
+    The server can return to its oldest checkpoint, at most `back` rounds before its state: earlier files are deleted.
     """
 
+    suffix = "npz"
+
     def __init__(self, folder: pathlib.Path, back: int):
-        self._folder, self._back = folder, back
+        super().__init__(folder)
+        self._back = back
 
-    def _path(self, version: int) -> pathlib.Path:
-        return self._folder / f"{version:06d}.npz"
-
-    def __contains__(self, version: object) -> bool:
-        return isinstance(version, int) and self._path(version).exists()
-
-    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
-        arrays = read_arrays(self._path(version), "memory", _MOST_BYTES)
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        arrays = read_arrays(self._path(number), "memory", _MOST_BYTES)
         numbers = [int(path.stem) for path in self._folder.glob("*.npz") if path.stem.isdigit()]
-        oldest = max((number for number in numbers if number <= version - self._back), default=0)
-        for number in numbers:
-            if number < oldest:
-                self._path(number).unlink(missing_ok=True)
+        oldest = max((x for x in numbers if x <= number - self._back), default=0)
+        for earlier in numbers:
+            if earlier < oldest:
+                self._path(earlier).unlink(missing_ok=True)
         return arrays
 
-    def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_arrays(self._path(version), arrays)
+    def _write(self, path: pathlib.Path, kept: dict[str, Any]) -> None:
+        write_arrays(path, kept)

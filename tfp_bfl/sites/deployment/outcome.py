@@ -17,9 +17,8 @@ from tfp_bfl.evaluation.sums import add_sums, from_sums, is_of_numbers, reliabil
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.files.tables import to_csv
+from tfp_bfl.plots.figures import reliability_bars, risk_coverage
 from tfp_bfl.plots.page import Cell, Section, Table, picture
-from tfp_bfl.plots.reliability import reliability_bars
-from tfp_bfl.plots.retention_figures import risk_coverage
 from tfp_bfl.plots.sections import RELIABILITY
 from tfp_bfl.plots.tables import DASH, faulty_rounds
 from tfp_bfl.sites.deployment.channel import TRAFFIC
@@ -46,10 +45,7 @@ def write_results(
     """Write the files of a complete run, summary.json last.
 
     Args:
-      folder: of the run.
-      stated: options of the run (`resolve.stated`).
-      tables: options of tables that are given.
-      parties: the sites.
+      stated: options of the run (`resolve.stated`); `tables` are those of tables that are given.
       result: of the rounds, with all warnings for the summary.
       scores: site -> its sums for the last model.
       privacy: epsilon and delta of the run, if it has noise.
@@ -106,10 +102,7 @@ def sections(
 ) -> Iterator[Section]:
     """Yield the sections of a report on the sites, together and each, without an example.
 
-    Args:
-      of_sites: site -> its sums (`evaluation.score_sums`); None for a site that gives none.
-      rounds: what was recorded of each round.
-      traffic: site -> its "answers", "sent_bytes", "received_bytes" and "seconds" of computation.
+    `of_sites` has the sums of each site (`evaluation.score_sums`), or None, and `rounds` what was recorded of each.
     """
     reported = [sums for sums in of_sites.values() if sums is not None]
     numbers = any(map(is_of_numbers, reported))

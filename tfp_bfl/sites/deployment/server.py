@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,15 +54,8 @@ def serve(options: Mapping[str, Any], run: Submission) -> pathlib.Path:
 
     The folder holds the files of a run (config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json) and
     parties.json with the sites and the descriptions of their data. summary.json has the scores of each site, and
-    scores.npz the sums behind them.
-
-    Args:
-      options: options of `tfp-bfl run`, except those that describe data; or {"glm": options of `GlmJob`}.
-      run: its name, folder, sites and masks.
-
-    Raises:
-      InvalidArgument: the options are not valid, or the data of the sites do not fit each other.
-      Error: the sites are fewer than the quorum.
+    scores.npz the sums behind them. `options` are those of `tfp-bfl run`, except those that describe data; or
+    {"glm": options of `GlmJob`}.
     """
     check_name(run.name)
     if (run.folder / "summary.json").exists():
@@ -86,11 +79,7 @@ def serve(options: Mapping[str, Any], run: Submission) -> pathlib.Path:
 
 
 def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, str]) -> None:
-    """Run a federation without some sites; the reasons are recorded.
-
-    Raises:
-      SitesLeft: most sites refuse the keys of these before the first round.
-    """
+    """Run a federation without the expelled sites; raise `SitesLeft` if most refuse the keys of some before round 1."""
     folder, progress, quorum = run.folder, run.progress, run.quorum
     progress.phase("asking the sites for descriptions of their data")
     tables = table_options(options)
@@ -165,11 +154,7 @@ def largest_weight(config: RunConfig, sizes: np.ndarray) -> float:
 
 
 def _agreed(run: Submission, attendance: Attendance, tables: TableOptions) -> bfl.data.Schema:
-    """Return the schema of a run: that of its beginning, if it resumes; a site that does not fit the others is absent.
-
-    Raises:
-      InvalidArgument: the data of the sites do not fit each other, or the run began with other options of tables.
-    """
+    """Return the schema of a run: that of its beginning, if it resumes; a site that does not fit is absent."""
     path = run.folder / SCHEMA
     # Without the sites that it is of, as when a server ended between both files, it would be of others.
     if not (path.exists() and (run.folder / PARTIES).exists()):
@@ -192,15 +177,8 @@ class Carrier:
     A site that was restarted or missed its job gets the job before the next round, and takes part again. All sites
     of a round have one deadline. A site that did not answer in `_PATIENCE` consecutive rounds is not asked in the next
     `_PATIENCE` rounds. Each further round without its answer doubles this number, up to `_LONGEST_REST`. If the quorum
-    requires it, the site is asked anyway.
-
-    Args:
-      run: channel to the sites, quorum of a round, and progress.
-      attendance: sites of the run; their reasons of absence are updated.
-      jobs: name -> job of that site.
-
-    Attributes:
-      silent: sites that did not answer the last time they were asked.
+    requires it, the site is asked anyway. Reasons of absence in `attendance` are updated; `silent` are the sites that
+    did not answer the last time they were asked.
     """
 
     def __init__(self, run: Submission, attendance: Attendance, jobs: Mapping[str, bytes]):
@@ -215,18 +193,22 @@ class Carrier:
     def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
         """Implement `sites.Transport.ask`."""
         invited = [self._names[number] for number in numbers]
-        resting = self._resting(invited)
+        resting = [site for site in invited if self._rest[site]]
+        if len(invited) - len(resting) < self.run.quorum:
+            resting = []
         for site in resting:
+            self._rest[site] -= 1
             yield self._names.index(site), f"it has not answered in {self._misses[site]} rounds and was not asked"
         asked = [site for site in invited if site not in resting]
-        self._begin_again([site for site in asked if site in self._again])
+        if again := self._again.intersection(asked):
+            self._begin_again(again)
         silent = set(asked)
         for site, reply in self.run.channel.ask(channel.ROUND, dict.fromkeys(asked, to_bytes(message))):
             silent.discard(site)
-            if isinstance(reply, channel.Refusal) and reply == channel.NO_RUN:
-                self._again.add(site)
-            elif not isinstance(reply, channel.Refusal):
+            if not isinstance(reply, channel.Refusal):
                 self._attendance.refused.pop(site, None)
+            elif reply == channel.NO_RUN:
+                self._again.add(site)
             yield self._names.index(site), _arrays(reply)
         for site in sorted(silent - self.silent):
             self.run.progress.note(f"{site} did not answer in time: rounds continue without it until it answers again")
@@ -238,39 +220,20 @@ class Carrier:
             self._rest[site] = min(_PATIENCE * 2**beyond, _LONGEST_REST) if beyond >= 0 else 0
         self.silent = silent | self.silent.difference(asked)
 
-    def _resting(self, invited: Sequence[str]) -> list[str]:
-        """Return the sites that are not asked in this round, after rounds without their answers."""
-        resting = [site for site in invited if self._rest[site]]
-        if len(invited) - len(resting) < self.run.quorum:
-            return []
-        for site in resting:
-            self._rest[site] -= 1
-        return resting
-
-    def _begin_again(self, sites: Sequence[str]) -> None:
-        jobs = {site: self._jobs[site] for site in sites}
-        begun, refused = (
-            channel.collect(self.run.channel, channel.BEGIN, jobs, lambda site, reply: "it takes part")
-            if jobs
-            else ({}, {})
-        )
+    def _begin_again(self, sites: Collection[str]) -> None:
+        jobs = {site: self._jobs[site] for site in sorted(sites)}
+        begun, refused = channel.collect(self.run.channel, channel.BEGIN, jobs, lambda site, reply: "it takes part")
+        refused = {site: why for site, why in refused.items() if why != NO_ANSWER}
         for site, outcome in {**begun, **refused}.items():
-            if outcome != NO_ANSWER:
-                self._again.discard(site)
-                logger.warning("%s got the job again: %s", site, outcome)
-        self._attendance.refused.update({site: why for site, why in refused.items() if why != NO_ANSWER})
+            self._again.discard(site)
+            logger.warning("%s got the job again: %s", site, outcome)
+        self._attendance.refused.update(refused)
 
 
 class _Scores:
     """Scores of a model on the test data of the sites, from sums. Sites that did not answer the round are not asked.
 
-    Args:
-      carrier: carrier of the rounds.
-      sizes: site -> number of its test examples.
-      schema: schema of the sites' data.
-
-    Attributes:
-      last: site -> its sums for the last model.
+    `sizes` are the numbers of their test examples; `last` are the sums of each site for the last model.
     """
 
     def __init__(self, carrier: Carrier, sizes: Mapping[str, int], schema: bfl.data.Schema):
@@ -295,25 +258,20 @@ class _Scores:
             return sums
 
         asked = [site for site in self._sizes if site not in self._carrier.silent]
-        self.last, reasons = channel.collect(
-            self._carrier.run.channel, channel.SCORE, dict.fromkeys(asked, content), read
-        )
+        to = self._carrier.run.channel
+        self.last, reasons = channel.collect(to, channel.SCORE, dict.fromkeys(asked, content), read)
         for site, reason in reasons.items():
             if reason != NO_ANSWER:
                 logger.warning("The scores are without those of %s: %s", site, reason)
         without = [site for site in self._sizes if site not in self.last]
         if without != self._without and self.last:
-            over = f"the test data of {_and([*self.last])}"
-            self._carrier.run.progress.note(
-                f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}"
-            )
+            change = f", without {_and(without)}" if without else " again"
+            self._carrier.run.progress.note(f"the scores are over the test data of {_and([*self.last])}{change}")
         self._without = without
         if not self.last:
             return {}
-        return {
-            **bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values()))),
-            "num_scored": len(self.last),
-        }
+        scores = bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values())))
+        return {**scores, "num_scored": len(self.last)}
 
 
 def _and(names: Sequence[str]) -> str:

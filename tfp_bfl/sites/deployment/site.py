@@ -17,6 +17,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.agreement import NO_OPTIONS, TableOptions
+from tfp_bfl.data.cells import TEXT_KINDS
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
@@ -28,7 +29,7 @@ from tfp_bfl.sites.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, NO_RUN
 from tfp_bfl.sites.deployment.job import from_json, make_job, table_options
 from tfp_bfl.sites.deployment.ledger import Ledger
 from tfp_bfl.sites.deployment.party_file import FILE, read_file, secret_of
-from tfp_bfl.sites.schema import TABLE, parse_options, text_columns
+from tfp_bfl.sites.schema import TABLE, parse_options
 
 # Folder of the encodings of the runs.
 ENCODINGS = "encodings"
@@ -89,15 +90,17 @@ class Site(member.Member):
         return self._read[1]
 
     def describe(self, request: str = "") -> str:
-        """Return the description of the data as JSON, without examples, and the site's key offer for masks.
-
-        The request of the server, in JSON, has options of tables, and whether the run has masks.
-        """
-        options, is_secure = self._asked(request)
+        """Return the description of the data as JSON, without examples, and the site's key offer for masks."""
+        options, is_secure = NO_OPTIONS, self._file.only_secure_sums
+        if request:
+            asked = member.parsed(_Request, request)
+            self._check_allowed(self._file, asked.secure_sums)
+            options, is_secure = parse_options(asked.table), asked.secure_sums
         data = self.data(options)
         member.check_number(data.train.num_examples, self._file.min_rows)
-        if is_secure and isinstance(data.train, bfl.data.Part) and (texts := text_columns(data.train.features)):
-            few = f"{', '.join(map(shown, texts[:5]))}{' and others' if len(texts) > 5 else ''}"
+        cells = data.train.features.columns if is_secure and isinstance(data.train, bfl.data.Part) else ()
+        if texts := [shown(x.name) for x in cells if x.kind in TEXT_KINDS]:
+            few = f"{', '.join(texts[:5])}{' and others' if len(texts) > 5 else ''}"
             raise InvalidArgument(
                 f"With secure sums it describes no categories ({few}): which categories all sites have is no sum, so "
                 "that the server would read those of each site with their counts. Leave these columns out with --drop, "
@@ -105,14 +108,6 @@ class Site(member.Member):
             )
         described = bfl.sites.describe(data.train, options, self._file.max_categories)
         return json.dumps(self._with_offer({**described, "num_test": data.test.num_examples}))
-
-    def _asked(self, request: str) -> tuple[TableOptions, bool]:
-        """Return the options of tables in a request for a description, and whether the run has masks."""
-        if not request:
-            return NO_OPTIONS, self._file.only_secure_sums
-        asked = member.parsed(_Request, request)
-        self._check_allowed(self._file, asked.secure_sums)
-        return parse_options(asked.table), asked.secure_sums
 
     def begin(self, message: str) -> None:
         """Begin a run with the job of the server: options, schema, name, and the number of the site."""
@@ -146,15 +141,10 @@ class Site(member.Member):
         steps = SentWeights(self._process, member.VersionFiles(memory / "weights", back), job.parties)
         # After the checks, which cost nothing, and before the name is bound to the job.
         ledger = self._ledger = self._begin_ledger(config, run, digest, data.train.num_examples)
-        arguments = self._process, self._source, job.number, secret_of(self._folder), run
-        fields: dict[str, Any] = {
-            "memory": member.VersionFiles(memory, back),
-            "charge": None if ledger is None else ledger.charge,
-            "max_examples": job.max_examples,
-            "rounds": config.rounds,
-            "job": bytes.fromhex(digest),
-            "steps": steps,
-        }
+        charge = None if ledger is None else ledger.charge
+        own = self._process, self._source, job.number, secret_of(self._folder), run
+        arguments = *own, member.VersionFiles(memory, back), charge, job.max_examples
+        fields: dict[str, Any] = {"rounds": config.rounds, "job": bytes.fromhex(digest), "steps": steps}
         if sums is None:
             return bfl.sites.Party(*arguments, **fields)
         self._open.close()
@@ -188,8 +178,7 @@ class Site(member.Member):
         return self._party
 
     def _begin_ledger(self, config: RunConfig, run: str, job: str, examples: int) -> Ledger | None:
-        limit = self._file.max_example_epsilon
-        if limit is None:
+        if (limit := self._file.max_example_epsilon) is None:
             return None
         steps = bfl.privacy.example_steps(config.example_noise, examples, config.batch_size, config.local_epochs)
         return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)
@@ -230,19 +219,14 @@ class Site(member.Member):
 def check(folder: str | os.PathLike[str], options: TableOptions = NO_OPTIONS) -> str:
     """Check a site's file and data; return a sentence on them, and below it the description that a server receives."""
     site = Site(folder)
-    secure_sums = site._file.only_secure_sums
+    request = {"table": options._asdict(), "secure_sums": site._file.only_secure_sums}
     try:
-        data = site.data(options)
-        summary = json.loads(site.describe(json.dumps({"table": options._asdict(), "secure_sums": secure_sums})))
+        data, summary = site.data(options), json.loads(site.describe(json.dumps(request)))
     except Withheld as error:
         raise InvalidArgument(error.at_site) from None
-    kinds = (
-        f"{len(summary['class_names'])} classes"
-        if summary["class_names"]
-        else f"the target {shown(summary['target'][0])}"
-    )
+    classes, table = summary["class_names"], summary.get(TABLE)
+    kinds = f"{len(classes)} classes" if classes else f"the target {shown(summary['target'][0])}"
     notes = "".join(f"{note}\n" for note in data.notes)
-    table = summary.get(TABLE)
     shape = summary["element_shape"] if table is None else f"{len(table)} columns"
     return (
         f"{summary['num_examples']:,} training examples ({shape}), {kinds}, according to {FILE}.\n"

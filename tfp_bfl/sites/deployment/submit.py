@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tfp_bfl.errors import Error, InvalidArgument, lookup
@@ -39,12 +39,11 @@ def write_job(
 ) -> pathlib.Path:
     """Write a job's folder: two files that name one class each (`flare.Server`, `flare.Site`), and one with its name.
 
-    `how` are other arguments of `flare.Server`.
+    `how` are other fields of `attendance.Submission`.
     """
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
-    server = {"name": name, "options": dict(options), "quorum": quorum, "deadline": deadline}
-    server |= {"secure_sums": False, "max_examples": None, "without": (), "again": False, **how}
+    server = {"name": name, "options": dict(options), "quorum": quorum, "deadline": deadline, **how}
     files = {
         config.parent.parent / "meta.json": {
             "name": name,
@@ -81,9 +80,7 @@ def submit(
     progress: Progress,
     timeout: float = 120.0,
     restarts: int = 3,
-    secure_sums: bool = False,
-    max_examples: int | None = None,
-    without: Sequence[str] = (),
+    **how: Any,
 ) -> pathlib.Path:
     """Submit a run, report its progress, and download its folder.
 
@@ -94,23 +91,19 @@ def submit(
 
     Args:
       kit: the administrator's folder.
-      name: name of the run.
-      options: options of `tfp-bfl run`, except those that describe data; or {"glm": options of `GlmJob`}.
-      output: a new folder.
+      name, options: of the run (`server.serve`).
+      output: a new folder, which is returned.
       quorum: smallest number of sites in a round.
       deadline: time limit for the answer of a site, in seconds.
       progress: called with each line of progress.
       timeout: time limit for a connection to the server, in seconds.
       restarts: largest number of restarts after the end of a process.
-      secure_sums, max_examples, without: as of `attendance.Submission`.
-
-    Returns:
-      The output folder.
+      **how: `secure_sums`, `max_examples` and `without` of `attendance.Submission`.
     """
     check_admin(kit)
     check_name(name)
     if GLM in options:
-        make_glm_job(options[GLM], secure_sums, without)
+        make_glm_job(options[GLM], how.get("secure_sums", False), how.get("without", ()))
     else:
         make_job(options, _number(options))
     output = pathlib.Path(output)
@@ -120,7 +113,6 @@ def submit(
     server = ServerSession(kit, timeout, progress)
     try:
         with tempfile.TemporaryDirectory() as draft:
-            how = {"secure_sums": secure_sums, "max_examples": max_examples, "without": without}
             sites: set[str] = set()
             for attempt in range(restarts + 1):
                 folder = pathlib.Path(draft) / f"job {attempt}"
@@ -152,9 +144,8 @@ def submit(
 
 def _number(options: Mapping[str, Any]) -> int:
     """Return the number of sites with which options are checked: that of a list by client, or any large one."""
-    lists = (str(options.get(name) or "").count(",") + 1 for name in ("participation", "compressor"))
-    most = max(lists)
-    return most if most > 1 else _MANY
+    commas = max(str(options.get(name) or "").count(",") for name in ("participation", "compressor"))
+    return commas + 1 if commas else _MANY
 
 
 class ServerSession:
@@ -259,12 +250,9 @@ def follow_job(server: ServerSession, number: str, progress: Progress) -> str:
 
 
 def report_new(status: Mapping[str, Any], known: int, progress: Progress) -> int:
-    """Report the new lines of a server, and return the number of lines that are reported now.
+    """Report the lines after the first `known` ones, and return the number of lines that are reported now.
 
-    Args:
-      status: the last `lines` and the number of lines `before` them; empty if the server did not answer.
-      known: number of lines that were reported before.
-      progress: called with each new line.
+    `status` has the last `lines` and the number of lines `before` them; it is empty if the server did not answer.
     """
     before, lines = int(status.get("before", 0)), [str(line)[:500] for line in status.get("lines", ())]
     for line in lines[max(0, known - before) :]:
@@ -276,11 +264,10 @@ def list_runs(kit: Kit, progress: Progress) -> list[str]:
     """Return a line for each job of the server, the newest first: name, status, submission and duration."""
     with _connected(kit, progress) as server:
         jobs = _jobs(server)
+    parts = ("job_name", "status", "submit_time", "duration")
     rows = [("run", "status", "submitted", "duration")]
-    rows += [
-        (_text(x, "job_name"), _words(_text(x, "status")), _text(x, "submit_time")[:19], _text(x, "duration")[:14])
-        for x in jobs
-    ]
+    for name, status, submitted, duration in ([_text(job, part) for part in parts] for job in jobs):
+        rows.append((name, _words(status), submitted[:19], duration[:14]))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 

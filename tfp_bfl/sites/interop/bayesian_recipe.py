@@ -33,28 +33,14 @@ class BayesianRecipe(Recipe):
     """Recipe of FLARE whose controller is `BayesianController`; see `interop.flare_recipe`."""
 
     def __init__(
-        self,
-        server: str,
-        train_script: str,
-        *,
-        num_rounds: int,
-        min_clients: int,
-        train_args: str,
-        timeout: int,
-        name: str,
+        self, server: str, script: str, num_rounds: int, min_clients: int, train_args: str, timeout: int, name: str
     ):
         self.train_args = train_args
         file, _, function = server.rpartition(":")
         job = FedJob(name=name, min_clients=min_clients)
         job.to_server(BayesianController(f"{pathlib.Path(file).name}:{function}", num_rounds, min_clients, timeout))
         job.to_server(file)
-        job.to_clients(
-            ScriptRunner(
-                script=train_script,
-                script_args=train_args,
-                framework=FrameworkType.NUMPY,
-            )
-        )
+        job.to_clients(ScriptRunner(script=script, script_args=train_args, framework=FrameworkType.NUMPY))
         super().__init__(job)
 
 
@@ -62,12 +48,7 @@ class BayesianController(ModelController):
     """FLARE controller that runs the rounds of a `Server` that are left of `num_rounds`.
 
     A round of fewer than `min_clients` answers, or without a valid one, counts as run and leaves the server as it is.
-
-    Args:
-      server: FILE.py:FUNCTION, of a file of the job.
-      num_rounds: number of rounds in all.
-      min_clients: smallest number of answers of a round.
-      timeout: seconds that a round waits for its clients; 0 to wait for all of them.
+    `server` is FILE.py:FUNCTION, of a file of the job; the other arguments are those of `interop.flare_recipe`.
     """
 
     def __init__(self, server: str, num_rounds: int, min_clients: int, timeout: int = 0):
@@ -87,13 +68,8 @@ class BayesianController(ModelController):
         write_arrays(pathlib.Path(workspace.get_run_dir(job)) / RESULT, server.predictive)
 
     def _round(self, server: Server) -> None:
-        model = FLModel(
-            params=server.arrays,
-            params_type=ParamsType.FULL,
-            current_round=server.round,
-            start_round=0,
-            total_rounds=self.num_rounds,
-        )
+        of = {"current_round": server.round, "start_round": 0, "total_rounds": self.num_rounds}
+        model = FLModel(params=server.arrays, params_type=ParamsType.FULL, **of)
         results = self.send_model_and_wait(data=model, timeout=self.timeout)
         if len(results) < self.min_clients:
             self.warning(f"A round needs {self.min_clients} answers, but this one has {len(results)}: it is left out.")

@@ -34,18 +34,8 @@ class BayesianStrategy(FedAvg):
     ) -> Result:
         """Run the rounds that are left of `num_rounds`; those that the server's folder holds are done already.
 
-        A round without a valid reply counts as run, and leaves the server as it is.
-
-        Args:
-          grid, **options: of Flower.
-          initial_arrays: must be None: the server has them.
-          num_rounds: number of rounds in all.
-
-        Returns:
-          Flower's result; its rounds are counted from 1 in each call.
-
-        Raises:
-          InvalidArgument: initial_arrays are given.
+        A round without a valid reply counts as run, and leaves the server as it is. `initial_arrays` must be None: the
+        server has them. Flower's result counts rounds from 1 in each call.
         """
         if initial_arrays is not None:
             raise InvalidArgument("The first arrays are those of the server: leave initial_arrays out.")
@@ -63,14 +53,9 @@ class BayesianStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the server's arrays after the round, and the numbers that it reports.
-
-        A round without a valid reply leaves the arrays as they are.
-        """
+        """Return the server's arrays after the round and the numbers that it reports; None without a valid reply."""
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
-        if not valid:
-            return None, None
-        metrics = self.server.next_or_warn(self._answers(valid), logger.warning)
+        metrics = self.server.next_or_warn(self._answers(valid), logger.warning) if valid else None
         if metrics is None:
             return None, None
         numbers = {name: x for name, x in metrics.items() if isinstance(x, (int, float))}

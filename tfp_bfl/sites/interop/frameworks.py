@@ -1,4 +1,4 @@
-"""A `Server` as a recipe of NVIDIA FLARE, and as a strategy of Flower."""
+"""A `Server` as a recipe of NVIDIA FLARE, and as a strategy of Flower; `MissingDependency` says what to install."""
 
 from __future__ import annotations
 
@@ -50,10 +50,6 @@ def flare_recipe(
     Returns:
       A `nvflare.recipe.spec.Recipe`: `recipe.execute(SimEnv(num_clients=3))` simulates it.
 
-    Raises:
-      InvalidArgument: there is no such file or function, or a number is not valid.
-      MissingDependency: NVIDIA FLARE is not installed.
-
     The program of docs/frameworks.md is an example.
     """
     if not isinstance(server, str):
@@ -66,15 +62,7 @@ def flare_recipe(
     check_count(timeout, "timeout", least=0)
     from tfp_bfl.sites.interop.bayesian_recipe import BayesianRecipe
 
-    return BayesianRecipe(
-        server,
-        train_script,
-        num_rounds=num_rounds,
-        min_clients=min_clients,
-        train_args=train_args,
-        timeout=timeout,
-        name=name,
-    )
+    return BayesianRecipe(server, train_script, num_rounds, min_clients, train_args, timeout, name)
 
 
 def flower_strategy(server: Server, *, client_key: str | None = None, **options: object) -> BayesianStrategy:
@@ -90,9 +78,6 @@ def flower_strategy(server: Server, *, client_key: str | None = None, **options:
       client_key: name of the metric by which a client states its name, such as "partition-id"; None for Flower's number
         of the node, which is another one in each run. Nodes that state the same name are left out of the round.
       **options: of `flwr.serverapp.strategy.FedAvg`, such as fraction_train.
-
-    Raises:
-      MissingDependency: Flower is not installed.
 
     The program of docs/frameworks.md is an example.
     """

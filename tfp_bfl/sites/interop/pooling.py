@@ -1,9 +1,9 @@
-"""The server of clients of any framework: a round over named NumPy arrays."""
+"""The server of clients of any framework: a round over named NumPy arrays. Bad ones raise `InvalidArgument`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from tfp_bfl import rules, servers
 from tfp_bfl import weighting as weightings
-from tfp_bfl.algorithms.fitting import check_extra, check_fit, defended_rule
-from tfp_bfl.contracts import AnyRule, ClientWork, ModelRule, ServerState, ServerStep
+from tfp_bfl.algorithms.fitting import check_fit, defended_rule
+from tfp_bfl.contracts import AnyRule, ClientWork, ServerState, ServerStep
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.names import canonical, natural
 from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.federated.description import settings_of
 from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_norm
 from tfp_bfl.federated.local import as_arrays
-from tfp_bfl.federated.round import Contribution, Round, make_round
+from tfp_bfl.federated.round import Contribution, make_round
 from tfp_bfl.files import Path
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.sites.arrays import Arrays, from_arrays
@@ -135,10 +135,6 @@ class Server:
       min_examples: a client with fewer is faulty.
       max_examples: with "train_size" no client weighs more than with so many, whatever it states; None for no bound.
 
-    Raises:
-      InvalidArgument: names of means and variances that differ, arrays that are no finite floats, a variance that is
-        not above zero, a rule and a step that do not fit, or a folder of another server.
-
     Example:
       >>> import numpy as np
       >>> server = bfl.interop.Server({"w": np.zeros(2)}, 1.0, rule="log_linear_pool")
@@ -184,7 +180,18 @@ class Server:
                 f"The rule {whole.name!r} hides clients by noise of a secret, which this server does not have: give a "
                 "rule without noise."
             )
-        self._round = _round(self._names.first, whole, self._step, weighting, robust, limits, seed)
+        work: ClientWork = ClientWork(_elsewhere)
+        check_fit(work, whole, self._step)
+        self._round = make_round(
+            self._names.first,
+            client_work=work,
+            weigh=weightings.WEIGHTINGS[weighting],
+            rule=defended_rule(whole, work, weighting, robust, None, None),
+            server_step=self._step,
+            element_spec=ClientExamples(*[tf.TensorSpec([None], tf.int32)] * 3),
+            seed=seed,
+            limits=limits,
+        )
         traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._conclude, self._add, self._take = map(traced, (self._round.conclude, self._round.add, self._taken))
         known = Population().num_clients if num_clients is None else check_count(num_clients, "num_clients")
@@ -229,13 +236,11 @@ class Server:
           the others, by which they are weighted; "stddev_median" and what rule and step report besides.
 
         Raises:
-          InvalidArgument: there are no answers, or two of one client, or a client without a name.
           Error: no answer is valid, or the next weights are not finite. The state is that of the round before.
         """
         given = _by_client(answers)
-        clients = sorted(given, key=natural)
-        state = tf.nest.map_structure(tf.convert_to_tensor, self.state)
-        total, faulty = self._summed(state, given, clients)
+        clients, state = list(given), tf.nest.map_structure(tf.convert_to_tensor, self.state)
+        total, faulty = self._summed(state, given)
         if total is None:
             self._refuse(faulty)
         after, metrics = self._conclude(state, total)
@@ -278,15 +283,13 @@ class Server:
         large = outstanding({name: whole_number(answer.num_examples) for name, answer in pooled.items()})
         return [f"{sentence} Nobody can verify this number; max_examples bounds it." for sentence in large.values()]
 
-    def _summed(
-        self, state: ServerState, given: dict[str, Answer], clients: Sequence[str]
-    ) -> tuple[Contribution | None, dict[str, str]]:
+    def _summed(self, state: ServerState, given: dict[str, Answer]) -> tuple[Contribution | None, dict[str, str]]:
         """Return the sum of the contributions of answers in the right form, and the reasons of the others."""
         total: Contribution | None = None
         faulty: dict[str, str] = {}
-        for number, name in enumerate(clients):
+        for number, (name, answer) in enumerate(given.items()):
             try:
-                weights, size = self._names.weights(given[name].arrays), whole_number(given[name].num_examples)
+                weights, size = self._names.weights(answer.arrays), whole_number(answer.num_examples)
             except InvalidArgument as error:
                 faulty[name] = str(error)
                 continue
@@ -315,33 +318,7 @@ def _by_client(answers: Iterable[Answer]) -> dict[str, Answer]:
         given[name] = answer
     if not given:
         raise InvalidArgument("A round needs the answer of at least one client.")
-    return given
-
-
-def _round(
-    first: ModelWeights,
-    whole: ModelRule,
-    step: ServerStep,
-    weighting: str,
-    robust: str | None,
-    limits: Limits,
-    seed: int,
-) -> Round:
-    """Return the round of a rule and a step whose clients work elsewhere."""
-    work: ClientWork = ClientWork(_elsewhere)
-    check_fit(work, whole, step)
-    check_extra(work, whole, step)
-    numbers = tf.TensorSpec([None], tf.int32)
-    return make_round(
-        first,
-        client_work=work,
-        weigh=weightings.WEIGHTINGS[weighting],
-        rule=defended_rule(whole, work, weighting, robust, None, None),
-        server_step=step,
-        element_spec=ClientExamples(numbers, numbers, numbers),
-        seed=seed,
-        limits=limits,
-    )
+    return {name: given[name] for name in sorted(given, key=natural)}
 
 
 def _elsewhere() -> NoReturn:

@@ -27,13 +27,9 @@ _KEPT = 2
 
 
 class Store:
-    """Files `round_N.npz`, each the state after round N.
+    """Files `round_N.npz` in a folder, each the state after round N.
 
-    Args:
-      folder: of the files; it need not exist.
-      round: of the server.
-      first: its first state, arrays.
-      settings: what else two servers of one folder must have in common.
+    Two servers of one folder must have the `first` state, arrays, and the `settings` in common.
     """
 
     def __init__(self, folder: Path, round: Round, first: ServerState, settings: Sequence[Any]):
@@ -43,11 +39,7 @@ class Store:
         self._seen = self._mark()
 
     def write(self, state: ServerState) -> None:
-        """Write the state after a round; the file is there whole or not at all.
-
-        Raises:
-          Error: another server has written a round to the folder since this one read it.
-        """
+        """Write the state after a round; the file is there whole or not at all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._locked():
             if self._mark() != self._seen:
@@ -63,7 +55,6 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let one server at a time look and write."""
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -79,27 +70,21 @@ class Store:
         return None
 
     def newest(self) -> ServerState | None:
-        """Return the newest state that can be read; None where there is no file.
-
-        Raises:
-          InvalidArgument: a file is of another server, or all are damaged.
-        """
+        """Return the newest state that can be read; None where there is no file."""
         damage = None
         for path in self._files():
             try:
                 arrays = read_arrays(path, "state", path.stat().st_size)
-                is_ours = np.array_equal(arrays.pop("settings"), self._digest)
-                state: ServerState | None = from_arrays(arrays, self._spec) if is_ours else None
+                if np.array_equal(arrays.pop("settings"), self._digest):
+                    state: ServerState = from_arrays(arrays, self._spec)
+                    return state
             except (InvalidArgument, KeyError) as error:
                 damage = damage or error
                 logger.warning("%s is left out: %s", path, error)
                 continue
-            if state is None:
-                raise InvalidArgument(
-                    f"{self._folder} holds rounds of a server with other first arrays, rule or options: give another "
-                    "folder."
-                )
-            return state
+            raise InvalidArgument(
+                f"{self._folder} holds rounds of a server with other first arrays, rule or options: give another one."
+            )
         if damage is not None:
             raise InvalidArgument(f"No file of {self._folder} can be read: {damage}") from damage
         return None

@@ -1,4 +1,4 @@
-"""Client work with a compressed message."""
+"""Client work with a compressed message, or with random augmentation of its examples, anew for each batch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import tensorflow as tf
 
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
 from tfp_bfl.contracts import DYNAMIC, WEIGHTS, ClientWork, Coding, Work
-from tfp_bfl.data import ClientExamples
+from tfp_bfl.data import ClientExamples, parse_augmentation
+from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.tensors import Scalar, TensorTree
+from tfp_bfl.training.batches import Augmenting, augmenting
 from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage
+from tfp_bfl.weights.kinds import Sent
 
 # No client work draws from a seed folded by this.
 _NOISE = 2**30
@@ -31,7 +34,7 @@ def compressed(
     which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances,
     extra statistics and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them,
     `upload_bound` of the literature and `download_bits`, 32 for each number of the server's message. Where the work
-    counts the bits of its own message, as `personal.variances_work.personal` does, the code replaces means and point
+    counts the bits of its own message, as `personal.work.personal` does, the code replaces means and point
     weights in it.
 
     Args:
@@ -81,7 +84,7 @@ def compressed(
         sent = Compact(code, rest)
         down = _size(message.weights)
         up = tf.constant(32.0 * (down - size + _size(result.extra)))
-        bits = {"download_bits": tf.constant(32.0 * (down + _size(message.told)))}
+        bits = {"download_bits": tf.constant(32.0 * (down + _size(message.extra)))}
         if "upload_bits" in result.counts:  # Of the message of a federation, in which the code is in place of floats.
             pruned = tf.cast(result.counts.get("pruned_weights", 0), tf.float32)
             up = result.counts["upload_bits"] - 32.0 * (size - pruned)
@@ -109,3 +112,41 @@ def _size(structure: TensorTree) -> int:
 
 def _compressed_leaves(weights: ModelWeights) -> Any:
     return weights.posterior.mean, weights.point
+
+
+def augmented(work: ClientWork[Sent], augmentation: str | Augmentation) -> ClientWork[Sent]:
+    """Return the same work with augmentation(features, seed) in place of a batch's features.
+
+    The seed is a function of (run seed, round, client, step), as that of all noise, so that a run can be repeated. With
+    it a client's likelihood is of more examples than it holds, which the evidence lower bound does not know: the number
+    of examples stays that of those it holds.
+
+    Args:
+      work: that steps through batches, such as `clients.variational`.
+      augmentation: (features [B, ...] in [0, 1], a seed [2]) -> features, such as `data.crop_and_flip(4)`; or its name,
+        "crop_and_flip:PADDING".
+    """
+    if work.is_private:
+        raise InvalidArgument(
+            "An augmentation changes batches, and differential privacy of examples clips the gradient of each example "
+            "as it is: leave augmentation or example_privacy (--example-clip-norm) out."
+        )
+    chosen = parse_augmentation(augmentation) if isinstance(augmentation, str) else augmentation
+
+    def build() -> Work[Sent]:
+        inner, scope = work.build(), Augmenting(chosen)
+
+        @tf.function(autograph=False)
+        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[Sent]:
+            with augmenting(scope):
+                result = inner(message, examples, seed)
+            if not scope.used:
+                raise InvalidArgument(
+                    "An augmentation is of work that steps through batches, and this takes its examples as they are: "
+                    "leave it out, or use work such as clients.variational(model_fn)."
+                )
+            return result
+
+        return run
+
+    return work._replace(build=build)
