@@ -12,12 +12,8 @@ def bound_of_runs(inside, outside, delta, error):
     """The epsilon that a mechanism has at least, from scores of runs with a canary and without it.
 
     tpr <= exp(epsilon) fpr + delta, and the same of the complements. The first half of the runs chooses the threshold,
-    the second half gives intervals of Clopper and Pearson.
-
-    Args:
-      inside, outside: scores [R] of the runs.
-      delta: of the claim.
-      error: the probability that the bound is above the mechanism's epsilon, at most.
+    the second half gives intervals of Clopper and Pearson. The scores `inside` and `outside` are [R], `delta` is
+    that of the claim, and the bound is above the mechanism's epsilon with a probability of `error` at most.
 
     Source: Jagielski et al. 2020 (arXiv:2006.07709).
     """
@@ -39,12 +35,8 @@ def bound_of_one_run(scores, included, guesses, delta, error):
     """The epsilon that a mechanism has at least, from one run in which each canary was with probability 1/2.
 
     The largest scores are guessed to be included, the smallest not. With (epsilon, 0) the right guesses are at most
-    binomial of probability exp(epsilon) / (1 + exp(epsilon)); delta adds the correction of the source.
-
-    Args:
-      scores, included: of the canaries [M].
-      guesses: how many are guessed, half of them to be included.
-      delta, error: as of `bound_of_runs`.
+    binomial of probability exp(epsilon) / (1 + exp(epsilon)); delta adds the correction of the source. `scores` and
+    `included` are of the canaries [M], of which `guesses` are guessed.
 
     Source: Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846), theorem 5.2.
     """

@@ -90,10 +90,8 @@ _LAYOUT = """
 def ask(script, folder, **values):
     """Run a script in headless Chromium, and return the object `found` that it fills.
 
-    Args:
-      script: the body of an asynchronous function with `frame`, `load(url)`, `pause(milliseconds)` and `found`.
-      folder: for the harness and the profile of Chromium.
-      values: constants of the script, by name.
+    The script is the body of an asynchronous function with `frame`, `load(url)`, `pause(milliseconds)` and `found`, and
+    the values are its constants; the folder is for the harness and the profile of Chromium.
     """
     if values:
         script = re.sub("|".join(rf"\b{name}\b" for name in values), lambda match: json.dumps(values[match[0]]), script)
@@ -110,32 +108,18 @@ def ask(script, folder, **values):
 
 
 def measure(site, pages, widths, words, folder):
-    """Measure and search the pages of a built site.
+    """Measure pages of a built site at widths of the window in pixels, and search them for words.
 
-    Args:
-      site: the folder of the site.
-      pages: paths in it.
-      widths: of the window, in pixels.
-      words: to search for.
-      folder: for the harness and the profile of Chromium.
-
-    Returns:
-      "wide": [page, width of window, width of page] where the page is wider; "search": the results of each word.
+    Found are "wide", [page, width of window, width of page] where the page is wider, and "search", each word's results.
     """
     return ask(_SITE, folder, PAGES=pages, WIDTHS=widths, WORDS=words, SITE=f"{site.as_uri()}/")
 
 
 def layout(paths, widths, folder):
-    """Measure the cells and headings of pages, with all details open.
+    """Measure the cells and headings of pages at widths of the window in pixels, with all details open.
 
-    Args:
-      paths: of the pages.
-      widths: of the window, in pixels.
-      folder: for the harness and the profile of Chromium.
-
-    Returns:
-      "faults": [file, width of window, kind, text, size]: a page wider than the window ("wide page"), a box that
-      scrolls sideways ("sideways"), text outside its cell ("cut"), a word over several lines ("broken word"); and
-      "cells", the number of cells and headings that were measured.
+    Found are "faults", [file, width of window, kind, text, size]: a page wider than the window ("wide page"), a box
+    that scrolls sideways ("sideways"), text outside its cell ("cut"), a word over several lines ("broken word"); and
+    "cells", the number of cells and headings that were measured.
     """
     return ask(_LAYOUT, folder, PAGES=[path.resolve().as_uri() for path in paths], WIDTHS=list(widths))

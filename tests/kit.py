@@ -3,10 +3,12 @@
 import json
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.weights import Population, RoundSize
 
 
@@ -21,6 +23,13 @@ def refusal(capsys, *arguments):
     assert call(*arguments) == 2
     (line,) = [x for x in capsys.readouterr().err.strip().splitlines() if not x.startswith("reading ")]
     return line
+
+
+def refuses(message, function, *arguments, **options):
+    """Check that a call is refused with one sentence, of which a part matches the expression `message`."""
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
 
 
 def json_of(path):

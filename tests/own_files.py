@@ -6,7 +6,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def is_test(path):
-    """Return whether a file belongs to tests, those of a study included."""
     return "tests" in path.relative_to(ROOT).parts
 
 

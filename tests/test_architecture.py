@@ -26,16 +26,7 @@ MAY_IMPORT = {
     # The edges, which the core imports by the registry alone.
     "glm": {"app.one_run", "data", "evaluation", "plots", "__init__"},
     # The command line: `cli` and `doctor`.
-    "app": {
-        "__init__",
-        "app.options",
-        "app.one_run",
-        "data",
-        "edges",
-        "engines.tff",
-        "federated",
-        "options",
-    },
+    "app": {"__init__", "app.options", "app.one_run", "data", "edges", "engines.tff", "federated", "options"},
     "sites.edge": {"sites.deployment"},
     "sites.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "sites"},
     "bench": {*PUBLIC, "app.options", "app.one_run", "options", "sites"},
@@ -59,9 +50,7 @@ MAY_IMPORT = {
     "algorithms.kernel": {"contracts", "rules", "weights", "posterior"},
     "contracts": {"weights", "posterior", "data"},
     "compression": set(),
-    "clients": {
-        *("contracts", "compression", "data", "training", "weights", "models", "layers", "posterior"),
-    },
+    "clients": {*("contracts", "compression", "data", "training", "weights", "models", "layers", "posterior")},
     "training": {"contracts", "compression", "data", "weights", "models", "layers", "posterior"},
     "rules": {"contracts", "weights", "layers", "posterior"},
     "weighting": {"weights", "layers", "posterior"},
@@ -344,9 +333,7 @@ def test_allowed_edges_pass(source):
 )
 def test_imports_of_tensorflow_federated_are_found(source):
     assert imports_of_tff(source, "tfp_bfl.rules")
-    assert not imports_of_tff(
-        "from importlib import metadata\nmetadata.version('tensorflow_federated')", "tfp_bfl.rules"
-    )
+    assert not imports_of_tff("from importlib import metadata\nmetadata.version('tensorflow_federated')", "tfp_bfl")
 
 
 def test_cycles_are_found():

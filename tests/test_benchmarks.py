@@ -112,9 +112,7 @@ def test_a_legend_states_a_row_for_each_side(sides):
     lines = {"ours default": sides.DEFAULT._asdict(), "plain": {"kind": "deterministic", "optimizer": "adam"}}
     head, _, default, plain = sides.legend(lines)
     assert head.startswith("| side | kind | inference | noise | optimizer | learning rate |")
-    assert default.startswith(
-        "| ours default | flipout | curvature | shared | momentum | 0.03 | mean_precision_average |"
-    )
+    assert default.startswith("| ours default | flipout | curvature | shared | momentum | 0.03 | mean_precision")
     assert plain == "| plain | deterministic | none | none | adam |  |  |  |  |"
 
 

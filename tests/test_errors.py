@@ -41,11 +41,8 @@ def test_errors_are_the_librarys_and_the_builtin_that_callers_expect(error, buil
 
 
 LONG = {
-    "int": 10**5000,
-    "str": "a" * 10**6,
-    "list": ["b"] * 10**6,
-    "dict": {i: i for i in range(10**5)},
-    "lines": "\n\0",
+    **{"int": 10**5000, "str": "a" * 10**6, "list": ["b"] * 10**6},
+    **{"dict": {i: i for i in range(10**5)}, "lines": "\n\0"},
 }
 
 

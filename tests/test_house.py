@@ -16,8 +16,8 @@ EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
     "core lines": (46_750, 38_000),
-    "edge lines": (14_160, 11_500),
-    "test lines": (58_110, 48_000),
+    "edge lines": (13_900, 11_500),
+    "test lines": (57_100, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
@@ -41,12 +41,10 @@ def modules(root):
 
 
 def is_edge(name):
-    """Return whether a module belongs to an edge."""
     return name.split(".")[1:2] in [[edge] for edge in EDGES]
 
 
 def imports(files):
-    """Return module -> the modules that it imports by `from`, those for type checkers too."""
     found = collections.defaultdict(set)
     for name, (_, _, tree) in files.items():
         for node in ast.walk(tree):
@@ -76,13 +74,11 @@ def largest_circle(graph):
 
 
 def own_bases(name, bases, seen=()):
-    """Return the names of the classes of the package that a class is derived from."""
     direct = [base for base in bases.get(name, ()) if base in bases and base != name and base not in seen]
     return {x for base in direct for x in {base} | own_bases(base, bases, (*seen, name))}
 
 
 def declares(tree, option):
-    """Return whether a file has a parameter or an annotated field of a name."""
     return any(
         (isinstance(node, ast.arg) and node.arg == option)
         or (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == option)
@@ -91,7 +87,6 @@ def declares(tree, option):
 
 
 def exported(tree):
-    """Return the names in `__all__`."""
     values = (x.value for x in tree.body if isinstance(x, ast.Assign) and "__all__" in map(ast.unparse, x.targets))
     return {x.value for value in values for x in ast.walk(value) if isinstance(x, ast.Constant)}
 

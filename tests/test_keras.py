@@ -39,6 +39,4 @@ def test_keras_is_2_in_any_order(program):
 def test_keras_3_taken_before_is_one_sentence(first):
     done = run(f"{first}\nimport tfp_bfl")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith(
-        "import tfp_bfl before tensorflow.keras, or set the environment variable TF_USE_LEGACY_KERAS=1."
-    )
+    assert done.stderr.splitlines()[-1].endswith("or set the environment variable TF_USE_LEGACY_KERAS=1.")

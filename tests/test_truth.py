@@ -101,7 +101,6 @@ def model_fn():
 
 
 def problem(seed, sizes=SIZES):
-    """Features and labels of each client."""
     rng = np.random.default_rng(seed)
     mix = np.linalg.qr(rng.normal(size=[NUM_WEIGHTS] * 2))[0] * np.linspace(0.5, 1.5, NUM_WEIGHTS)
     weights = rng.normal(size=NUM_WEIGHTS)
@@ -230,12 +229,8 @@ CLASSIFIER = functools.partial(
     models.mlp, "flipout", (7,), 2, hidden=(), prior_stddev=1.0, variational_bias=True, initial_stddev=0.5
 )
 CLASSIFICATION = {
-    "local_epochs": 30,
-    "batch_size": 64,
-    "inference": "natural",
-    "learning_rate": 0.05,
-    "decay": 0.97,
-    "temperature": 1.0,
+    **{"local_epochs": 30, "batch_size": 64, "temperature": 1.0},
+    **{"inference": "natural", "learning_rate": 0.05, "decay": 0.97},
 }
 OF_CLASSES = {
     "partitioned_vi": functools.partial(sites, **CLASSIFICATION),

@@ -107,6 +107,7 @@ bfl.rules.aggregate(mine, MeanField(1.0, 1.0))
 bfl.rules.whole_model(sketches).pool(Sums(1.0), MeanField(1.0, 1.0))  # no: "MeanField"; expected "ModelWeights"
 langevin(from_sketch, 0.1).next((), MeanField(1.0, 1.0), Sketch(1.0), 0)  # no: "ModelWeights"
 """
+FILES = {"program.py": PROGRAM, "contracts.py": CONTRACTS}
 # Parameters annotated with `Any`, anywhere in the annotation, as a share of those with an annotation.
 MOST_ANY = dict.fromkeys(("rules", "servers", "clients", "training", "contracts"), 0.0)
 MOST_ANY_OF_ALL = 0.1
@@ -150,18 +151,13 @@ def test_the_options_of_compose_are_those_that_it_takes():
 
 @pytest.mark.deep(after="tests/test_architecture.py")
 def test_a_users_program_is_checked(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "contracts.py").write_text(CONTRACTS)
+    for name, program in FILES.items():
+        (tmp_path / name).write_text(program)
     # By PYTHONPATH mypy finds the library as an installed package, whose types count only with py.typed.
     finished = subprocess.run(
         [
             sys.executable,
-            "-m",
-            "mypy",
-            "--ignore-missing-imports",
-            "--follow-imports=silent",
-            "program.py",
-            "contracts.py",
+            *["-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent", "program.py", "contracts.py"],
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -40,13 +40,14 @@ def test_distance_weights(num_clients, dtype):
     np.testing.assert_allclose(tf.reduce_sum(weights), 1, rtol=1e-12)
 
 
+@pytest.mark.parametrize(("weigh", "neighbour"), [("max_discrepancy", min), ("max_discrepancy_farthest", max)])
 @pytest.mark.parametrize("num_clients", [2, 3, 7])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_max_discrepancy_weights(num_clients, dtype):
+def test_max_discrepancy_weights(num_clients, dtype, weigh, neighbour):
     stacked = draw(num_clients, 0, dtype)
     every = [client(stacked, k) for k in range(num_clients)]
-    gamma = np.array([max(1 / kl(q, p) for p in every if p is not q) for q in every])
-    weights = weighting.max_discrepancy_weights(stacked)
+    gamma = np.array([1 / neighbour(kl(q, p) for p in every if p is not q) for q in every])
+    weights = getattr(weighting, f"{weigh}_weights")(stacked)
     np.testing.assert_allclose(weights, gamma / gamma.sum(), rtol=1e-10)
     np.testing.assert_allclose(tf.reduce_sum(weights), 1, rtol=1e-12)
 
@@ -80,11 +81,6 @@ def test_identical_clients_count_alike(num_clients):
     np.testing.assert_allclose(weights, np.full(num_clients, 1 / num_clients), rtol=1e-12)
 
 
-def test_a_single_client_has_weight_one():
-    np.testing.assert_array_equal(weighting.max_discrepancy_weights(draw(1)), [1.0])
-    np.testing.assert_array_equal(weighting.distance_weights(draw(1), draw(None, 1)), [1.0])
-
-
 def test_loop_functions_agree_with_the_plain_ops():
     num_clients, sizes = 4, [10, 20, 30, 40]
     stacked, anchor = draw(num_clients, 0, np.float32), draw(None, 1, np.float32)
@@ -106,16 +102,6 @@ def test_loop_functions_give_positive_finite_float32_scalars(name):
         weight = tf.function(weighting.WEIGHTINGS[name])(local, anchor, tf.constant(7))
         assert weight.dtype == tf.float32 and weight.shape == ()
         assert 0 < float(weight) < np.inf
-
-
-@pytest.mark.parametrize("num_clients", [2, 3, 7])
-def test_max_discrepancy_from_the_farthest(num_clients):
-    stacked = draw(num_clients)
-    every = [client(stacked, k) for k in range(num_clients)]
-    gamma = np.array([1 / max(kl(q, p) for p in every if p is not q) for q in every])
-    weights = weighting.max_discrepancy_weights(stacked, nearest=False)
-    np.testing.assert_allclose(weights, gamma / gamma.sum(), rtol=1e-10)
-    np.testing.assert_array_equal(weighting.max_discrepancy_farthest_weights(stacked), weights)
 
 
 def test_an_outlier_counts_little_by_the_farthest_and_twins_much_by_the_nearest():

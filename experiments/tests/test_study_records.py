@@ -102,7 +102,7 @@ def test_numbers_have_twelve_digits(tmp_path):
 
 def test_paired_differences_are_over_the_seeds_of_both():
     told = tables.paired({0: 0.5, 1: 0.52, 2: 0.51, 7: 9.0}, {2: 0.41, 1: 0.41, 0: 0.4})
-    assert told.number == 3 and told.is_told and tables.interval(told, 2, 100) == "**+10.33 [+8.90, +11.77]**"
+    assert told.number == 3 and told.is_conclusive and tables.interval(told, 2, 100) == "**+10.33 [+8.90, +11.77]**"
     assert tables.interval(tables.paired({0: 0.0, 1: 1.0}, {0: 0.4, 1: 0.4}), 1) == "+0.1 [-6.3, +6.5]"
     assert tables.interval(tables.paired({0: 1e-5, 1: 1e-5}, {0: 0.0, 1: 0.0})) == "+0.0000 [+0.0000, +0.0000]"
     assert tables.paired({0: 1.0, 1: 2.0}, {1: 1.0, 3: 1.0}) is None

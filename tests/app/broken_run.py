@@ -11,17 +11,14 @@ CLOCK = ("train_seconds", "seconds", "ms_per_step", "worker_mb", "process_mb")
 
 
 def rows(folder):
-    """The rounds of a run without their times."""
     return [{k: x for k, x in row.items() if "seconds" not in k} for row in lines_of(folder / "metrics.jsonl")]
 
 
 def summary(folder):
-    """Return the record of a run without times and memory."""
     return {name: x for name, x in summary_of(folder).items() if name not in CLOCK}
 
 
 def assert_same_run(folder, whole):
-    """Compare rounds, scores and predictions of two runs to the bit, and the names of their files."""
     assert rows(folder) == rows(whole) and summary(folder) == summary(whole)
     with np.load(folder / "predictions.npz") as a, np.load(whole / "predictions.npz") as b:
         assert all(a[name].tobytes() == b[name].tobytes() for name in b.files)
@@ -45,7 +42,6 @@ def assert_resumes_to(whole, folder, arguments, evaluations, monkeypatch):
 
 
 def exported(folder, num_samples):
-    """Probabilities of the SavedModel in a run's folder on the test set of breast_cancer."""
     test = bfl.data.load("breast_cancer", split="test")
     loaded = bfl.export.load(folder / "saved_model")
     return loaded.predict(in_units(test), num_samples=num_samples, seed=0)["probabilities"]

@@ -18,12 +18,7 @@ CLIENTS = SOURCE.partition(bfl.data.iid(4), seed=0)
 
 @pytest.mark.parametrize(
     ("given", "weights"),
-    [
-        ("balanced", [2 / 3, 2]),
-        ({"yes": 3}, [1, 3]),
-        ({"no, not": 0.5, "yes": 2.0}, [0.5, 2]),
-        ("yes=3", [1, 3]),
-    ],
+    [("balanced", [2 / 3, 2]), ({"yes": 3}, [1, 3]), ({"no, not": 0.5, "yes": 2.0}, [0.5, 2]), ("yes=3", [1, 3])],
 )
 def test_weights_are_of_the_classes_of_all_clients(given, weights):
     config = make_config(None, {"algorithm": "fed_opt", "kind": "deterministic", "class_weight": given})
@@ -55,9 +50,7 @@ def test_a_summary_states_the_weights(tmp_path):
 
 def test_numbers_have_no_classes(capsys):
     options = ["--dataset", "diabetes", "--model", "mlp", "--class-weight", "balanced"]
-    assert "class_weight is of classification, and diabetes has numbers for labels" in refusal(
-        capsys, "run", *options, "--partition", "iid"
-    )
+    assert "class_weight is of classification, and diabetes" in refusal(capsys, "run", *options, "--partition", "iid")
 
 
 @pytest.mark.parametrize("algorithm", ["partitioned_vi", "fl_swag", "scaffold"])

@@ -18,9 +18,7 @@ def test_numbers_and_names_beyond_their_declarations_are_refused(algorithm):
     for name, field in class_of(algorithm).model_fields.items():
         bounds = {key: x for part in schema[name].get("anyOf", [schema[name]]) for key, x in part.items()}
         for value in [x + BEYOND[key] for key, x in bounds.items() if key in BEYOND]:
-            with pytest.raises(
-                InvalidArgument, match=rf"^{name} is '{value}', but must be (at least|above|at m|below)"
-            ):
+            with pytest.raises(InvalidArgument, match=rf"^{name} is '{value}', but must be (at|above|below)"):
                 make_config(None, {"algorithm": algorithm, name: str(value)})
         if names := extra(field, "names"):
             with pytest.raises(InvalidArgument, match=f"no {names.what} 'nosuch'"):
@@ -90,7 +88,7 @@ def test_kinds_that_an_algorithm_can_not_train_are_refused(algorithm):
         ({"algorithm": "meta_vd", "client_noise": "none"}, "scores of single clients: give evaluate_clients too"),
         (
             {"algorithm": "meta_learning", "client_noise": "another", "evaluate_clients": "true"},
-            "but all clients of this run have the same noise: use p_fed_bayes, or",
+            "all clients of this run have the same",
         ),
         (
             {

@@ -1,6 +1,5 @@
 """Files from elsewhere, bounded before they are unpacked, and what happens to a run's folder: one sentence, no harm."""
 
-import io
 import json
 import sys
 import zipfile
@@ -30,16 +29,6 @@ def test_an_archive_is_bounded_by_what_it_unpacks_to(tmp_path):
     assert read_arrays(path, "file of predictions", 9_000_000, compressed=True)["probabilities"].shape == (1000, 1000)
     with pytest.raises(InvalidArgument, match="is not a file of arrays"):
         read_arrays(path, "file of predictions", 9_000_000)
-
-
-@pytest.mark.parametrize("shape", [(10**9, 10), (2**40,), (2**62, 2**62)])
-def test_a_header_that_promises_more_than_there_is_is_refused(tmp_path, shape):
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(tmp_path / "p.npz", "w") as archive:
-        archive.writestr("a.npy", header.getvalue() + bytes(800))
-    with pytest.raises(InvalidArgument, match="is not a file of arrays, or is damaged"):
-        read_arrays(tmp_path / "p.npz", "file of predictions", 100_000)
 
 
 def test_an_import_error_is_not_called_damage(tmp_path, monkeypatch):

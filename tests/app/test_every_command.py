@@ -173,7 +173,6 @@ def raising(*arguments, **options):
 
 
 def commands(group=cli, path=()):
-    """Yield the path and the command of each command below a group."""
     for name, command in group.commands.items():
         yield from (
             commands(command, (*path, name))
@@ -287,7 +286,6 @@ def outcome(arguments, capsys):
 
 
 def compared(command, name, start, row, capsys):
-    """Return what is wrong with an option of a command; None for nothing."""
     flags, _, needs = row.partition(" | ")
     start = [*shlex.split(OTHER_START.get((command, name), start)), *shlex.split(needs)]
     if tuple(start) not in BEFORE:  # Shared by the options of a command.
@@ -302,8 +300,7 @@ def compared(command, name, start, row, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "name"),
-    [*rows(REPLACED), *rows(DONE), *(pytest.param(*x, marks=AFTER) for x in rows(TRAINED))],
+    ("command", "name"), [*rows(REPLACED), *rows(DONE), *(pytest.param(*x, marks=AFTER) for x in rows(TRAINED))]
 )
 def test_an_option_changes_the_result_or_is_refused(command, name, request, tmp_path, monkeypatch, capsys):
     folder = request.getfixturevalue("trained" if command in TRAINED else "table")

@@ -122,7 +122,6 @@ def of_algorithms():
 
 
 def other(name, algorithm):
-    """Return a value of an option that is not its default under the algorithm."""
     value, field = VALUES[name], class_of(algorithm).model_fields[name]
     default = ALGORITHMS[algorithm].defaults.get(name, field.default)
     if value != default:

@@ -36,8 +36,6 @@ def held_out(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def posteriors(averaged):
-    """Gives the folder of a command's posterior, that of laplace at temperature 1."""
-
     @functools.cache
     def found(command):
         folder = averaged(DATA[command]).parent / command
@@ -49,7 +47,6 @@ def posteriors(averaged):
 
 
 def predicted(folder, command):
-    """Probabilities, or means, of the test rows."""
     loaded, test = bfl.export.load(bfl.export.find(folder)), bfl.data.load(DATA[command], split="test")
     found = loaded.predict(in_units(test), num_samples=4, seed=0)
     return found["probabilities" if command == "laplace" else "mean"].numpy()

@@ -51,7 +51,6 @@ APART = {"ensemble", "fed_lap"}
 
 
 def accepted(name):
-    """The arguments of a recipe with their defaults."""
     return {x: y.default for x, y in inspect.signature(getattr(bfl.algorithms, name)).parameters.items()}
 
 

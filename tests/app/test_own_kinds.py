@@ -10,7 +10,7 @@ import tfp_bfl as bfl
 from tests.app.test_own_model import OPTIONS
 from tests.kit import call
 from tfp_bfl.app.one_run.job import prepare
-from tfp_bfl.app.options import own_model
+from tfp_bfl.app.options import own_model, resolve
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 
@@ -67,6 +67,22 @@ def test_the_kind_that_was_trained_is_recorded(kinds, name, options, kind, tenso
     again = make_config(None, job.config.recorded())
     assert again == job.config and job_of(kinds, name, **job.config.recorded()).config == job.config
     assert bool(job.warnings) is (options == {"algorithm": "fed_opt"})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("points", {"kind": "mc_dropout"}, {"dropout_rate": 0.2}),
+        ("points", {"kind": "mc_dropout", "dropout_rate": 0.7}, {"dropout_rate": 0.7}),
+        ("bayesian", {}, {"prior_stddev": 1.0, "initial_stddev": 0.003}),
+        ("points", {}, {}),
+    ],
+)
+def test_the_options_of_the_model_that_trained_are_stated(kinds, name, options, wanted):
+    job = job_of(kinds, name, **options)
+    found = resolve.stated(job.config, job.weights, job.process.settings)
+    names = ("dropout_rate", "prior_stddev", "initial_stddev", "min_stddev")
+    assert {x: found[x] for x in names if x in found} == wanted
 
 
 def test_a_model_in_place_of_a_function(kinds):

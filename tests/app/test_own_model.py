@@ -34,6 +34,10 @@ def precise(width=2.0):
         return bfl.rules.Pooled(wide, {"width": width})
     return plain._replace(pool=pool, name="precise", units=None, linear=False)
 
+def lost():
+    plain = bfl.rules.naive_weighted_average()
+    return plain._replace(pool=lambda total, anchor: total.nothing, name="lost")
+
 def needs(width):
     return precise(width)
 
@@ -76,24 +80,17 @@ def test_a_run_trains_the_model_of_a_file(run):
     assert str(run.parent) not in json.dumps(info._asdict())
 
 
-def test_a_record_alone_runs_no_code(run, file, tmp_path, capsys):
-    config = yaml.safe_load((run / "config.yaml").read_text())
+@pytest.mark.parametrize(("role", "name"), [("model", "build"), ("rule", "precise"), ("algorithm", "prox")])
+def test_a_record_alone_runs_no_code(run, tmp_path, capsys, role, name):
+    config = {**yaml.safe_load((run / "config.yaml").read_text()), "model": "mlp"}
     evil = tmp_path / "evil.py"
     evil.write_text(CODE)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "model": f"{evil}:build"}))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, role: f"{evil}:{name}"}))
     for command in (["run", "--config", str(tmp_path / "config.yaml")], ["run", "--resume", str(tmp_path)]):
         assert call(*command, *(["--output", str(tmp_path / "new")] if "--config" in command else [])) == 2
         error = capsys.readouterr().err
-        assert "which is run only where the command names it" in error and f"add --model {evil}:build." in error
+        assert "which is run only where the command names it" in error and f"add --{role} {evil}:{name}." in error
     assert not (tmp_path / "evil.py.touched").exists() and not (tmp_path / "new").exists()
-
-
-@pytest.mark.deep(after="tests/app/test_own_model.py")
-def test_a_record_and_the_model_named_again_repeat_the_run(run, file, tmp_path):
-    command = ["run", "--config", str(run / "config.yaml"), "--model", f"{file}:build"]
-    assert call(*command, "--output", tmp_path / "new") == 0
-    scores = [summary_of(folder)["test_nll"] for folder in (run, tmp_path / "new")]
-    assert scores[0] == scores[1]
 
 
 def test_it_is_reported_without_its_code(run, tmp_path):
@@ -106,10 +103,15 @@ def test_it_is_reported_without_its_code(run, tmp_path):
         ("model", "gone.py:build", "There is no file gone.py: give --model FILE.py:FUNCTION"),
         ("model", "{}:bild", "There is no function 'bild' in .*mine.py: did you mean 'build'"),
         ("model", "{}:fixed", r"a model from \[7\] to 2 outputs, but breast_cancer has examples of shape \[30\]"),
+        ("model", "mine.py", "model is the file mine.py without a function: give mine.py:FUNCTION"),
         ("model", "{}:wrong", "The model function 'wrong' returns 3, but must return a Keras model"),
-        ("model", "{}:broken", "The model function 'broken' fails: RuntimeError: of two lines"),
+        (
+            "model",
+            "{}:broken",
+            r"The model function 'broken' fails: RuntimeError: of two lines \(mine.py:\d+, in broken\)",
+        ),
         ("rule", "{}:wrong", "The rule function 'wrong' returns 3, but must return a rules.Rule or a rules.GatherRule"),
-        ("rule", "{}:needs", "The rule function 'needs' fails: TypeError: .*'width'; it is called without arguments"),
+        ("rule", "{}:needs", "The rule function 'needs' requires width, which has no default: give the option width"),
         ("algorithm", "{}:fixed", "The algorithm function 'fixed' takes no local_epochs, which is given"),
     ],
 )
@@ -191,7 +193,7 @@ def test_a_run_pools_by_the_rule_of_a_file(run_of_rule, file):
     rows = lines_of(run_of_rule / "metrics.jsonl")
     assert [row["width"] for row in rows] == [2.0] * 3
     info = bfl.export.read_info(run_of_rule / "saved_model")
-    assert info.configuration["rule"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+    assert info.configuration["rule"] == "mine.py:precise" and str(file.parent) not in json.dumps(info._asdict())
     assert yaml.safe_load((run_of_rule / "config.yaml").read_text())["rule"] == f"{file}:precise"
 
 
@@ -203,9 +205,14 @@ def test_a_rule_given_in_python_is_that_of_the_file(run_of_rule, file, tmp_path)
     assert yaml.safe_load((found[0].folder / "config.yaml").read_text())["rule"] == "given"
 
 
-def test_a_record_alone_runs_no_rule_of_a_file(run_of_rule, file, tmp_path, capsys):
-    command = ["run", "--config", str(run_of_rule / "config.yaml"), "--output", str(tmp_path / "new")]
-    assert f"add --rule {file}:precise" in refusal(capsys, *command) and (not (tmp_path / "new").exists())
+def test_code_that_fails_in_a_round_is_one_sentence(file, tmp_path, capsys):
+    own = ["--model", "mlp", "--rule", f"{file}:lost"]
+    assert call("run", *FLAGS, *own, "--progress", "none", "--output", tmp_path / "new") == 1
+    assert re.fullmatch(
+        r"tfp-bfl: User-supplied code fails: AttributeError: 'MixturePart' object has no attribute 'nothing' "
+        r"\(mine.py:\d+, in <lambda>\).",
+        capsys.readouterr().err.strip(),
+    )
 
 
 # Algorithms.
@@ -225,7 +232,7 @@ def test_a_run_by_the_algorithm_of_a_file_is_that_of_the_same_recipe(run_of_algo
     found = summary_of(run_of_algorithm)
     assert found["test_nll"] == same.summary["test_nll"]
     info = bfl.export.read_info(run_of_algorithm / "saved_model")
-    assert info.configuration["algorithm"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+    assert info.configuration["algorithm"] == "mine.py:prox" and str(file.parent) not in json.dumps(info._asdict())
 
 
 def test_an_algorithm_gets_the_options_that_it_takes(run_of_algorithm, file, tmp_path):
@@ -248,9 +255,8 @@ def test_commands_on_a_run_that_names_code_take_it_again(run_of_algorithm, file,
     for command in (["laplace", str(run_of_algorithm)], ["clients", "remove", posterior, "1"]):
         output = ["--output", posterior if command[0] == "laplace" else fewer]
         assert f"add --algorithm {file}:prox." in refusal(capsys, *command, *output)
-        assert "is None, and no code: leave --rule out." in refusal(
-            capsys, *command, *output, "--rule", f"{file}:precise", *code
-        )
+        refused = refusal(capsys, *command, *output, "--rule", f"{file}:precise", *code)
+        assert "is None, and no code: leave --rule out." in refused
         assert call(*command, *output, *code) == 0
     assert summary_of(tmp_path / "fewer")["clients"] == ["0", "2"]
 

@@ -87,7 +87,6 @@ def test_json_lines_and_phases_alone(clock):
 
 
 def watched(tell, clock, seconds):
-    """What the watcher does in so many seconds."""
     ended = threading.Event()
     left = iter([*[1.0] * seconds, None])
 

@@ -60,7 +60,6 @@ def records(seeds=3, settings=(*CLASSES, REGRESSION), methods=METHODS, seed=0):
 
 
 def write(folder, content):
-    """Write records.jsonl into a folder, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in content), encoding="utf-8")
     return folder

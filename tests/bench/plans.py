@@ -19,7 +19,6 @@ PLAN = {
 
 
 def heart(**options):
-    """A change of the settings: the hospitals of the heart disease data."""
     return {"settings": {"h": {"dataset": "heart_disease", "rounds": 2, **options}}}
 
 

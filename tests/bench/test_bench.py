@@ -169,33 +169,28 @@ def test_methods_that_cannot_serve_a_setting_have_no_cells(tmp_path, stand_in, c
     assert [x["method"] for x in records(tmp_path / "out")] == ["plain", "plain"]
 
 
+DIABETIC = {"n": {"dataset": "diabetes", "model": "mlp"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"score": "rmse"}, "score is rmse, but the labels of the setting 'a' are classes"),
-        ({"settings": {"n": {"dataset": "diabetes", "model": "mlp"}}, "score": "accuracy"}, "setting 'n' are numbers"),
+        ({"settings": DIABETIC, "score": "accuracy"}, "setting 'n' are numbers"),
         ({"settings": {"a": {"dataset": "digits", "ood": "no_such_set"}}}, "no_such_set"),
+        ({"settings": {"a": {"dataset": "none.csv"}}}, "none.csv"),
         ({"settings": {"a": {"dataset": "digits", "ood": "breast_cancer"}}}, "name a dataset of that form"),
         # The hospitals of heart disease are four.
         (heart(cohort_size=9), "The method 'tuned' in the setting 'h': cohort_size is 9, but must be at most the num"),
         (heart(clients=7), "The method 'tuned' in the setting 'h': clients is 7, but heart_disease names 4"),
         (heart(examples_per_client=1), "setting 'h': A share of 0.2 of each client's examples is none"),
         ({**heart(), "hold_out": 0.0001}, "A share of 0.0001 of each client's examples is none: hold out a larger"),
-        (
-            {**heart(), "methods": {"m": {"tuned": {"cohort_size": "2..9"}}}},
-            "The method 'm' in the setting 'h': cohort_size is 9",
-        ),
+        ({**heart(), "methods": {"m": {"tuned": {"cohort_size": "2..9"}}}}, "in the setting 'h': cohort_size is 9"),
         # A network of images, which tables are not.
         (heart(model="lenet"), "The method 'tuned' in the setting 'h': lenet takes images [height, width, channels]"),
-        (
-            {**heart(model="mlp"), "methods": {"m": {"tuned": {"model": ["mlp", "conv_net"]}}}},
-            "The method 'm' in the setting 'h': conv_net takes images [height, width, channels]",
-        ),
+        ({**heart(model="mlp"), "methods": {"m": {"tuned": {"model": ["mlp", "conv_net"]}}}}, "conv_net takes images"),
         # No method is left.
-        (
-            {"settings": {"n": {"dataset": "diabetes", "model": "mlp"}}, "methods": {"m": {"algorithm": "fed_be"}}},
-            "There is no cell to run: m does not serve n: fed_be is of classification",
-        ),
+        ({"settings": DIABETIC, "methods": {"m": {"algorithm": "fed_be"}}}, "no cell to run: m does not"),
     ],
 )
 def test_what_does_not_fit_the_data_is_refused_before_any_work(tmp_path, stand_in, changes, message):
@@ -237,13 +232,6 @@ def test_refusals_of_the_command(tmp_path, monkeypatch, capsys, arguments, messa
     (tmp_path / "other" / "mine.txt").write_text("mine")
     assert message in refusal(capsys, "bench", *arguments)
     assert not (tmp_path / "o").exists() and (tmp_path / "other" / "mine.txt").read_text() == "mine"
-
-
-def test_data_are_read_before_any_work(tmp_path, stand_in):
-    settings = {"a": {"dataset": str(tmp_path / "none.csv")}}
-    with pytest.raises(InvalidArgument, match=r"none\.csv"):
-        program.run_bench(plan_of(tmp_path, settings=settings), tmp_path / "out")
-    assert not stand_in and not (tmp_path / "out").exists()
 
 
 def test_tune_writes_the_best_configuration(tmp_path, monkeypatch, stand_in, capsys):

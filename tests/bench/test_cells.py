@@ -17,7 +17,6 @@ from tfp_bfl.errors import Error, InvalidArgument
 
 
 def write(folder, options):
-    """Run a cell's work, which fails on request."""
     if options.get("fails"):
         raise ValueError("it is odd")
     folder.mkdir(parents=True)

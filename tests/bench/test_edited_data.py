@@ -18,7 +18,6 @@ MESSAGE = "ran on other data than its files hold now: restore the files, give an
 
 @pytest.fixture
 def table(tmp_path):
-    """A table of three sites."""
     path = tmp_path / "patients.csv"
     rows = [f"{age},{'yes' if age > 40 else 'no'},{'abc'[age % 3]}" for age in range(20, 80)]
     path.write_text("\n".join(["age,sick,site", *rows]) + "\n")

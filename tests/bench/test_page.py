@@ -27,7 +27,6 @@ def mixed():
 
 
 def written(tmp_path, records, reference=None):
-    """Write records, and return the text of their page."""
     path = page.write_page(made_up.write(tmp_path, records), tmp_path / "new" / "page.html", reference)
     return path.read_text(encoding="utf-8")
 

@@ -33,7 +33,6 @@ def after(algorithm, start=(), **options):
 
 
 def write(tmp_path, **changes):
-    """A file with the keys of SMALL, changed."""
     path = tmp_path / "bench.yaml"
     path.write_text(yaml.safe_dump({**SMALL, **changes}, sort_keys=False))
     return path
@@ -126,10 +125,7 @@ def test_options_of_a_step_after_the_training(tmp_path, changes, options):
         ({"seeds": "4..0"}, "seeds is '4..0'"),
         ({"reference": "fedavg"}, "There is no method 'fedavg': did you mean 'fed_avg'"),
         ({"methods": {"m": {"algorithm": "fed_avgg"}}}, "The method 'm' in the setting 'heart': There is no algorithm"),
-        (
-            {"methods": {"m": {"tuned": {"learning_rte": "1..2"}}}},
-            "There is no option 'learning_rte' in the method 'm'",
-        ),
+        ({"methods": {"m": {"tuned": {"learning_rte": "1..2"}}}}, "no option 'learning_rte' in the method 'm'"),
         ({"methods": {"m": {"tuned": {"laplace.temperature": "1..2"}}}}, "is of methods with 'algorithm: laplace'"),
         (after("laplace", temp=1), "There is no option of laplace 'temp'"),
         (after("laplace", tuned={"last_layer.temperature": [0.1, 1]}), "is of methods with 'algorithm: last_layer'"),
@@ -137,20 +133,14 @@ def test_options_of_a_step_after_the_training(tmp_path, changes, options):
         ({"methods": {"m": {"algorithm": "laplace", "start": "run"}}}, "start of the method 'm' is 'run', but must be"),
         ({"methods": {"m": ["variational"]}}, "The method 'm' is ['variational'], but must be a mapping"),
         # An end of a search space that no run can have.
-        (
-            {"methods": {"m": {"tuned": {"momentum": "0.5..1.5"}, "algorithm": "fed_opt"}}},
-            "with momentum 1.5: momentum",
-        ),
+        ({"methods": {"m": {"tuned": {"momentum": "0.5..1.5"}, "algorithm": "fed_opt"}}}, "with momentum 1.5: mom"),
         ({"methods": {"m": {"rule": "x.py:f"}}}, "runs the code x.py:f: read it, and add --trust-code"),
         ({"methods": {"m": {"tuned": {"model": ["mlp", "x.py:f"]}}}}, "runs the code x.py:f: read it, and add"),
         ({"options": {"algorithm": "x.py:f"}}, "runs the code x.py:f: read it, and add --trust-code"),
         ({"methods": {"m": {"tuned": {"algorithm": ["fed_opt", "scaffold"]}}}}, "algorithm of the method 'm' is the"),
         # Each value of a list, not only the first and the last.
         ({"methods": {"m": {"tuned": {"optimizer": ["adam", "banana", "sgd"]}}}}, "with optimizer banana: There is no"),
-        (
-            after("laplace", {"algorithm": "variational", "kind": "flipout"}),
-            "laplace follows a training of point weights, and the kind is",
-        ),
+        (after("laplace", {"algorithm": "variational", "kind": "flipout"}), "laplace follows a training of point"),
         (after("laplace", structure="banana"), "There is no structure 'banana'"),
         (after("laplace", temperature=-1), "temperature of laplace is -1, but must be above 0"),
         (after("laplace", temperature=datetime.date(2020, 1, 1)), "but must be a number"),
@@ -159,10 +149,7 @@ def test_options_of_a_step_after_the_training(tmp_path, changes, options):
         # What predicts would be the ensemble, the draws or the personal models, and not what follows the training.
         (after("laplace", {"ensemble": 2}), "An ensemble ends with more than one network, and laplace is at"),
         (after("last_layer", tuned={"ensemble": [2, 3]}), "with ensemble 2: An ensemble ends with more"),
-        (
-            {"methods": {"m": {"algorithm": "qlsd"}}},
-            "in the setting 'heart': local_epochs of the settings is no option of qlsd: add 'without: local_epochs'",
-        ),
+        ({"methods": {"m": {"algorithm": "qlsd"}}}, "local_epochs of the settings is no option of qlsd: add 'without"),
         ({"methods": {"m": {"without": "momentum"}}}, "without names momentum, which is no option of settings"),
         ({"methods": {"m": {"without": 3}}}, "without of the method 'm' is 3, but must be a list of options"),
         ({"options": {"ood": "mnist"}}, "ood of options belongs to settings with images: name it in each of these."),
@@ -171,17 +158,14 @@ def test_options_of_a_step_after_the_training(tmp_path, changes, options):
         (after("laplace", temperature=1, tuned={"laplace.temperature": [1, 2]}), "has two values"),
         (
             {"methods": {"m": {"algorithm": "laplace", "start": {"algorithm": "qlsd"}, "without": "local_epochs"}}},
-            "qlsd ends with more than one network",
+            "qlsd ends",
         ),
         ({"methods": {"m": {"algorithm": "qlsd", "without": "server_momentum"}}}, "without names server_momentum"),
         (after("laplace", tuned={"laplace.temp": [1, 2]}), "There is no option of laplace 'temp'"),
-        (
-            {"methods": {"m": {"algorithm": "last_layer", "start": {"algorithm": "fed_sgld"}}}},
-            "fed_sgld ends with more than one",
-        ),
+        ({"methods": {"m": {"algorithm": "last_layer", "start": {"algorithm": "fed_sgld"}}}}, "fed_sgld ends with mor"),
         (
             {"methods": {"m": {"algorithm": "laplace", "start": {"algorithm": "meta_learning"}}}},
-            "meta_learning predicts with each client",
+            "meta_learning predict",
         ),
         (after("laplace", {"privacy_clip_norm": 1.0, "cohort_size": 2}), "which epsilon does not cover"),
     ],

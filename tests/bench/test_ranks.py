@@ -82,11 +82,6 @@ def test_ties_and_absent_values_share_ranks():
     np.testing.assert_array_equal(ranks.rank(values, sign=-1), [[2.5, 1, 4.5, 2.5, 4.5]])
 
 
-def test_ranks_of_a_score_are_of_its_negative_turned_round():
-    values = np.random.default_rng(0).normal(size=(5, 6))
-    np.testing.assert_array_equal(ranks.rank(values, 1) + ranks.rank(values, -1), 7)
-
-
 def test_methods_that_tie_everywhere_are_not_different():
     assert ranks.friedman(np.full((4, 3), 2.0)) == (0.0, 1.0)
 

@@ -45,7 +45,6 @@ def tables(tmp_path_factory):
 
 @pytest.fixture
 def copy(digits, tmp_path):
-    """A run of its own to break, of the same name."""
     return shutil.copytree(digits, tmp_path / "copies" / digits.name)
 
 

@@ -56,10 +56,7 @@ def lines(text):
             [{"algorithm": "fed_prox", "proximal": 0.5}, {"algorithm": "fed_opt"}],
             ["algorithm=fed_prox, proximal=0.5", "algorithm=fed_opt"],
         ),
-        (
-            [{"rounds": 5, "learning_rate": 0.01}, {"rounds": 5}],
-            ["learning_rate=0.01", "learning_rate=0.03"],
-        ),
+        ([{"rounds": 5, "learning_rate": 0.01}, {"rounds": 5}], ["learning_rate=0.01", "learning_rate=0.03"]),
         ([{"rule": "/a/rule.py:wide"}, {"rule": "conflation"}], ["rule=rule.py:wide", "rule=conflation"]),
         ([{}], ["lenet on digits"]),
         # An option that is not given names a row only where nothing else does.
@@ -81,10 +78,7 @@ def test_three_rules_and_three_algorithms_stand_in_one_table():
 
 
 def test_rows_of_one_name_are_numbered():
-    assert names({"rule": "/a/rule.py:wide"}, {"rule": "/b/rule.py:wide"}) == [
-        "rule=rule.py:wide (1)",
-        "rule=rule.py:wide (2)",
-    ]
+    assert names({"rule": "/a/r.py:wide"}, {"rule": "/b/r.py:wide"}) == ["rule=r.py:wide (1)", "rule=r.py:wide (2)"]
 
 
 def test_columns_digits_percent_and_labels():
@@ -134,11 +128,7 @@ def test_a_csv_holds_the_numbers_of_these_columns():
 @pytest.mark.parametrize(
     ("style", "suffix", "words"),
     [
-        (
-            Style(["acuracy"]),
-            ".md",
-            r"No run has a column 'acuracy' \(did you mean 'accuracy'\?\): choose from acc",
-        ),
+        (Style(["acuracy"]), ".md", r"No run has a column 'acuracy' \(did you mean 'accuracy'\?\)"),
         (Style(["zzz"]), ".md", r"No run has a column 'zzz': choose from accuracy, test_nll, ece, seconds\.$"),
         (Style(["nll", "test_nll"]), ".md", "names a column twice"),
         (Style(digits=2), ".csv", "a .csv holds all digits"),
@@ -173,6 +163,4 @@ def test_a_page_takes_no_options_of_tables(tmp_path, capsys, monkeypatch, option
     (config, summary), *_ = records({})
     for module in (reports, of_one_run):
         monkeypatch.setattr(module, "read_record", lambda folder: (config, summary))
-    assert "are of tables, and" in refusal(
-        capsys, "report", str(tmp_path), "--output", str(tmp_path / "page.html"), *option
-    )
+    assert "are of tables, and" in refusal(capsys, "report", tmp_path, "--output", tmp_path / "page.html", *option)

@@ -13,7 +13,6 @@ from tfp_bfl.errors import InvalidArgument
 
 
 def predicted(number, seed, clients=4, classes=3, right=0.7):
-    """Made-up predictions that are right with a probability."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=number)
     logits = rng.normal(size=(number, classes))

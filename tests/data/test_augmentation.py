@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import data
-from tfp_bfl.errors import InvalidArgument
 
 IMAGE = np.arange(1, 13, dtype=np.float32).reshape(1, 3, 4, 1)
 
@@ -50,5 +50,4 @@ def test_a_seed_says_which():
     ],
 )
 def test_what_is_refused(make, message):
-    with pytest.raises(InvalidArgument, match=message):
-        make()
+    refuses(message, make)

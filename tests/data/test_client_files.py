@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.kit import refuses
 from tfp_bfl import clients, data, models, simulate
 from tfp_bfl.algorithms import compose
-from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers import replace
 
 SOURCE = data.load("breast_cancer").subset(60, seed=0)
@@ -48,8 +48,7 @@ def test_writing_again_changes_nothing_and_others_are_refused(files):
     before = {path: path.stat().st_mtime_ns for path in files.folder.rglob("*")}
     assert data.write_clients(CLIENTS, files.folder).digest == files.digest
     other = data.Clients(SOURCE, [np.arange(0, 9), np.arange(9, 40)])
-    with pytest.raises(InvalidArgument, match="holds something else than these clients: name a new folder"):
-        data.write_clients(other, files.folder)
+    refuses("holds something else than these clients: name a new folder", data.write_clients, other, files.folder)
     assert {path: path.stat().st_mtime_ns for path in files.folder.rglob("*")} == before
 
 
@@ -61,15 +60,13 @@ def test_nothing_is_left_of_what_is_not_finished(tmp_path, monkeypatch):
 
 
 def test_a_folder_without_clients(tmp_path):
-    with pytest.raises(InvalidArgument, match=r"holds no clients here: it has no clients\.json"):
-        data.ClientFiles(tmp_path)
+    refuses(r"holds no clients here: it has no clients\.json", data.ClientFiles, tmp_path)
 
 
 @pytest.mark.parametrize("index", ["[]", "{}", '{"version": 2}', "null", '{"version": 1, "source": {}}'])
 def test_an_index_of_something_else(tmp_path, index):
     (tmp_path / "clients.json").write_text(index)
-    with pytest.raises(InvalidArgument, match=r"clients\.json is (not an index|of version 2)"):
-        data.ClientFiles(tmp_path)
+    refuses(r"clients\.json is (not an index|of version 2)", data.ClientFiles, tmp_path)
 
 
 def _swapped(folder):
@@ -88,14 +85,12 @@ def _gone(folder):
 @pytest.mark.parametrize("harm", [_swapped, _cut, _gone])
 def test_a_damaged_file_is_named(files, harm):
     harm(files.folder)
-    with pytest.raises(InvalidArgument, match=r"client-000001\.npz"):
-        files.examples(1)
+    refuses(r"client-000001\.npz", files.examples, 1)
     assert len(files.examples(2).labels) == 30
 
 
 def test_no_such_client(files):
-    with pytest.raises(InvalidArgument, match="There is no client 3: clients are numbered 0 to 2"):
-        files.examples(3)
+    refuses("There is no client 3: clients are numbered 0 to 2", files.examples, 3)
 
 
 def test_sizes_that_lie(files):
@@ -104,5 +99,4 @@ def test_sizes_that_lie(files):
     other = files.folder.parent / "other"
     shutil.copytree(files.folder, other)
     (other / "clients.json").write_text(json.dumps(index))
-    with pytest.raises(InvalidArgument, match=r"client-000000\.npz holds arrays"):
-        data.ClientFiles(other).examples(0)
+    refuses(r"client-000000\.npz holds arrays", data.ClientFiles(other).examples, 0)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit import refuses
 from tfp_bfl import data
-from tfp_bfl.errors import InvalidArgument
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,7 @@ def test_the_description_changes_with_each_feature_and_label(clients, name):
     ],
 )
 def test_bad_indices_are_refused(indices, message):
-    with pytest.raises(InvalidArgument, match=message):
-        data.Clients(data.load("digits"), indices)
+    refuses(message, data.Clients, data.load("digits"), indices)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +168,7 @@ def test_bad_indices_are_refused(indices, message):
     ],
 )
 def test_bad_arguments_are_refused(clients, call, message):
-    with pytest.raises(InvalidArgument, match=message):
-        call(clients)
+    refuses(message, call, clients)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -190,10 +188,7 @@ def test_set_aside_takes_a_share_of_all_examples_and_leaves_the_clients_the_rest
 
 def test_set_aside_refuses_what_leaves_nothing():
     few = data.Clients(data.load("digits"), [np.arange(100), np.arange(100, 102)])
-    with pytest.raises(InvalidArgument, match=r"0\.9 of the examples leaves client 1 none of its 2: set less"):
-        few.set_aside(0.9, seed=0)
+    refuses(r"0\.9 of the examples leaves client 1 none of its 2: set less", few.set_aside, 0.9, seed=0)
     for share in (0, 1, -0.1, float("nan")):
-        with pytest.raises(InvalidArgument, match="share must be above 0 and below 1"):
-            few.set_aside(share, seed=0)
-    with pytest.raises(InvalidArgument, match="is none: set more aside"):
-        few.set_aside(0.001, seed=0)
+        refuses("share must be above 0 and below 1", few.set_aside, share, seed=0)
+    refuses("is none: set more aside", few.set_aside, 0.001, seed=0)

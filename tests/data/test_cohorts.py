@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from tests.kit import refuses
 from tfp_bfl import data
-from tfp_bfl.errors import InvalidArgument
 
 
 @pytest.mark.parametrize("size", [None, 10])
@@ -38,8 +38,7 @@ def test_every_client_is_as_likely():
     ],
 )
 def test_bad_input(arguments, message):
-    with pytest.raises(InvalidArgument, match=message):
-        data.cohort(*arguments)
+    refuses(message, data.cohort, *arguments)
 
 
 def appearances(popularity, seed=0):

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fuzz.harness import inputs
+from tests.kit import refuses
 from tfp_bfl.data import read_own, read_part, read_rows
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument
@@ -127,16 +128,14 @@ def test_notes_name_the_sign_and_the_unit():
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("cells", [["12%", "12"], ["$12", "12 \u20ac"], ["5", "3", "7 %"], ["12%", "3\u2030"]])
 def test_numbers_with_different_signs_are_refused(tmp_path, road, cells):
-    with pytest.raises(InvalidArgument, match=r"'x' holds .* not the same sign beside them: .*with one sign"):
-        ROADS[road](tmp_path, table(cells))
+    refuses(r"'x' holds .* not the same sign beside them: .*with one sign", ROADS[road], tmp_path, table(cells))
 
 
 def test_decimal_commas_beside_signs(tmp_path):
     """A column of 12,5 % has decimal commas; that of 1,200 $ may have thousands."""
     assert read_own(table(["12,5 %", "7 %"])).train.columns[0].mean == pytest.approx(9.75, abs=0.2)
     assert read_own(table(["1,200.50 $", "7 $"])).train.columns[0].mean == pytest.approx(603.75, abs=40)
-    with pytest.raises(InvalidArgument, match=r"'x' holds '1,200 \$' in row 1, where the comma may be decimal"):
-        read_own(table(["1,200 $", "2,300 $"]))
+    refuses(r"'x' holds '1,200 \$' in row 1, where the comma may be decimal", read_own, table(["1,200 $", "2,300 $"]))
 
 
 @pytest.mark.parametrize("road", ["file", "memory", "linear model", "linear model at sites"])
@@ -189,19 +188,16 @@ def test_sites_with_different_signs_are_refused(tmp_path):
     parts = {}
     for site, cells in (("A", ["12%", "7%"]), ("B", ["0.12", "0.07"])):
         parts[site] = describe(read_part(in_file(tmp_path / f"{site}.csv", table(cells))).train)
-    with pytest.raises(InvalidArgument, match="'x' have the sign '%' beside them at A and '' at B: write them alike"):
-        agree("t", parts)
+    refuses("'x' have the sign '%' beside them at A and '' at B: write them alike", agree, "t", parts)
     described = {
         x: agreement.describe(table(cells).drop_columns(["label"]), OUTCOME, x)
         for x, cells in (("A", ["12%", "7%"]), ("B", ["0.12", "0.07"]))
     }
     for site, summary in described.items():
         agreement.check_description(site, summary)
-    with pytest.raises(InvalidArgument, match="'x' holds numbers at B and numbers in % at A"):
-        agreement.agree(described, OUTCOME, "drop")
+    refuses("'x' holds numbers at B and numbers in % at A", agreement.agree, described, OUTCOME, "drop")
     broken = {"columns": [["x", "number in drachma", []]], "events": []}
-    with pytest.raises(InvalidArgument, match="does not have the required form"):
-        agreement.check_description("A", broken)
+    refuses("does not have the required form", agreement.check_description, "A", broken)
 
 
 def test_served_rows_have_the_sign_of_the_training(tmp_path):
@@ -222,10 +218,8 @@ def test_served_rows_have_the_sign_of_the_training(tmp_path):
             read_encoded(rows_of(*cells), train.encoding, train.columns)
     with pytest.raises(InvalidArgument, match=r"'x' holds '[?]' in row 2, which is no number"):
         read_encoded(rows_of("1%", "?"), signed.encoding, signed.columns)
-    with pytest.raises(InvalidArgument, match="'x' holds '5%' in row 1, with the sign '%'"):
-        read_rows(rows_of("5%"), ["x"])
-    with pytest.raises(InvalidArgument, match="'x' holds '12' in row 1, with no sign beside it"):
-        read_own(table(["1%", "2%"]), test=table(["12", "13"]))
+    refuses("'x' holds '5%' in row 1, with the sign '%'", read_rows, rows_of("5%"), ["x"])
+    refuses("'x' holds '12' in row 1, with no sign beside it", read_own, table(["1%", "2%"]), test=table(["12", "13"]))
 
 
 def test_labels_of_numbers_with_a_sign_are_refused_where_other_data_have_labels_too(tmp_path):
@@ -237,14 +231,10 @@ def test_labels_of_numbers_with_a_sign_are_refused_where_other_data_have_labels_
     assert any("'y' has '%' beside all numbers" in note for note in data.notes)
     wrong = "'y' holds '0%' in row 1, with the sign '%' beside it, but must have no sign beside it"
     for first, second in ((signed, plain), (plain, signed)):
-        with pytest.raises(InvalidArgument, match=wrong):
-            read_own(first, label="y", task="regression", test=second)
-    with pytest.raises(InvalidArgument, match=wrong):
-        read_part(signed, label="y", task="regression")
-    with pytest.raises(InvalidArgument, match=wrong):
-        agreement.describe(tables[0], Outcome("y", "gaussian"), "A")
-    with pytest.raises(InvalidArgument, match=wrong):
-        read_design(signed, Outcome("y", "gaussian"))
+        refuses(wrong, read_own, first, label="y", task="regression", test=second)
+    refuses(wrong, read_part, signed, label="y", task="regression")
+    refuses(wrong, agreement.describe, tables[0], Outcome("y", "gaussian"), "A")
+    refuses(wrong, read_design, signed, Outcome("y", "gaussian"))
 
 
 def test_the_graph_of_an_export_has_the_numbers_of_signed_cells(tmp_path):

@@ -37,6 +37,11 @@ def test_rule(capsys):
     assert run("rule", capsys)[1] == "mean 1.00, variance 1.50\n"
 
 
+def test_layer_learns(capsys):
+    tensors, first, last = map(float, re.findall(r"\d+\.?\d*", run("layer", capsys)[1]))
+    assert tensors == 3 and last < 0.8 * first
+
+
 def test_client_work_learns(capsys):
     first, last = map(float, re.findall(r"\d+\.\d+", run("client_work", capsys)[1]))
     assert last < 0.8 * first

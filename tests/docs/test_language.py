@@ -47,7 +47,6 @@ ARTICLES = {"The", "A", "An", "Each", "Every", "All", "One", "Both", "Another"}
 
 
 def docstrings(paths=SOURCES):
-    """Yield (place, kind, text) of each docstring."""
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):

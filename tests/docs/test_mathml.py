@@ -13,11 +13,7 @@ _spec.loader.exec_module(mathml)
 
 @pytest.mark.parametrize(
     ("formula", "meant"),
-    [
-        (r"\frac12 x", r"\frac{1}{2} x"),
-        (r"\tfrac 1B", r"\tfrac{1}{B}"),
-        (r"\frac{a}{12}", r"\frac{a}{12}"),
-    ],
+    [(r"\frac12 x", r"\frac{1}{2} x"), (r"\tfrac 1B", r"\tfrac{1}{B}"), (r"\frac{a}{12}", r"\frac{a}{12}")],
 )
 def test_fractions_without_braces_are_fractions(formula, meant):
     assert mathml.braced(formula) == meant

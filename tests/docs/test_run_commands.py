@@ -26,7 +26,7 @@ EXCEPTIONS = {
 BEFORE = {
     "serving.md": [
         "run --dataset patients.csv --label diagnosis --client-column hospital --drop patient_id --model mlp "
-        "--output hospitals_run",
+        "--output hospitals_run"
     ],
     "fl_swag.md": ["run --algorithm fl_swag --model lenet --last-layer --pretrain-share 0.3 --output other_run"],
 }

@@ -71,9 +71,7 @@ def test_a_frozen_worker_elsewhere_ends_the_run_with_its_name(tmp_path):
                 started.append(time.monotonic())
                 os.kill(worker.pid, signal.SIGSTOP)
 
-            with pytest.raises(
-                WorkerError, match=f"The worker at {worker.address} did not answer for 2 s: its machine"
-            ):
+            with pytest.raises(WorkerError, match=f"worker at {worker.address} did not answer for 2 s"):
                 simulate(runtime, on_round=freeze, checkpoint_dir=tmp_path)
             assert time.monotonic() - started[0] < 30
     finally:
@@ -95,8 +93,5 @@ def test_a_cut_link_ends_the_run_with_the_workers_name(tmp_path):
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf")])
 def test_silence_must_be_a_number_of_seconds(seconds):
-    with (
-        pytest.raises(InvalidArgument, match="heartbeat_seconds is"),
-        local_workers(heartbeat_seconds=seconds),
-    ):
+    with pytest.raises(InvalidArgument, match="heartbeat_seconds is"), local_workers(heartbeat_seconds=seconds):
         pass

@@ -53,7 +53,6 @@ VALUES = {
 
 
 def type_of(value):
-    """The TFF type of a value that is made of containers and arrays."""
     if isinstance(value, (str, bytes)) or getattr(value, "dtype", None) == np.dtype(object):
         return tff.TensorType(np.str_, np.shape(value))
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -30,8 +30,7 @@ def scaled_sum(dataset, factor):
 
 
 @tff.federated_computation(
-    tff.FederatedType(np.float32, tff.SERVER),
-    tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS),
+    tff.FederatedType(np.float32, tff.SERVER), tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS)
 )
 def total(factor, datasets):
     factors = tff.federated_broadcast(factor)

@@ -11,7 +11,6 @@ from tfp_bfl.evaluation.limits import area_under_retention_curve, retention_curv
 
 
 def case(hits):
-    """Returns probabilities and labels of which the predictions are right as `hits` says."""
     hits = np.asarray(hits, bool)
     return np.tile([0.8, 0.2], (hits.size, 1)), np.where(hits, 0, 1)
 
@@ -120,16 +119,16 @@ def test_the_interval_is_scipys():
 def test_what_both_share_does_not_widen_the_interval():
     shared = np.array([0.1, 0.9, 0.5])
     found = paired_difference(shared + np.array([0.10, 0.11, 0.12]), shared)
-    assert found.is_told and found.stddev == pytest.approx(0.01)
-    assert not paired_difference([0.1, 0.9, 0.5], [0.5, 0.1, 0.8]).is_told
+    assert found.is_conclusive and found.stddev == pytest.approx(0.01)
+    assert not paired_difference([0.1, 0.9, 0.5], [0.5, 0.1, 0.8]).is_conclusive
 
 
 @pytest.mark.statistical
 def test_equal_methods_differ_in_one_of_twenty():
     """2,000 pairs of five equal methods' scores: 100 significant on average, sd 9.7; fails once in 10^4 (4 sd)."""
     rng = np.random.default_rng(1)
-    told = sum(paired_difference(*rng.normal(size=(2, 5))).is_told for _ in range(2000))
-    assert abs(told - 100) < 4 * 9.75
+    conclusive = sum(paired_difference(*rng.normal(size=(2, 5))).is_conclusive for _ in range(2000))
+    assert abs(conclusive - 100) < 4 * 9.75
 
 
 @pytest.mark.parametrize(

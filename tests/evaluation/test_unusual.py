@@ -16,7 +16,6 @@ CLASSES, WIDTH = 3, 4
 
 
 def rows(number, seed):
-    """A mixture of three Gaussians in four columns."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, number)
     return (rng.normal(size=(number, WIDTH)) + 4 * np.eye(CLASSES, WIDTH)[labels]).astype(np.float32), labels

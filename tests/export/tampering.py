@@ -5,11 +5,10 @@ import shutil
 
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tfp_bfl.export.manifest import GRAPH, write_manifest
+from tfp_bfl.export.loading import GRAPH, write_manifest
 
 
 def copy(source, folder):
-    """A new copy of a SavedModel at `folder`, whatever was there."""
     shutil.rmtree(folder, ignore_errors=True)
     return pathlib.Path(shutil.copytree(source, folder))
 
@@ -33,13 +32,11 @@ def change_file(folder, name, change):
 
 
 def functions(saved):
-    """The functions of the graph whose names begin with what `predict` is."""
     library = saved.meta_graphs[0].graph_def.library.function
     return [function for function in library if function.signature.name.startswith("__inference_predict")]
 
 
 def add_node(saved, op, **inputs):
-    """A node in each of the functions that predict."""
     for function in functions(saved):
         node = function.node_def.add(name="added", op=op)
         node.input.extend(inputs.get("input", []))

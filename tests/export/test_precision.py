@@ -14,7 +14,6 @@ from tfp_bfl.errors import InvalidArgument
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(12, 2))
 MEANS, STDDEVS = np.array([1e9, 50.0]), np.array([10.0, 9.0])
-ROWS = MEANS + STDDEVS * Z
 TARGET = ["price", 1e9, 10.0]
 
 

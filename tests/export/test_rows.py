@@ -16,7 +16,7 @@ from tfp_bfl.data import EMPTY, Feature, read_own
 from tfp_bfl.data.names import as_category
 from tfp_bfl.data.rows import read_encoded
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.export import manifest, rows
+from tfp_bfl.export import loading, rows
 from tfp_bfl.models import mlp
 
 SIZE = 300
@@ -224,10 +224,10 @@ def test_a_graph_that_does_not_fit_its_encoding_is_refused(saved, tmp_path):
         info["data"].pop("encoding")
         return json.dumps(info).encode()
 
-    change_file(forged, manifest.INFO, without)
+    change_file(forged, loading.INFO, without)
     with pytest.raises(InvalidArgument, match="it has a signature 'predict_rows', which an export has not"):
         export.load(forged)
     forged = copy(saved, tmp_path / "forged")
-    change_file(forged, manifest.INFO, lambda content: content.replace(b'"1st"', b'"2nd"').replace(b'"1st[', b'"2nd['))
+    change_file(forged, loading.INFO, lambda content: content.replace(b'"1st"', b'"2nd"').replace(b'"1st[', b'"2nd['))
     with pytest.raises(InvalidArgument, match="its signature predict_rows does not take the columns that its info"):
         export.load(forged)

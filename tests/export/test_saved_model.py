@@ -36,7 +36,6 @@ of_models = lambda names: pytest.mark.parametrize(
     "name", [name if name in SMALL else pytest.param(name, marks=deep) for name in names]
 )
 every_model = of_models(BUILDERS)
-every_image_model = of_models(["flipout", "mc_dropout", "deterministic"])
 
 WITHOUT_THE_LIBRARY = """
 import importlib, sys
@@ -149,6 +148,7 @@ def facts(saved):
 def assert_same(actual, wanted, atol=1e-6):
     assert set(actual) == set(wanted)
     for output, value in wanted.items():
+        assert actual[output].shape == value.shape
         np.testing.assert_allclose(actual[output], value, rtol=1e-5, atol=atol, err_msg=output)
 
 
@@ -180,20 +180,9 @@ def test_seed_decides_the_answer(answers, name):
 
 
 @every_model
-def test_shapes(answers, name):
-    shapes = {output: value.shape for output, value in answers(name, "first").items()}
-    assert shapes == {"probabilities": (6, 3), "entropy": (6,), "aleatoric": (6,), "epistemic": (6,)}
-
-
-@every_model
 def test_one_example_gets_the_same_answer_as_in_a_batch(answers, name):
     first = {output: value[:1] for output, value in answers(name, "first").items()}
     assert_same(answers(name, "one"), first)
-
-
-@every_image_model
-def test_bytes_are_scaled_to_one(answers, name):
-    assert_same(answers(name, "bytes"), answers(name, "first"))
 
 
 @every_model
@@ -209,7 +198,8 @@ def test_signatures(answers, facts, name):
     assert facts(name)["signatures"] == sorted(functions + bytes_too)
     assert_same(answers(name, "signature"), answers(name, "first"))
     if name != "table":
-        assert_same(answers(name, "bytes signature"), answers(name, "first"))
+        for key in ("bytes", "bytes signature"):
+            assert_same(answers(name, key), answers(name, "first"))
 
 
 @every_model
@@ -258,17 +248,10 @@ def test_what_is_known_travels_as_an_asset(saved, facts, name):
 def test_saved_model_cli_runs_it(saved, tmp_path):
     """A program of TensorFlow's alone, by the graph without its objects, as TensorFlow Serving reads it."""
     np.save(tmp_path / "images.npy", PIXELS)
-    command = [
-        sys.executable,
-        "-m",
-        "tensorflow.python.tools.saved_model_cli",
-        "run",
-        "--dir",
-        str(saved("flipout")[0] / "flipout"),
-    ]
-    command += ["--tag_set", "serve", "--signature_def", "predict_uint8", "--inputs", "images=images.npy"]
-    command += ["--input_exprs", f"num_samples={NUM_SAMPLES};seed={SEED}", "--outdir", "answer"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    command = f"-m tensorflow.python.tools.saved_model_cli run --dir {saved('flipout')[0]}/flipout --tag_set serve"
+    command += " --signature_def predict_uint8 --inputs images=images.npy --outdir answer"
+    command += f" --input_exprs num_samples={NUM_SAMPLES};seed={SEED}"
+    done = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for output in OUTPUTS:
         answer = np.load(tmp_path / "answer" / f"{output}.npy")

@@ -30,7 +30,6 @@ def served(tmp_path_factory):
 
 
 def answer(served, body):
-    """The body of the response to the body of a request."""
     request = json.loads(body)
     signature = served.signatures[request.get("signature_name", "serving_default")]
     specs = signature.structured_input_signature[1]

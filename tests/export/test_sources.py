@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.export.tampering import copy
 from tfp_bfl import export, models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.export.manifest import FILES
+from tfp_bfl.export.loading import FILES
 
 PIXELS = np.random.default_rng(0).integers(256, size=[3, 4, 4, 1]).astype(np.uint8)
 MODEL = models.mlp("flipout", input_shape=(4, 4, 1), num_classes=3, hidden=(), initial_stddev=0.1)
@@ -18,7 +18,6 @@ NAMES = ["cat", "dog", "owl"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of a run, as far as an export reads it."""
     folder = tmp_path_factory.mktemp("run")
     export.save(MODEL, folder / "saved_model", export.Info(class_names=NAMES, metrics={"accuracy": 0.5}))
     return folder

@@ -119,9 +119,7 @@ def test_a_run_resumes_to_the_bit(tmp_path, after, every):
 
 def test_a_longer_run_goes_on_where_its_window_lies_ahead(tmp_path):
     run(ROUNDS, tmp_path, average_rounds=3)
-    with pytest.raises(
-        InvalidArgument, match=r"round 5 holds no sum of the rounds from 5 on: ask for at least 8 rounds"
-    ):
+    with pytest.raises(InvalidArgument, match=r"holds no sum of the rounds from 5 on: ask for at least 8"):
         run(7, tmp_path, average_rounds=3)
     found = run(8, tmp_path, average_rounds=3)
     tf.nest.map_structure(

@@ -93,14 +93,8 @@ def test_pruned_weights_have_one_mask(trained):
     ]
     wanted = []
     for k, w in enumerate(pruned):
-        other = pruned[(k + 1) % 3].posterior
-        variance = each(
-            lambda m, v, n, u: tf.where((m == 0) | (n == 0), v, u),
-            w.posterior.mean,
-            w.posterior.variance,
-            other.mean,
-            other.variance,
-        )
+        choose = lambda m, v, n, u: tf.where((m == 0) | (n == 0), v, u)
+        variance = each(choose, *w.posterior, *pruned[(k + 1) % 3].posterior)
         wanted.append(w._replace(posterior=w.posterior._replace(variance=variance)))
     found = evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=pruned, noise="another")
     assert found == evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=wanted)

@@ -12,7 +12,7 @@ from tests.federated.toys import spoilt
 from tests.rules.forms import CONTRACT
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import ClientExamples, Clients, Source, answering, cohort
-from tfp_bfl.errors import ComputationError, Error, InvalidArgument
+from tfp_bfl.errors import ComputationError, Error
 from tfp_bfl.federated.faults import FAULTS, Limits, find_fault, is_sound
 from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.weights import ClientResult, ModelWeights, TrainingMetrics
@@ -77,7 +77,6 @@ def build(rule="naive_weighted_average", raising=(7,), **options):
 
 
 def empty_client(number):
-    """A client with a number, and not one example."""
     spec = CLIENTS.element_spec
     numbers = tf.data.Dataset.from_tensors(tf.constant([number], tf.int32))
     ends = lambda x, n: tf.zeros([n, *x.shape[1:]], x.dtype)
@@ -124,13 +123,6 @@ def test_clients_that_raise_are_found_and_left_out(rule, runtime, caplog):
     assert_same(result.state.weights, wanted.state.weights)
 
 
-def test_several_that_raise(runtime):
-    process = build(raising=(0, 6, 7))
-    row = federated.simulate(process, CLIENTS, 2, runtime=runtime).rounds[1]
-    assert list(row["faulty_clients"]) == ["0", "1", "2", "3", "4", "5", "6", "7"]
-    assert row["num_examples"] == 4
-
-
 def first(number):
     return Clients(SOURCE, CLIENTS.indices[:number])
 
@@ -155,10 +147,7 @@ def test_the_run_stops_where_nobody_is_ever_sound(runtime, tmp_path, monkeypatch
     federated.simulate(process, clients, 3, runtime=runtime, checkpoint_dir=tmp_path, checkpoint_every=2, **options)
     features = np.full_like(FEATURES, np.nan)
     spoiled = Clients(spoilt(SOURCE, features), clients.indices)
-    with pytest.raises(
-        Error,
-        match=f"No training succeeded in round 4, in {attempts} attempt{'s' * (attempts > 1)}: every client was faulty",
-    ):
+    with pytest.raises(Error, match=f"succeeded in round 4, in {attempts} attempt.*: every client was faulty"):
         federated.simulate(process, spoiled, 5, runtime=runtime, checkpoint_dir=tmp_path, **options)
     assert (tmp_path / "round_3.sha256").exists() and not (tmp_path / "round_4.sha256").exists()
 
@@ -200,31 +189,6 @@ def test_dropout_is_a_seeded_share_of_the_clients():
     some = chosen[::7]
     assert set(answering(some, 0.3, 1, seed=0)) == set(answer) & set(some)
     np.testing.assert_array_equal(answering(chosen, 0.0, 1, seed=0), chosen)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dropout": 1.0}, "dropout is 1.0, but must be a probability"),
-        ({"dropout": -0.1}, "dropout is -0.1"),
-        ({"dropout": float("nan")}, "dropout is nan"),
-        ({"max_retries": -1}, "max_retries is -1"),
-        ({"max_restarts": 1.5}, "max_restarts is 1.5"),
-        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
-        ({"keep_checkpoints": 0, "checkpoint_dir": "states"}, "keep_checkpoints is 0"),
-    ],
-)
-def test_bad_arguments(runtime, options, message):
-    with pytest.raises(InvalidArgument, match=message):
-        federated.simulate(build(), CLIENTS, 1, runtime=runtime, **options)
-
-
-@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
-def test_the_bound_must_be_above_zero(bound):
-    rule = rules.whole_model(rules.naive_weighted_average())
-    options = {"client_work": None, "weigh": None, "rule": rule, "server_step": None}
-    with pytest.raises(InvalidArgument, match=r"max_change_norm is .* but must be above zero"):
-        federated.build_process(model_fn, max_change_norm=bound, **options)
 
 
 def result(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,), moving=(1.0,), count=1):

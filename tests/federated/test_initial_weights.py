@@ -20,7 +20,6 @@ def clients():
 
 
 def weights(seed=None, rounds=0, run_seed=None):
-    """The first weights of a new process, or those after some rounds, as one vector."""
     process = bfl.algorithms.variational(
         unseeded, "naive_weighted_average", local_epochs=1, **({} if seed is None else {"seed": seed})
     )

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, federated, rules, servers
+from tfp_bfl import algorithms, federated, models, rules, servers
+from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients, cohort
 from tfp_bfl.errors import ComputationError, Diverged, InvalidArgument
 from tfp_bfl.federated import simulate
@@ -138,16 +139,9 @@ def test_clients_that_send_forces_and_a_server_that_descends():
     assert process.predictive_weights(result.state).point[1].tolist() == result.state.weights.point[1].tolist()
 
 
-def test_the_change_of_what_is_no_weights_has_no_bound():
-    with pytest.raises(InvalidArgument, match="these clients send no weights: leave it out"):
-        toys.langevin_like(step=toys.descend(0.05), max_change_norm=1.0)
-
-
 def test_weights_that_are_not_finite_stop_the_run_before_they_are_saved(tmp_path):
     process = toys.langevin_like(step=toys.descend(1e3))
-    with pytest.raises(
-        Diverged, match=r"or beyond 1e\+06, after round 2, by its step descend \(step size 1000\)"
-    ) as caught:
+    with pytest.raises(Diverged, match=r"after round 2, by its step descend \(step size 1000\)") as caught:
         run(process, rounds=9, checkpoint_dir=tmp_path)
     assert caught.value.state.round == 1 and np.all(np.isfinite(caught.value.state.weights.point[1]))
     kept = federated.Checkpoints(tmp_path, {}).latest(process.local.initialize(), process.state_spec)
@@ -156,50 +150,31 @@ def test_weights_that_are_not_finite_stop_the_run_before_they_are_saved(tmp_path
 
 def test_the_floor_is_on_what_the_step_returns():
     """A step may make its own variances, not only those that were pooled."""
-    from tfp_bfl import models, weighting
-
     fn = lambda: models.mlp("flipout", input_shape=(2,), hidden=(2,), initial_stddev=0.5, min_stddev=0.1)
     smaller = lambda q: q._replace(variance=tf.nest.map_structure(lambda v: 1e-9 * v, q.variance))
-    step = servers.replace()._replace(
-        next=lambda state, weights, pooled, seed: (state, pooled._replace(posterior=smaller(pooled.posterior)))
-    )
-    work = lambda message, examples, seed: toys.ClientResult(
-        message.weights, tf.shape(examples.labels)[0], toys.no_metrics()
-    )
-    process = federated.build_process(
-        fn,
-        client_work=lambda: work,
-        weigh=weighting.equal,
-        rule=rules.whole_model(rules.log_linear_pool()),
-        server_step=step,
-    )
+    shrink = lambda state, weights, pooled, seed: (state, pooled._replace(posterior=smaller(pooled.posterior)))
+    send = lambda message, examples, seed: (message.weights, tf.shape(examples.labels)[0], toys.no_metrics())
+    work = ClientWork(lambda: lambda *given: toys.ClientResult(*send(*given)))
+    step = servers.replace()._replace(next=shrink)
+    process = algorithms.compose(fn, work, "log_linear_pool", step, weighting="equal")
     state = run(process).state
     for variance in state.weights.posterior.variance:
         np.testing.assert_allclose(variance, 0.01, rtol=1e-6)
 
 
-# Engines by name.
-
-
-def test_bad_engines():
-    with pytest.raises(
-        InvalidArgument, match=r"There is no engine 'spark': choose one of 'compiled', 'local', 'ray', 'tff'\."
-    ):
-        simulate(toys.process(), CLIENTS, 1, engine="spark")
-    with pytest.raises(InvalidArgument, match="runtime holds workers of the engine tff or ray, and this is local"):
-        simulate(toys.process(), CLIENTS, 1, engine="local", runtime=object())
-
-
-def test_datasets_are_no_clients():
-    with pytest.raises(
-        InvalidArgument, match=r"clients must be Clients, such as Source.partition\(...\) gives, not list"
-    ):
-        simulate(toys.process(), [CLIENTS.dataset(0)], 1)
-
-
-def test_a_rule_over_posteriors_is_no_rounds():
-    with pytest.raises(InvalidArgument, match=r"'conflation' is no rule over one: wrap it in tfp_bfl\.rules"):
-        toys.process(rule=rules.conflation())
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: simulate(toys.process(), CLIENTS, 1, engine="spark"), "no engine 'spark': choose one of 'compiled'"),
+        (lambda: run(toys.process(), runtime=object()), "runtime holds workers of the engine tff or ray, and this is"),
+        (lambda: run(toys.process(), clients=[CLIENTS.dataset(0)]), "must be Clients, such as .* gives, not list"),
+        (lambda: toys.process(rule=rules.conflation()), r"'conflation' is no rule over one: wrap it in tfp_bfl\.rules"),
+        (lambda: toys.langevin_like(step=toys.descend(0.05), max_change_norm=1.0), "these clients send no weights"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()
 
 
 @pytest.mark.deep(after="tests/app/test_run.py")

@@ -135,7 +135,6 @@ class Run(stateful.RuleBasedStateMachine):
         )  # fmt: skip
 
     def checkpoints(self):
-        """Those that are sound, the newest last."""
         rounds = Checkpoints(self.folder.name, {}).rounds()
         return [f"{self.folder.name}/round_{number}" for number in rounds if number not in self.damaged]
 

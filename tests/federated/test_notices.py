@@ -69,12 +69,10 @@ def test_a_run_reports_regression_that_is_no_better_than_the_mean():
 
 
 def of(name, *values):
-    """Rows of rounds with these values."""
     return [{name: value} for value in values]
 
 
 def faulty(*pairs):
-    """Rows of rounds with so many faulty clients of so many."""
     return [{"num_faulty": a, "num_clients": b, "faulty_clients": {"1": "it was late"}} for a, b in pairs]
 
 

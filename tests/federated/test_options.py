@@ -1,10 +1,9 @@
 """Option objects of simulations, and the keywords that stand for their fields."""
 
 import inspect
+import re
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.federated import toys
 from tfp_bfl import federated
@@ -67,12 +66,10 @@ def test_simulate_has_ten_parameters():
 
 
 def test_the_first_field_stands_for_its_object():
-    found = settings_of(
-        federated.simulate, {"cohorts": 4, "checkpoints": "states", "monitor": anything, "engine": "local"}
-    )
-    assert found == SimulationSettings(
-        Cohorts(4), checkpoints=Checkpointing("states"), monitor=Monitor(anything), engine=Backend("local")
-    )
+    given = {"cohorts": 4, "checkpoints": "states", "monitor": anything, "engine": "local"}
+    kinds = {"cohorts": Cohorts, "checkpoints": Checkpointing, "monitor": Monitor, "engine": Backend}
+    wanted = SimulationSettings(**{name: kinds[name](value) for name, value in given.items()})
+    assert settings_of(federated.simulate, given) == wanted
 
 
 def test_objects_and_keywords_of_other_fields_go_together():
@@ -89,90 +86,25 @@ def given(function, **options):
 
 
 ALL = [federated.simulate, simulate_chains, simulate_parties]
-by_name = pytest.mark.parametrize("function", ALL, ids=lambda function: function.__name__)
 
 
-@by_name
-def test_an_unknown_keyword(function):
-    with pytest.raises(
-        InvalidArgument, match=rf"^There is no option of {function.__name__} 'cohort_sise': did you mean 'cohort_size'"
-    ):
-        given(function, cohort_sise=3)
+OF_ALL = [
+    ({"cohort_sise": 3}, "There is no option of {} 'cohort_sise': did you mean 'cohort_size'"),
+    ({"cohorts": Cohorts(2), "cohort_size": 3}, "cohort_size is the field 'size' of cohorts, and both"),
+    ({"cohorts": Backend("local")}, "cohorts must be Cohorts(...), but is Backend("),
+]
+REFUSED = [
+    *((function, *refused) for function in ALL for refused in OF_ALL),
+    *((federated.simulate, {"prediction": x}, "prediction must be Prediction(...), but is") for x in (3, Thinning())),
+    (federated.simulate, {"num_chains": 1}, "There is no option of {} 'num_chains': "),
+    (simulate_chains, {"evaluate": 1}, "There is no option of {} 'evaluate': "),
+    (simulate_parties, {"max_restarts": 1}, "There is no option of {} 'max_restarts': "),
+    (simulate_chains, {"cohorts": Cohorts(2, dropout=0.5)}, "Rounds in one graph have neither dropout nor retries"),
+    (simulate_chains, {"cohorts": Cohorts(2, max_retries=0)}, "Rounds in one graph have neither dropout nor retries"),
+]
 
 
-@by_name
-def test_a_field_that_is_given_twice(function):
-    message = r"^cohort_size is the field 'size' of cohorts, and both are given: leave one out\.$"
-    with pytest.raises(InvalidArgument, match=message):
-        given(function, cohorts=Cohorts(2), cohort_size=3)
-
-
-@by_name
-def test_an_object_of_another_kind(function):
-    with pytest.raises(InvalidArgument, match=r"^cohorts must be Cohorts\(\.\.\.\), but is Backend\("):
-        given(function, cohorts=Backend("local"))
-
-
-@pytest.mark.parametrize("value", [3, Thinning()], ids=["a number", "a thinning"])
-def test_a_prediction_is_always_an_object(value):
-    with pytest.raises(InvalidArgument, match=r"^prediction must be Prediction\(\.\.\.\), but is"):
-        given(federated.simulate, prediction=value)
-
-
-@pytest.mark.parametrize(
-    ("function", "option"),
-    [
-        (federated.simulate, "num_chains"),
-        (simulate_chains, "evaluate"),
-        (simulate_parties, "max_restarts"),
-    ],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_an_option_of_another_driver(function, option):
-    with pytest.raises(InvalidArgument, match=f"^There is no option of {function.__name__} '{option}': "):
-        given(function, **{option: 1})
-
-
-@pytest.mark.parametrize("cohorts", [Cohorts(2, dropout=0.5), Cohorts(2, max_retries=0)], ids=["dropout", "retries"])
-def test_chains_have_neither_dropout_nor_retries(cohorts):
-    with pytest.raises(InvalidArgument, match=r"^Rounds in one graph have neither dropout nor retries: leave"):
-        given(simulate_chains, cohorts=cohorts)
-
-
-def test_both_forms_give_the_same_run(tmp_path):
-    process, calls = toys.process(), []
-    of_keywords = federated.simulate(
-        process,
-        toys.CLIENTS,
-        4,
-        2,
-        seed=3,
-        dropout=0.2,
-        checkpoint_dir=tmp_path / "keywords",
-        checkpoint_every=3,
-        on_round=calls.append,
-        engine="local",
-    )
-    of_objects = federated.simulate(
-        process,
-        toys.CLIENTS,
-        4,
-        Cohorts(2, dropout=0.2),
-        seed=3,
-        checkpoints=Checkpointing(tmp_path / "objects", every=3),
-        monitor=Monitor(on_round=calls.append),
-        engine=Backend("local"),
-    )
-    tf.nest.map_structure(np.testing.assert_array_equal, of_keywords.state, of_objects.state)
-    assert [row["round"] for row in calls] == [1, 2, 3, 4] * 2
-    saved = [sorted(path.name for path in (tmp_path / name).glob("*.sha256")) for name in ("keywords", "objects")]
-    assert saved == [["round_3.sha256", "round_4.sha256"]] * 2
-
-
-def test_chains_of_both_forms_are_the_same():
-    process = toys.process()
-    runs = [
-        simulate_chains(process, toys.CLIENTS, 3, **each)
-        for each in ({"cohort_size": 2, "popularity": 1.0}, {"cohorts": Cohorts(2, popularity=1.0)})
-    ]
-    tf.nest.map_structure(np.testing.assert_array_equal, runs[0].draws, runs[1].draws)
+@pytest.mark.parametrize(("function", "options", "message"), REFUSED)
+def test_what_a_driver_refuses(function, options, message):
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(message.format(function.__name__))}"):
+        given(function, **options)

@@ -32,14 +32,11 @@ def hostile(client, mean=None, variance=None, point=None):
     def work(message, examples, seed):
         number = tf.cast(tf.reduce_max(examples.client), tf.float32)
         bad = tf.equal(number, client)
-        put = lambda value, leaves: tf.nest.map_structure(
-            lambda x: x if value is None else tf.where(bad, tf.constant(value, x.dtype), x), leaves
-        )
+        send = lambda value, x: x if value is None else tf.where(bad, tf.constant(value, x.dtype), x)
+        put = lambda value, leaves: tf.nest.map_structure(functools.partial(send, value), leaves)
         q = message.weights.posterior
-        posterior = q._replace(
-            mean=put(mean, tf.nest.map_structure(lambda m: m + 0.01 * number, q.mean)),
-            variance=put(variance, q.variance),
-        )
+        means = tf.nest.map_structure(lambda m: m + 0.01 * number, q.mean)
+        posterior = q._replace(mean=put(mean, means), variance=put(variance, q.variance))
         weights = message.weights._replace(posterior=posterior, point=put(point, message.weights.point))
         return ClientResult(weights, tf.shape(examples.labels)[0], toys.no_metrics())
 
@@ -90,9 +87,7 @@ def test_who_spoils_the_servers_weights_is_named_and_the_round_is_the_others(cap
 
 
 def test_a_step_that_diverges_blames_no_client(tmp_path):
-    with pytest.raises(
-        errors.Diverged, match=r"not finite, or beyond 1e\+06, after round 3, by its step amplified: take"
-    ):
+    with pytest.raises(errors.Diverged, match=r"or beyond 1e\+06, after round 3, by its step amplified"):
         run(hostile(9), rounds=4, step=amplified(1e4), directory=tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.sha256")) == ["round_1.sha256", "round_2.sha256"]
 
@@ -157,11 +152,16 @@ def test_capped_weights_by_hand():
     assert weighting.capped(tf.constant([5.0]), 1.0).numpy() == [1.0]
 
 
-@pytest.mark.parametrize("options", [{"max_magnitude": 0.0}, {"max_weight_ratio": 0.5}, {"max_weight_ratio": np.nan}])
-def test_bounds_out_of_range(options):
-    (name,) = options
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_change_norm", x) for x in (0.0, -1.0, np.nan)),
+        *(("max_magnitude", 0.0), ("max_weight_ratio", 0.5), ("max_weight_ratio", np.nan)),
+    ],
+)
+def test_bounds_out_of_range(name, value):
     with pytest.raises(errors.InvalidArgument, match=f"{name} is .*, but must be"):
-        toys.process(**options)
+        toys.process(**{name: value})
 
 
 def units(factor):
@@ -182,9 +182,8 @@ def test_wrong_units_at_one_client_are_left_out_or_reported(caplog):
         rounds=1,
         engine="local",
     )
-    assert result.rounds[0]["faulty_clients"] == {
-        "0": "its weights moved more than 1000 times as far as the median client's"
-    }
+    reason = "its weights moved more than 1000 times as far as the median client's"
+    assert result.rounds[0]["faulty_clients"] == {"0": reason}
     process = algorithms.variational(functools.partial(build, "flipout"), local_epochs=2, optimizer="adam")
     result = federated.simulate(process, units(1e4), rounds=1, engine="local")
     (told,) = [sentence for sentence in result.warnings if "client 0" in sentence]

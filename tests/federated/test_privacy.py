@@ -154,28 +154,27 @@ def test_what_privacy_does_not_go_with(options, message):
         process_of(**options)
 
 
+SITES = bfl.data.Parties(
+    bfl.data.Schema(TRAIN.name, TRAIN.element_shape, False, TRAIN.class_names), tuple("abcdef"), np.full(6, 10)
+)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("run", "options", "message"),
     [
-        ({"cohort_size": 5}, "cohort_size is 5, but the process's privacy is of cohorts of 6"),
-        ({"popularity": 1.0}, "popularity draws clients unevenly"),
+        (simulate, {"cohort_size": 5}, "cohort_size is 5, but the process's privacy is of cohorts of 6"),
+        (simulate, {"popularity": 1.0}, "popularity draws clients unevenly"),
+        (simulate, {"clients": SITES}, "sites know in which rounds they take part"),
+        (
+            bfl.algorithms.chains.simulate_chains,
+            {"clients": CLIENTS, "rounds": 1},
+            "cohorts of one size, and privacy must not",
+        ),
     ],
 )
-def test_how_a_private_process_is_not_run(options, message):
+def test_how_a_private_process_is_not_run(run, options, message):
     with pytest.raises(InvalidArgument, match=message):
-        simulate(process_of(), **options)
-
-
-def test_rounds_in_one_graph_draw_clients_otherwise():
-    with pytest.raises(InvalidArgument, match="cohorts of one size, and privacy must not"):
-        bfl.algorithms.chains.simulate_chains(process_of(), CLIENTS, 1)
-
-
-def test_sites_know_who_takes_part():
-    schema = bfl.data.Schema(TRAIN.name, TRAIN.element_shape, False, TRAIN.class_names)
-    parties = bfl.data.Parties(schema, tuple("abcdef"), np.full(6, 10))
-    with pytest.raises(InvalidArgument, match="sites know in which rounds they take part"):
-        simulate(process_of(), clients=parties)
+        run(process_of(), **options)
 
 
 def test_participation_in_every_round_is_reported():

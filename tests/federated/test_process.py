@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.kit import assert_same
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.round import Round
 from tfp_bfl.posterior import MeanField
@@ -41,24 +42,13 @@ def shift(message, examples, seed):
     )
 
 
-def spoil(what):
-    """Client work like `shift`, but client 1 breaks it in some way."""
-
-    def work(message, examples, seed):
-        result = shift(message, examples, seed)
-        bad = tf.equal(examples.client[0], 1)
-        value = {"NaN mean": np.nan, "infinite point": np.inf, "no variance": 0.0, "negative variance": -1.0}[what]
-        spoiled = lambda x: tf.where(bad, tf.fill(tf.shape(x), np.float32(value)), x)
-        q, point = result.weights.posterior, result.weights.point
-        if what == "NaN mean":
-            q = q._replace(mean=tf.nest.map_structure(spoiled, q.mean))
-        elif what == "infinite point":
-            point = tf.nest.map_structure(spoiled, point)
-        else:
-            q = q._replace(variance=tf.nest.map_structure(spoiled, q.variance))
-        return result._replace(weights=result.weights._replace(posterior=q, point=point))
-
-    return work
+def spoil(message, examples, seed):
+    """Works like `shift`, but client 1 sends means that are not finite."""
+    result = shift(message, examples, seed)
+    bad = tf.equal(examples.client[0], 1)
+    q = result.weights.posterior
+    mean = tf.nest.map_structure(lambda x: tf.where(bad, np.float32(np.nan), x), q.mean)
+    return result._replace(weights=result.weights._replace(posterior=q._replace(mean=mean)))
 
 
 def by_size(local, anchor, num_examples):
@@ -66,15 +56,9 @@ def by_size(local, anchor, num_examples):
 
 
 def build(work=shift, weigh=by_size, rule="naive_weighted_average", step=None, **options):
-    rule = rules.whole_model(rules.parse_rule(rule))
-    options = {
-        "client_work": lambda: work,
-        "weigh": weigh,
-        "rule": rule,
-        "server_step": step or servers.replace(),
-        **options,
-    }
-    return federated.build_process(model_fn, **options)
+    options = {"client_work": lambda: work, "server_step": step or servers.replace(), **options}
+    rule = rules.whole_model(rules.parse_rule(rule)) if isinstance(rule, str) else rule
+    return federated.build_process(model_fn, weigh=weigh, rule=rule, **options)
 
 
 @functools.cache
@@ -190,9 +174,27 @@ def test_client_work_gets_the_round_and_a_seed_of_its_own():
     assert run_round(process, (3,)).metrics["clients"]["kl"][0] == first.metrics["clients"]["kl"][3]
 
 
+@pytest.mark.parametrize("part", ["client work", "server step", "rule made_up"])
+def test_parts_that_draw_noise_without_the_seed_are_refused(part):
+    """Also inside of a function that they call; stateless noise passes, as above."""
+    draw = tf.function(lambda x: x + tf.random.normal(tf.shape(x)), autograph=False)
+    noisy = lambda weights: tf.nest.map_structure(draw, weights)
+    plain = rules.whole_model(rules.parse_rule("naive_weighted_average"))
+    options = {
+        "client work": {"client_work": lambda: lambda *given: shift(*given)._replace(weights=noisy(given[0].weights))},
+        "server step": {"step": servers.ServerStep(lambda weights: (), lambda state, old, new, seed: ((), noisy(new)))},
+        "rule made_up": {
+            "rule": plain._replace(name="made_up", pool=lambda *given: rules.Pooled(noisy(plain.pool(*given)[0]), {}))
+        },
+    }
+    process = build(**options[part])
+    with pytest.raises(InvalidArgument, match=f"The {part} draws noise that the run's seed does not reach"):
+        process.local.next(process.initialize(), [CLIENTS.dataset(0)])
+
+
 def test_metrics_of_a_faulty_client_do_not_reach_the_means():
     def work(message, examples, seed):
-        result = spoil("NaN mean")(message, examples, seed)
+        result = spoil(message, examples, seed)
         bad = tf.equal(examples.client[0], 1)
         spoiled = tf.nest.map_structure(lambda x: tf.where(bad, np.float32(np.nan), x), result.metrics)
         return result._replace(metrics=spoiled)
@@ -206,7 +208,7 @@ def test_metrics_of_a_faulty_client_do_not_reach_the_means():
 
 def test_a_round_of_faulty_clients_alone_changes_nothing_but_its_number():
     step = servers.ServerStep(lambda weights: tf.constant(10), lambda count, weights, pooled, seed: (count + 1, pooled))
-    process = build(spoil("NaN mean"), step=step)
+    process = build(spoil, step=step)
     state = process.initialize()
     output = run_round(process, (1,))
     assert_same(output.state.weights, state.weights)
@@ -218,7 +220,6 @@ COUNTS = (1_500_000_000, 1_500_000_000, 2**31 - 1, 7)
 
 
 def reported(message, count):
-    """Return the result of a client that sends the weights it got."""
     zero, counts = tf.constant(0.0), {"weights_at_floor": count}
     return ClientResult(message.weights, count, TrainingMetrics(zero, zero, zero), counts=counts)
 

@@ -85,31 +85,9 @@ def test_workers_that_die_again_and_again_end_the_run_with_its_state_saved(tmp_p
 
 
 def test_workers_that_are_not_ours_are_not_replaced():
-    with (
-        local_workers() as runtime,
-        remote_workers([runtime.workers[0].address], connect_seconds=2) as remote,
-    ):
+    with local_workers() as runtime, remote_workers([runtime.workers[0].address], connect_seconds=2) as remote:
         assert remote.replace_dead_workers() == 0
         os.kill(runtime.workers[0].pid, signal.SIGKILL)
         time.sleep(0.2)
         with pytest.raises(WorkerError, match="worker"):
             federated.simulate(build(), CLIENTS, 1, runtime=remote)
-
-
-@functools.cache
-def state_of(rule, workers, concurrency):
-    return run(workers, concurrency, rule).state
-
-
-@pytest.mark.parametrize(
-    ("rule", "workers", "concurrency"),
-    # Rules of sums and of what divides by the anchor; the contract suite has all of them in shards.
-    [
-        ("linear_pool", 1, 4),
-        ("linear_pool", 2, 1),
-        ("distributed_weight_consolidation", 2, 4),
-    ],
-)
-def test_the_state_does_not_depend_on_the_workers(rule, workers, concurrency):
-    """Up to the order of sums."""
-    assert_same(state_of(rule, workers, concurrency), state_of(rule, 1, 1), rtol=1e-5, atol=1e-5)

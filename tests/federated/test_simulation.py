@@ -50,30 +50,14 @@ def differ(a, b):
     return max(np.abs(x - y).max() for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)) > 1e-4
 
 
-def test_it_is_the_packages_simulate():
-    assert bfl.simulate is federated.simulate
-
-
 def test_seed_decides_everything(simulate):
-    first, again, other = (simulate(3, cohort_size=3, seed=seed) for seed in (4, 4, 5))
+    """All clients take part, so that the cohort is the same."""
+    first, again, other = (simulate(3, seed=seed) for seed in (4, 4, 5))
     assert_same(first.state, again.state)
+    assert_same(get_weights(first.model), first.state.weights, rtol=1e-5)
+    assert (first.state.seed, first.state.round) == (4, 3)
     assert without_times(first.rounds) == without_times(again.rounds)
     assert differ(first.state.weights, other.state.weights)
-
-
-def test_seed_decides_the_noise_of_clients_too(simulate):
-    """All clients take part, so that the cohort is the same."""
-    first, other = (simulate(1, seed=seed) for seed in (4, 5))
-    assert differ(first.state.weights, other.state.weights)
-    assert first.state.seed == 4
-
-
-def test_model_has_the_states_weights(simulate):
-    result = simulate(2)
-    assert isinstance(result, federated.SimulationResult)
-    assert result.state.round == 2
-    assert_same(get_weights(result.model), result.state.weights, rtol=1e-5)
-    assert differ(result.state.weights, get_weights(model_fn()))
 
 
 def test_cohorts_are_those_of_the_data_package(runtime):
@@ -91,16 +75,8 @@ def test_cohorts_are_those_of_the_data_package(runtime):
     assert len({tuple(row["faulty_clients"]) for row in seen}) > 1
 
 
-def test_cohorts_differ_between_rounds_and_none_takes_all(simulate):
-    sizes = lambda result: [row["num_examples"] for row in result.rounds]
-    drawn = [sum(SIZES[k] for k in cohort(5, 2, number, seed=0)) for number in (1, 2, 3)]
-    assert sizes(simulate(3, cohort_size=2)) == drawn and len(set(drawn)) > 1
-    assert sizes(simulate(2)) == [sum(SIZES)] * 2
-
-
 @pytest.mark.parametrize(
-    ("rounds", "every", "evaluated"),
-    [(5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 1, [1, 2, 3]), (2, 10, [2])],
+    ("rounds", "every", "evaluated"), [(5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 1, [1, 2, 3]), (2, 10, [2])]
 )
 def test_rounds_that_are_evaluated(simulate, rounds, every, evaluated):
     calls = []
@@ -135,13 +111,6 @@ def test_rows_are_plain_numbers(kind, runtime):
         assert ("stddev_median" in row) is (kind == "flipout")
 
 
-@pytest.mark.deep(after="tests/algorithms/test_contract.py")
-def test_metrics_of_a_rule_are_in_the_rows(runtime):
-    rule = "distributed_weight_consolidation"
-    row = federated.simulate(build(rule=rule), CLIENTS, 1, runtime=runtime).rounds[0]
-    assert type(row["kept_weights"]) is int
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -151,6 +120,13 @@ def test_metrics_of_a_rule_are_in_the_rows(runtime):
         ({"rounds": 1, "cohort_size": 6}, "cohort_size is 6, but must be at most the number of clients, 5"),
         ({"rounds": 1, "cohort_size": 0}, "cohort_size is 0"),
         ({"rounds": 1, "seed": -1}, "seed is -1"),
+        ({"rounds": 1, "dropout": 1.0}, "dropout is 1.0, but must be a probability"),
+        ({"rounds": 1, "dropout": -0.1}, "dropout is -0.1"),
+        ({"rounds": 1, "dropout": float("nan")}, "dropout is nan"),
+        ({"rounds": 1, "max_retries": -1}, "max_retries is -1"),
+        ({"rounds": 1, "max_restarts": 1.5}, "max_restarts is 1.5"),
+        ({"rounds": 1, "checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"rounds": 1, "keep_checkpoints": 0}, "keep_checkpoints is 0"),
     ],
 )
 def test_bad_arguments(simulate, tmp_path, options, message):
@@ -160,23 +136,18 @@ def test_bad_arguments(simulate, tmp_path, options, message):
 
 
 @pytest.mark.parametrize(
-    ("features", "message"),
+    ("features", "classes", "message"),
     [
-        (np.zeros([3, 29], np.float32), r"shape \[30\] and type float32, but the clients' have shape \[29\]"),
-        (np.zeros([3, 5, 6], np.float32), r"shape \[5, 6\]"),
+        (np.zeros([3, 29]), ("no", "yes"), r"shape \[30\] and type float32, but the clients' have shape \[29\]"),
+        (np.zeros([3, 5, 6]), ("no", "yes"), r"shape \[5, 6\]"),
+        (np.zeros([4, 30]), tuple("abcd"), "classes|labels"),
     ],
 )
-def test_clients_that_do_not_fit_the_model(runtime, features, message):
-    clients = Clients(Source("made", "train", features, np.zeros(3, np.int32), ("no", "yes")), [[0, 1, 2]])
+def test_clients_that_do_not_fit_the_model(runtime, features, classes, message):
+    labels = np.arange(len(features), dtype=np.int32) % len(classes)
+    source = Source("made", "train", features.astype(np.float32), labels, classes)
     with pytest.raises(InvalidArgument, match=message):
-        federated.simulate(build(), clients, 1, runtime=runtime)
-
-
-def test_clients_with_more_classes_than_the_model(runtime):
-    labels = np.arange(len(SOURCE.labels), dtype=np.int32) % 4
-    clients = Clients(Source("made", "train", SOURCE.features, labels, tuple("abcd")), INDICES)
-    with pytest.raises(InvalidArgument, match=r"classes|labels"):
-        federated.simulate(build(), clients, 1, runtime=runtime)
+        federated.simulate(build(), Clients(source, [np.arange(len(features))]), 1, runtime=runtime)
 
 
 @pytest.mark.parametrize("rule", ["conflation", "naive_weighted_average"])
@@ -212,15 +183,3 @@ def test_a_posterior_that_begins_at_its_floor_has_not_collapsed(runtime, caplog)
 
 def test_model_without_a_posterior_cannot_collapse(runtime):
     assert federated.simulate(build("deterministic"), CLIENTS, 2, runtime=runtime).collapsed is None
-
-
-@pytest.mark.parametrize(("rounds", "every", "evaluated"), [(3, 2, [2, 3]), (2, 1, [1, 2])])
-def test_the_rounds_own_clients_are_scored(simulate, rounds, every, evaluated):
-    """Also without a test set: on all examples of those who took part."""
-    score = lambda model, features, labels: {"examples": len(features), "positive": np.sum(labels)}
-    result = simulate(rounds, cohort_size=2, seed=4, evaluate_cohort=score, evaluate_every=every)
-    assert [row["round"] for row in result.rounds if "cohort_examples" in row] == evaluated
-    for number in evaluated:
-        rows = np.concatenate([INDICES[k] for k in cohort(5, 2, number, seed=4)])
-        row = result.rounds[number - 1]
-        assert (row["cohort_examples"], row["cohort_positive"]) == (len(rows), SOURCE.labels[rows].sum())

@@ -13,8 +13,6 @@ from tfp_bfl.files.tensor_bundle import check_index, check_strings
 
 
 def table(entries):
-    """An index of one block, each key in full."""
-
     def varint(n):
         return bytes([n & 127 | 128]) + varint(n >> 7) if n > 127 else bytes([n])
 

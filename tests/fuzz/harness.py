@@ -65,14 +65,9 @@ def _tree(folder):
 
 
 def fuzz(name, share, strategy, read, check, examples=()):
-    """Read inputs by `attempt`, check the valid results, print how many there were, and return their number.
+    """Read a share of all inputs, after the examples, check the valid results, and return their number.
 
-    Args:
-      name: of the test, to print.
-      share: of all inputs, as of `inputs`.
-      strategy: of the inputs; `examples` come before them.
-      read: input -> result of `attempt`.
-      check: (input, valid result) -> None.
+    `read` is input -> result of `attempt`, and `check` gets an input and its valid result.
     """
     valid, refused, started = [], [], time.perf_counter()
 

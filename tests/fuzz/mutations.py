@@ -14,12 +14,9 @@ EDITS = [1, 1, 1, 2, 3, 6]
 
 @st.composite
 def mutated(draw, original, others=(), tokens=()):
-    """`original` after one to six edits, or now and then bytes that have nothing to do with it.
+    """The bytes of a valid file after one to six edits, or now and then bytes that have nothing to do with it.
 
-    Args:
-      original: the bytes of a valid file.
-      others: of further valid files, pieces of which may be spliced in.
-      tokens: what may be put in anywhere, or in the place of one of its kind.
+    Pieces of the others may be spliced in, and tokens put in anywhere, or in the place of one of their kind.
     """
     if draw(st.integers(0, 19)) == 0:
         return draw(st.binary(max_size=200))
@@ -66,12 +63,7 @@ def _edit(draw, content, sources, tokens):
 
 @st.composite
 def mutated_message(draw, message, words=()):
-    """A copy of a protocol buffer with one to four values changed, removed or repeated, anywhere in it.
-
-    Args:
-      message: a valid one.
-      words: strings to put in the place of others, such as names that mean something to the reader.
-    """
+    """A copy of a valid message with one to four values changed, removed or repeated; words stand in for strings."""
     copy = type(message)()
     copy.CopyFrom(message)
     for _ in range(draw(st.integers(1, 4))):

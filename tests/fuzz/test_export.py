@@ -8,7 +8,7 @@ from tests.export.tampering import copy, parse
 from tests.fuzz.harness import attempt, fuzz
 from tests.fuzz.mutations import mutated, mutated_message
 from tfp_bfl import export, models
-from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, INFO, MANIFEST, VALUES, write_manifest
+from tfp_bfl.export.loading import FILES, GRAPH, INDEX, INFO, MANIFEST, VALUES, write_manifest
 from tfp_bfl.export.model_card import NAME as CARD
 from tfp_bfl.export.signatures import CLASS_OUTPUTS as OUTPUTS
 from tfp_bfl.export.signatures import SIGNATURES

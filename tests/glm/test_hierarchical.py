@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
+from tests.kit import refuses
 from tfp_bfl import glm
 from tfp_bfl.glm.effects import EffectsLayout, client_sums
 from tfp_bfl.glm.families import FAMILIES
@@ -150,8 +151,7 @@ def test_predictions_for_a_client_have_the_variance_of_the_joint_normal():
 
 def test_one_row_of_each_client_is_one_sentence():
     pairs = [(x[:1], y[:1]) for x, y in federation("gaussian", clients=30)]
-    with pytest.raises(ValueError, match="do not determine how coefficients differ between clients"):
-        glm.fit_hierarchical(pairs)
+    refuses("do not determine how coefficients differ between clients", glm.fit_hierarchical, pairs)
 
 
 def test_predictions_for_a_client_of_the_fit_and_for_a_new_one():
@@ -162,8 +162,7 @@ def test_predictions_for_a_client_of_the_fit_and_for_a_new_one():
     known, new = result.linear_predictor(x, extreme), result.linear_predictor(x)
     assert known[0][0] > new[0][0] + 0.3 and known[1][0] < new[1][0]
     assert result.predict(x, extreme)[0] > result.predict(x)[0]
-    with pytest.raises(ValueError, match="There is no client 60"):
-        result.predict(x, 60)
+    refuses("There is no client 60", result.predict, x, 60)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +177,7 @@ def test_predictions_for_a_client_of_the_fit_and_for_a_new_one():
     ],
 )
 def test_bad_input_is_one_sentence(clients, options, message):
-    with pytest.raises(ValueError, match=message):
-        glm.fit_hierarchical(federation("gaussian", clients=clients, most=30), **options)
+    refuses(message, glm.fit_hierarchical, federation("gaussian", clients=clients, most=30), **options)
 
 
 def test_few_clients_are_warned_of():

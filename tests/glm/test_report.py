@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.glm.test_hierarchical import federation, rows_of
+from tests.kit import refuses
 from tfp_bfl import glm
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.report import as_json, checks, estimates_by_sums, from_json
@@ -42,8 +43,7 @@ def test_a_record_is_read_again_and_others_are_refused():
     np.testing.assert_array_equal(again.covariance, posterior.covariance)
     np.testing.assert_array_equal(again.sums.information, posterior.sums.information)
     for change in ({"mean": [1.0]}, {"names": 3}, {"covariance": "none"}, {"dispersion": None}):
-        with pytest.raises(ValueError, match=r"does not have the form of posterior\.json"):
-            from_json({**record, **change})
+        refuses(r"does not have the form of posterior\.json", from_json, {**record, **change})
 
 
 @pytest.mark.parametrize(

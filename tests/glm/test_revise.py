@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.glm.test_fit import rows, split
+from tests.kit import refuses
 from tfp_bfl import glm
 
 
@@ -69,11 +70,8 @@ def test_bad_input_is_one_sentence():
     survival = glm.fit(
         [(clients[-1][0], np.stack([np.arange(1.0, len(clients[-1][0]) + 1), clients[-1][1]], 1))], "cox"
     )
-    with pytest.raises(ValueError, match=r"over risk sets of all clients. Fit anew"):
-        glm.revise(survival, remove=clients[:1])
+    refuses(r"over risk sets of all clients. Fit anew", glm.revise, survival, remove=clients[:1])
     with pytest.raises(ValueError, match="it must come from fit without second_order"):
         glm.revise(glm.fit(clients, "bernoulli", second_order=True), remove=clients[:1])
-    with pytest.raises(ValueError, match="no more can be removed"):
-        glm.revise(whole, remove=clients)
-    with pytest.raises(ValueError, match="names has 3 names, but there are 2"):
-        glm.revise(whole, add=[(clients[0][0][:, :2], clients[0][1])])
+    refuses("no more can be removed", glm.revise, whole, remove=clients)
+    refuses("names has 3 names, but there are 2", glm.revise, whole, add=[(clients[0][0][:, :2], clients[0][1])])

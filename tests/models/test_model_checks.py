@@ -131,6 +131,7 @@ NOISY = {
     "nested functions": lambda: layers.Lambda(inside_functions),
     "generator": FromGenerator,
     "shuffle": lambda: layers.Lambda(tf.random.shuffle),
+    "python": lambda: layers.Lambda(lambda x: x + tf.reshape(tf.py_function(np.random.normal, [], tf.float32), [])),
     "only in prediction": lambda: OnlyInPrediction(),
 }
 
@@ -156,7 +157,13 @@ def stateless(x):
     return 0.1 * tf.random.stateless_normal(tf.shape(x), [1, 2])
 
 
+def watched(x):
+    with tf.control_dependencies([tf.py_function(lambda n: None, [tf.size(x)], [])]):
+        return tf.identity(x)
+
+
 QUIET = {
+    "python that watches": lambda: layers.Lambda(watched),
     "stateless": lambda: layers.Lambda(lambda x: x + stateless(x)),
     "stateless in a loop": lambda: layers.Lambda(
         lambda x: tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, y + stateless(y)), (0, x))[1]

@@ -67,7 +67,6 @@ def linear_model(folder):
 
 
 def written(folder):
-    """Kind of report -> its page."""
     groups = [
         f"algorithm={a},learning_rate={rate}"
         for a in ("variational", "distributed_consolidation")

@@ -17,7 +17,6 @@ def draw(num_weights, rank, seed, scale=1.0, dtype=np.float64):
 
 
 def dense(q):
-    """The covariance in float64."""
     if isinstance(q, MeanField):
         return np.diag(_double(q.variance))
     deviations = _double(q.deviations)

@@ -9,8 +9,6 @@ from tfp_bfl.posterior import LowRank, MeanField
 
 from . import reference
 
-SHAPES = {"kernel": (3, 4), "rest": ((5,), [()])}  # 18 weights
-
 
 def pack(flat):
     """The last axis, of 18 weights, as a structure."""

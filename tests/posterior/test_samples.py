@@ -147,12 +147,6 @@ def test_draws():
     assert d.sample(3, seed=(0, 1)).shape == (3, 10)
 
 
-@pytest.mark.parametrize("q", [None, 3, posterior.MeanField((), ())])
-def test_what_is_none_is_refused(q):
-    with pytest.raises(InvalidArgument, match=r"q must be|has no weights"):
-        posterior.to_tfp(q)
-
-
 def autoregression(chains, draws, correlation, seed=0):
     noise = np.random.default_rng(seed).normal(size=(chains, draws))
     values = noise.copy()
@@ -188,10 +182,15 @@ def test_highest_density_of_a_gaussian(size, wanted):
     assert posterior.hpd_level(np.square(draws).sum(-1) / 2) == pytest.approx(wanted, rel=0.02)
 
 
-def test_bad_input():
-    with pytest.raises(InvalidArgument, match=r"values has the shape \(8,\), but must be \(chains, draws"):
-        posterior.effective_sample_size(np.zeros(8))
-    with pytest.raises(InvalidArgument, match="of four draws at least"):
-        posterior.potential_scale_reduction(np.zeros((2, 3)))
-    with pytest.raises(InvalidArgument, match="alpha is 1, but must be below 1"):
-        posterior.hpd_level([1.0, 2.0], 1.0)
+@pytest.mark.parametrize(
+    ("call", "arguments", "message"),
+    [
+        (posterior.effective_sample_size, (np.zeros(8),), r"values has the shape \(8,\), but must be \(chains, draws"),
+        (posterior.potential_scale_reduction, (np.zeros((2, 3)),), "of four draws at least"),
+        (posterior.hpd_level, ([1.0, 2.0], 1.0), "alpha is 1, but must be below 1"),
+        *((posterior.to_tfp, (q,), "q must be|has no weights") for q in (None, 3, posterior.MeanField((), ()))),
+    ],
+)
+def test_refused(call, arguments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call(*arguments)

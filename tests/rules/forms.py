@@ -30,12 +30,10 @@ every_rule = pytest.mark.parametrize("name", CONTRACT)
 
 
 def plain(form):
-    """Return the rule's name without its number."""
     return form.partition(":")[0]
 
 
 def is_over_stack(form):
-    """Return whether the rule must see all posteriors at once."""
     return isinstance(rules.parse_rule(form), rules.GatherRule)
 
 

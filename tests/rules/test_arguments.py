@@ -1,4 +1,4 @@
-"""None"""
+"""What aggregate refuses, rules of a stack, and the contract for rules of the user."""
 
 import functools
 import inspect
@@ -36,20 +36,37 @@ def test_every_rule_takes_the_sound_stack(name):
     assert np.isfinite(pooled.mean["w"]).all() and (pooled.variance["w"].numpy() > 0).all()
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [[1, 0, 1], [1, -1, 1], [1, NAN, 1], [1, INF, 1], [0, 0, 0], [-1, -1, -1]],
-    ids=["zero", "negative", "nan", "inf", "all zero", "all negative"],
-)
-def test_bad_weights(weights):
-    with pytest.raises(InvalidArgument, match="weights must be finite and above zero, but are"):
-        rules.aggregate(rules.naive_weighted_average(), stack(), weights)
+NOT_A_WEIGHT = [[1, 0, 1], [1, -1, 1], [1, NAN, 1], [1, INF, 1], [0, 0, 0], [-1, -1, -1]]
+NO_STACKS = [
+    *(
+        (np.zeros(shape), np.ones(other))
+        for shape, other in [((0, 2), (0, 2)), ((), ()), ((3, 2), (3, 1)), ((3, 2), (2, 2))]
+    ),
+    ((np.zeros((3, 2)), np.zeros((2, 2))), (np.ones((3, 2)), np.ones((2, 2)))),
+    ((np.zeros((3, 2)), np.zeros((3, 2))), (np.ones((3, 2)),)),
+]
+CONSOLIDATION = "distributed_weight_consolidation"
+# The rule, the stack, the weights and the anchor.
+REFUSED = [
+    *(("linear_pool", stack(), x, None, "weights must be finite and above zero, but are") for x in NOT_A_WEIGHT),
+    *(
+        ("linear_pool", stack(), x, None, r"weights must be \[3\], one a client, but have shape")
+        for x in ([1, 1], [1, 1, 1, 1], 1.0, [[1, 1, 1]], [])
+    ),
+    *(("linear_pool", stack(mean=x), None, None, r"mean must be finite.* clients at \[2\]") for x in (NAN, INF, -INF)),
+    *(("conflation", MeanField(x, x), None, None, "stack holds no weights") for x in ((), {}, [])),
+    *(("linear_pool", MeanField(*x), None, None, r"means and variances of the same shapes \[K,") for x in NO_STACKS),
+    (CONSOLIDATION, stack(), None, None, r"distributed_weight_consolidation subtracts .*: pass it as anchor"),
+    (CONSOLIDATION, stack(), None, MeanField({"w": np.zeros(2)}, {"w": np.ones(2)}), "have the type of the posteriors"),
+    (rules.client_gaussian(), stack(), None, None, r"gives a .*, but aggregate pools to one posterior"),
+    (rules.stacked(), stack(), None, None, r"gives a .*, but aggregate pools to one posterior"),
+]
 
 
-@pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1], 1.0, [[1, 1, 1]], []])
-def test_wrong_number_of_weights(weights):
-    with pytest.raises(InvalidArgument, match=r"weights must be \[3\], one a client, but have shape"):
-        rules.aggregate(rules.naive_weighted_average(), stack(), weights)
+@pytest.mark.parametrize(("rule", "stacked", "weights", "anchor", "message"), REFUSED)
+def test_refused(rule, stacked, weights, anchor, message):
+    with pytest.raises(InvalidArgument, match=message):
+        rules.aggregate(rule, stacked, weights, anchor)
 
 
 @every_rule
@@ -58,40 +75,6 @@ def test_bad_variance(name, variance):
     anchor = MeanField({"w": np.zeros(2, np.float32)}, {"w": np.ones(2, np.float32)})
     with pytest.raises(InvalidArgument, match=r"variance must be finite and above zero.* clients at \[2\]"):
         rules.aggregate(rules.parse_rule(name), stack(variance=variance), anchor=anchor)
-
-
-@pytest.mark.parametrize("mean", [NAN, INF, -INF])
-def test_bad_mean(mean):
-    with pytest.raises(InvalidArgument, match=r"mean must be finite.* clients at \[2\]"):
-        rules.aggregate(rules.linear_pool(), stack(mean=mean))
-
-
-def test_consolidation_needs_the_anchor():
-    with pytest.raises(InvalidArgument, match=r"distributed_weight_consolidation subtracts .*: pass it as anchor"):
-        rules.aggregate(rules.distributed_weight_consolidation(), stack())
-
-
-@pytest.mark.parametrize("structure", [(), {}, []])
-def test_no_weights(structure):
-    with pytest.raises(InvalidArgument, match="stack holds no weights"):
-        rules.aggregate(rules.conflation(), MeanField(structure, structure))
-
-
-@pytest.mark.parametrize(
-    ("mean", "variance"),
-    [
-        (np.zeros((0, 2)), np.ones((0, 2))),
-        (np.zeros(()), np.ones(())),
-        (np.zeros((3, 2)), np.ones((3, 1))),
-        (np.zeros((3, 2)), np.ones((2, 2))),
-        ((np.zeros((3, 2)), np.zeros((2, 2))), (np.ones((3, 2)), np.ones((2, 2)))),
-        ((np.zeros((3, 2)), np.zeros((3, 2))), (np.ones((3, 2)),)),
-    ],
-    ids=["no client", "no axis", "other shape", "other K", "leaves of different K", "a leaf too few"],
-)
-def test_shapes_that_are_no_stack(mean, variance):
-    with pytest.raises(InvalidArgument, match=r"means and variances of the same shapes \[K, \.\.\.\]"):
-        rules.aggregate(rules.naive_weighted_average(), MeanField(mean, variance))
 
 
 def test_weights_may_be_integers_or_of_another_float_type():
@@ -108,12 +91,6 @@ def test_a_rule_by_its_name_or_lifted_is_the_rule(rule):
     np.testing.assert_array_equal(rules.aggregate(rule, stack(0.5, 2.0)).mean["w"], wanted.mean["w"])
 
 
-@pytest.mark.parametrize("rule", [rules.client_gaussian(), rules.stacked()])
-def test_what_gives_no_posterior_is_refused(rule):
-    with pytest.raises(InvalidArgument, match=r"gives a .*, but aggregate pools to one posterior"):
-        rules.aggregate(rule, stack())
-
-
 MIXED = {
     "whole numbers": (np.zeros((3, 2), int), np.ones((3, 2), int), "type int64, but"),
     "means of one type": (np.zeros((3, 2), np.float32), np.ones((3, 2)), "types float32 and float64, but"),
@@ -128,12 +105,6 @@ def test_posteriors_that_are_no_floats_of_one_type(name, case):
     variance = tf.nest.map_structure(np.ones_like, mean) if variance is None else variance
     with pytest.raises(InvalidArgument, match=message):
         rules.aggregate(rules.parse_rule(name), MeanField(mean, variance))
-
-
-def test_an_anchor_of_another_type():
-    anchor = MeanField({"w": np.zeros(2)}, {"w": np.ones(2)})
-    with pytest.raises(InvalidArgument, match="anchor must have the type of the posteriors, float32"):
-        rules.aggregate("distributed_weight_consolidation", stack(), anchor=anchor)
 
 
 def test_a_result_that_is_not_finite():

@@ -157,10 +157,7 @@ def test_scale_of_the_weights_does_not_matter(name, factor):
 def test_weights_count_where_the_equation_has_them(name):
     stacked, weights, anchor = case()
     weighted, equal = aggregate(name, stacked, weights, anchor), aggregate(name, stacked, None, anchor)
-    differ = (
-        np.abs(weighted.mean - equal.mean).max() > 1e-3,
-        np.abs(weighted.variance - equal.variance).max() > 1e-3,
-    )
+    differ = (np.abs(weighted.mean - equal.mean).max() > 1e-3, np.abs(weighted.variance - equal.variance).max() > 1e-3)
     assert differ == (CONTRACT[name].uses_weights,) * 2
     assert_same(aggregate(name, stacked, np.ones(NUM_CLIENTS), anchor), equal, rtol=0)
 

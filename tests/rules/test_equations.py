@@ -101,8 +101,7 @@ def _consolidate(stacked, anchor):
 def test_consolidation_keeps_the_anchor_where_the_precision_is_not_positive(dtype):
     # Precisions of two clients minus the anchor's 1: 1/2 + 1/2 - 1 = 0, 1/4 + 1/4 - 1 < 0, 2 + 1 - 1 = 2.
     stacked = MeanField(
-        np.array([[7.0, 7.0, 1.0], [9.0, 9.0, 4.0]], dtype),
-        np.array([[2.0, 4.0, 0.5], [2.0, 4.0, 1.0]], dtype),
+        np.array([[7.0, 7.0, 1.0], [9.0, 9.0, 4.0]], dtype), np.array([[2.0, 4.0, 0.5], [2.0, 4.0, 1.0]], dtype)
     )
     anchor = MeanField(np.array([0.5, -0.5, 2.0], dtype), np.ones(3, dtype))
     pooled, metrics = _consolidate(stacked, anchor)

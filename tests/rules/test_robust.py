@@ -50,7 +50,6 @@ def whole_models(num_clients, seed=0):
 
 
 def hostile(local, anchor, mean, variance):
-    """Its change times `mean`, its variances times `variance`."""
     move = lambda part, start: tf.nest.map_structure(lambda x, a: a + mean * (x - a), part, start)
     pair = lambda q, p: MeanField(move(q.mean, p.mean), tf.nest.map_structure(lambda v: variance * v, q.variance))
     return ModelWeights(
@@ -335,33 +334,26 @@ def test_clipping_is_merged_like_any_rule():
     assert_same(rule.merge(zeros, a), a, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("max_norm", [0, -1.0, NAN, INF, "5", None, True])
-def test_bad_bounds(max_norm):
-    with pytest.raises(InvalidArgument, match=r"max_norm is .*, but must be a finite number above 0"):
-        rules.clipped(rules.conflation(), max_norm)
-
-
-@pytest.mark.parametrize("share", [-0.1, 0.5, 1, NAN, INF, "0.2", None, True])
-def test_bad_shares(share):
-    with pytest.raises(InvalidArgument, match=r"share is .*, but must be at least 0 and below 0\.5"):
-        rules.trimmed(rules.conflation(), share)
-
-
 DEFENCES = (functools.partial(rules.clipped, max_norm=1.0), rules.trimmed, rules.median)
+BOUND, SHARE = (
+    r"max_norm is .*, but must be a finite number above 0",
+    r"share is .*, but must be at least 0 and below 0\.5",
+)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("defence", "arguments", "message"),
     [
-        (rules.conflation, "rule must be a Rule, such as tfp_bfl.rules.conflation.. with its brackets"),
-        (None, "rule must be a Rule"),
-        ("conflaton", "no rule 'conflaton': did you mean 'conflation'"),
+        *((rules.clipped, (rules.conflation(), x), BOUND) for x in (0, -1.0, NAN, INF, "5", None, True)),
+        *((rules.trimmed, (rules.conflation(), x), SHARE) for x in (-0.1, 0.5, 1, NAN, INF, "0.2", None, True)),
+        *((x, (rules.conflation,), r"must be a Rule, such as tfp_bfl.rules.conflation.. with") for x in DEFENCES),
+        *((x, (None,), "rule must be a Rule") for x in DEFENCES),
+        *((x, ("conflaton",), "no rule 'conflaton': did you mean 'conflation'") for x in DEFENCES),
     ],
 )
-def test_what_is_not_a_rule_is_refused(wrong, message):
-    for defence in DEFENCES:
-        with pytest.raises(InvalidArgument, match=message):
-            defence(wrong)
+def test_refused(defence, arguments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        defence(*arguments)
 
 
 def test_clipping_needs_the_anchor():

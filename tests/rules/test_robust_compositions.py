@@ -128,12 +128,6 @@ def test_one_or_two_clients_are_as_they_were(name, num_clients):
     assert_same(pooled, wanted, rtol=1e-6)
 
 
-def test_clients_at_one_point_stay_there():
-    four = MeanField(np.full([4, 3], 0.25), np.full([4, 3], 0.5))
-    pooled = rules.aggregate(rules.centered_clip(rules.log_linear_pool()), four)
-    assert_same(pooled, MeanField(np.full(3, 0.25), np.full(3, 0.5)), rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["linear_pool", "conflation", "log_linear_pool"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_two_of_ten_clients_move_the_mean_by_less_than_honest_ones_differ(name, attack):

@@ -142,42 +142,35 @@ def test_numbers_beyond_the_bound_are_counted():
     assert [int(x["clipped_numbers"]) for x in told] == [0, 7]
 
 
-@pytest.mark.parametrize("make", [rules.quantised, lambda rule: rules.private(rule, **NOISE)], ids=["bits", "noise"])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        *("weighted_conflation", rules.median("conflation"), kernel_posterior(), rules.stacked(), rules.total()),
-        rules.weighted_conflation(largest_weight=100.0),  # Both divide the weights by a bound of their own.
-    ],
-)
-def test_rules_that_need_more_than_a_sum(make, rule):
-    with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):
-        make(rule)
-
-
 NOISE = {"clip_norm": 3.0, "noise_multiplier": 1.5, "cohort_size": 8, "variance_clip_norm": 0.5}
 CAN_HIDE = [form for form in CONTRACT if (rule := rules.parse_rule(form)).units and not rule.uses_anchor]
 
 
+private = functools.partial(rules.private, **NOISE)
+MORE = [
+    *("weighted_conflation", rules.median("conflation"), kernel_posterior(), rules.stacked(), rules.total()),
+    rules.weighted_conflation(largest_weight=100.0),  # Both divide the weights by a bound of their own.
+]
+NO_MEANS = ["distributed_weight_consolidation", rules.clipped("conflation", 1.0), rules.client_gaussian()]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "rule", "options", "message"),
     [
-        ({"bits": 7}, "bits is 7, but must be an integer of at least 8"),
-        ({"bits": 53}, "at most 52"),
-        ({"bound": 0}, "bound is 0"),
+        *(
+            (make, rule, {}, "needs more of the clients than a sum")
+            for make in (rules.quantised, private)
+            for rule in MORE
+        ),
+        *((private, rule, {}, "is no mean of what clients send") for rule in NO_MEANS),
+        (rules.quantised, "conflation", {"bits": 7}, "bits is 7, but must be an integer of at least 8"),
+        (rules.quantised, "conflation", {"bits": 53}, "at most 52"),
+        (rules.quantised, "conflation", {"bound": 0}, "bound is 0"),
     ],
 )
-def test_bits_out_of_range(options, message):
+def test_refused(make, rule, options, message):
     with pytest.raises(InvalidArgument, match=message):
-        rules.quantised("conflation", **options)
-
-
-@pytest.mark.parametrize(
-    "rule", ["distributed_weight_consolidation", rules.clipped("conflation", 1.0), rules.client_gaussian()]
-)
-def test_rules_that_noise_does_not_suit(rule):
-    with pytest.raises(InvalidArgument, match="is no mean of what clients send"):
-        rules.private(rule, **NOISE)
+        make(rule, **options)
 
 
 @pytest.mark.parametrize("name", CAN_HIDE)
@@ -280,3 +273,23 @@ def test_the_sum_counts_as_so_many_clients_however_many_came():
     np.testing.assert_allclose(
         pooled - anchor.posterior.mean[0], (whole.mean[0] - anchor.posterior.mean[0]) / 2, atol=1e-6
     )
+
+
+def test_sums_in_a_dictionary_are_those_of_a_tuple():
+    """The noise leaves out the number of clients, which the server knows, in either form."""
+    average = rules.naive_weighted_average()
+    kind = type(average.units(MeanField((), ())))
+    listed = average._replace(
+        summarise=lambda *given: average.summarise(*given)._asdict(),
+        pool=lambda total, anchor: average.pool(kind(**total), anchor),
+        units=lambda anchor: average.units(anchor)._asdict(),
+    )
+    stacked, anchor = models_like()
+    weights = np.ones(8, np.float32)
+    options = {"clip_norm": 1.0, "cohort_size": 8}
+    quiet = [rules.private(rule, noise_multiplier=0.0, **options) for rule in (average, listed)]
+    tf.nest.map_structure(np.testing.assert_array_equal, *(pooled_by(x, stacked, anchor, weights) for x in quiet))
+    loud = rules.private(listed, noise_multiplier=1.0, **options)
+    total = total_of(loud, stacked, anchor, weights)
+    before, after = (x.sums.posterior for x in (total, loud.randomise(total, tf.constant([1, 2]))))
+    assert before["weight"] == after["weight"] and np.all(before["first"][0] != after["first"][0])

@@ -54,7 +54,9 @@ def pool(rule, clients, anchor):
 def test_each_part_has_its_rule(name, locals_and_anchor, raw):
     clients, anchor = locals_and_anchor
     rule = rules.parse_rule(name)
-    pooled, metrics = pool(rules.whole_model(rule), clients, anchor)
+    lifted = rules.whole_model(rule)
+    assert (lifted.name, lifted.uses_anchor) == (rule.name, rule.uses_anchor)
+    pooled, metrics = pool(lifted, clients, anchor)
     tf.nest.assert_same_structure(pooled, clients[0])
 
     stacked = tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *(c.posterior for c in clients))
@@ -71,23 +73,12 @@ def test_each_part_has_its_rule(name, locals_and_anchor, raw):
 
 
 @every_rule
-def test_keeps_the_rules_name_and_need_of_an_anchor(name):
-    rule = rules.parse_rule(name)
-    lifted = rules.whole_model(rule)
-    assert (lifted.name, lifted.uses_anchor) == (rule.name, rule.uses_anchor)
-
-
-@every_rule
 def test_zeros_are_neutral_and_merge_is_commutative(name, locals_and_anchor):
     clients, anchor = locals_and_anchor
     rule = rules.whole_model(rules.parse_rule(name))
     a, b = (rule.summarise(c, anchor, tf.constant(2.0 + k)) for k, c in enumerate(clients[:2]))
     zeros = tf.nest.map_structure(tf.zeros_like, a)
-    for left, right in (
-        (rule.merge(a, zeros), a),
-        (rule.merge(zeros, a), a),
-        (rule.merge(a, b), rule.merge(b, a)),
-    ):
+    for left, right in ((rule.merge(a, zeros), a), (rule.merge(zeros, a), a), (rule.merge(a, b), rule.merge(b, a))):
         for x, y in zip(tf.nest.flatten(left), tf.nest.flatten(right)):
             np.testing.assert_array_equal(x, y)
 

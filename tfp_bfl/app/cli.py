@@ -6,6 +6,7 @@ import difflib
 import errno
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tfp_bfl.app.options.afterwards import split_after
 from tfp_bfl.app.options.command import Grouped, after_options, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, lookup, missing_package
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import system_error
 from tfp_bfl.options import choices
 
@@ -323,10 +325,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
         logging.getLogger("tensorflow").setLevel(logging.CRITICAL)  # Which complains of what it was not let do.
         return _fail("interrupted.", 130)
     except Exception as error:
-        of_system = system_error(error)
-        if of_system is None:
+        if of_system := system_error(error):
+            return _fail(_of_the_system(of_system), 1)
+        if not place_of(error) or sys.flags.dev_mode:
             raise
-        return _fail(_of_the_system(of_system), 1)
+        return _fail(f"User-supplied code fails: {failure(error)}.", 1)
     return status if isinstance(status, int) else 0
 
 

@@ -29,6 +29,7 @@ from tfp_bfl.app.one_run.records import SUMMARY as SUMMARY
 from tfp_bfl.app.one_run.records import is_done as is_done
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.code import failure, place_of
 from tfp_bfl.files.writing import write_whole
 
 # Names the run folders of a sweep.
@@ -168,17 +169,17 @@ def run_cells(
     before = len(every) - len(todo)
     if before:
         click.echo(f"{before} of {len(every)} are done.")
-    failed: dict[str, BaseException] = {}
+    failed: dict[str, str] = {}
     once = functools.partial(_once, output, work, goes_on)
     ended = _beside(once, todo, jobs, threads) if jobs > 1 else _here(once, todo)
     for number, (name, error) in enumerate(ended, before + 1):
         if error is not None:
-            failed[name] = error
-        words = describe(read_summary(output / name)) if error is None else f"failed: {error}"
+            failed[name] = failure(error) if place_of(error) else str(error)
+        words = describe(read_summary(output / name)) if error is None else f"failed: {failed[name]}"
         click.echo(f"{number}/{len(every)} {name}: {words}")
-    for name, error in failed.items():
+    for name, reason in failed.items():
         raise Error(
-            f"{len(failed)} of {len(every)} failed, the first of them {name} ({error}): the same command tries them "
+            f"{len(failed)} of {len(every)} failed, the first of them {name} ({reason}): the same command tries them "
             "again."
         )
 

@@ -91,7 +91,7 @@ def sweep_runs(
     _check_listed(listed, jobs=jobs, progress=progress)
     given = {name: value for name, value in given.items() if value is not None}
     _folder_of(given.get("output"), "A sweep")
-    combinations = parse_varied(varied, given)
+    combinations = parse_varied(varied)
     run_many(config_file, given, combinations, seeds, jobs=jobs or 1, progress=progress, listed=listed)
 
 

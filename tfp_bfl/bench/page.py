@@ -116,7 +116,9 @@ def rows(bench: Bench) -> list[dict[str, Any]]:
             cell = bench.cells[setting, method]
             failed = [record for record in cell if record.failed is not None]
             sound, unfinished = len(cell) - len(failed), summary.unfinished(cell)
-            tables = (by_seed(cell), of_clients(cell), _by_seed_costs(cell), trajectory(cell))
+            label = lambda key: summary.COSTS.get(key) or shorten(key.replace("_", " ").capitalize())
+            spent = _of_seeds("Cost by seed", {r.seed: r.cost for r in cell}, label)
+            tables = (by_seed(cell), of_clients(cell), spent, trajectory(cell))
             costs = (cost_of(cell, "upload_mb", "download_mb"), cost_of(cell, "cpu_seconds"))
             found.append(
                 {
@@ -147,11 +149,6 @@ def _sorted(cells: Iterable[Cell], values: Iterable[float | None]) -> list[Sorte
 def by_seed(cell: Sequence[BenchRecord]) -> Table:
     """Return the scores of a cell by seed."""
     return _of_seeds("Scores by seed", {r.seed: r.scores for r in cell}, lambda key: score_of(key).label)
-
-
-def _by_seed_costs(cell: Sequence[BenchRecord]) -> Table:
-    label = lambda key: summary.COSTS.get(key) or shorten(key.replace("_", " ").capitalize())
-    return _of_seeds("Cost by seed", {r.seed: r.cost for r in cell}, label)
 
 
 def _of_seeds(title: str, values: Mapping[int, Mapping[str, float]], label: Callable[[str], str]) -> Table:

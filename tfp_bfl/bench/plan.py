@@ -124,10 +124,8 @@ class Plan(NoTruthAsNumber):
         return [(where(*pair), config) for pair in pairs for config in self.configs(*pair)]
 
     def check_data(self, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-        """Check that the clients of (setting, method) give examples to hold out, as `datasets.check`.
-
-        Returns:
-          The digest of the data of each setting whose data may name clients.
+        """Check that the clients of (setting, method) give examples to hold out, and return the digest of the data of
+        each setting whose data may name clients (`datasets.check`).
         """
         digests = datasets.check(self.named(pairs), lambda clients, seed: set_aside(clients, self.hold_out, seed))
         found = {x: digests.get(datasets.key(self.config(x, method, self.seeds[0]))) for x, method in pairs}

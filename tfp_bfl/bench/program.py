@@ -56,11 +56,6 @@ def run_bench(plan: Plan, output: pathlib.Path, jobs: int = 1, only: str = "", l
     the folder of a cell to run it again, and that of its trials too if these failed. Methods that cannot serve a
     setting, such as personal models for numbers as labels, have no cells there. `only` is what the name of a cell,
     SETTING/METHOD/seed-SEED, must contain.
-
-    Raises:
-      InvalidArgument: no cell has such a name, the folder is of something else or holds cells of other options, or
-        data, models or code do not fit. Nothing has been written then.
-      MissingDependency: there is something to tune, and optuna is not installed.
     """
     folder = output / CELLS
     chosen = {cell.name: cell for cell in cells_of(plan) if only in cell.name}

@@ -203,11 +203,7 @@ def arrange(records: Sequence[BenchRecord], reference: str | None = None) -> Ben
 
 
 def read(folder: pathlib.Path) -> list[BenchRecord]:
-    """Read the records of a benchmark from records.jsonl in its folder, a JSON object a line; blank lines are skipped.
-
-    Raises:
-      InvalidArgument: the file is missing or empty, or a line is damaged; the message has the line's number.
-    """
+    """Read the records of a benchmark from records.jsonl in its folder, a JSON object a line; lines may be blank."""
     path = pathlib.Path(folder) / RECORDS
     lines = files.read_regular(path, "file of records", _MOST_BYTES).split(b"\n")
     records: list[BenchRecord] = []

@@ -212,11 +212,6 @@ def chosen(cell: Sequence[BenchRecord]) -> str:
     return "; ".join(f"seed {seed}: {values}" for seed, values in texts.items())
 
 
-def budgets(bench: Bench, setting: str) -> list[Budget]:
-    """Return the limits of cost at which the methods of a setting are compared, as far as records have the costs."""
-    return [found for unit in BUDGETS if (found := budget(bench, setting, unit))]
-
-
 def budget(bench: Bench, setting: str, unit: str) -> Budget | None:
     """Return the limit of cost, of "mb" or "seconds", at which the methods of a setting are compared.
 
@@ -243,6 +238,11 @@ def within(cell: Sequence[BenchRecord], limit: Budget) -> dict[int, Mapping[str,
     most = limit.amount * (1 + 1e-9)
     points = {r.seed: [p for p in r.rounds if p.get(limit.unit, math.inf) <= most] for r in cell}
     return {seed: there[-1] for seed, there in points.items() if there}
+
+
+def budgets(bench: Bench, setting: str) -> list[Budget]:
+    """Return the limits of cost at which the methods of a setting are compared, as far as records have the costs."""
+    return [found for unit in BUDGETS if (found := budget(bench, setting, unit))]
 
 
 def at_budgets(bench: Bench, setting: str) -> list[Table]:

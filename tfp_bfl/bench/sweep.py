@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from tfp_bfl.app.one_run.records import in_short
-from tfp_bfl.app.options.config import RunConfig, fields, make_config
+from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.bench.cells import (
@@ -30,7 +30,7 @@ from tfp_bfl.bench.cells import (
     run_cells,
 )
 from tfp_bfl.data.partition_names import GIVEN
-from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
+from tfp_bfl.errors import Error, InvalidArgument, shown
 
 MOST_CELLS = 10_000
 # Option -> the values that it takes.
@@ -59,19 +59,16 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def parse_varied(items: Sequence[str], given: Mapping[str, Any] = {}) -> list[Varied]:
+def parse_varied(items: Sequence[str]) -> list[Varied]:
     """Return option -> values for each combination of alternatives, of texts such as "rule=linear_pool,conflation".
 
     A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
-    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas. Where
-    these or the options `given` of all runs name code, an option may be a parameter of it (`make_cells`).
+    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas.
+    `make_cells` checks the names, some of which may be parameters of code.
     """
     combinations: list[Varied] = [{}]
-    coded = any(".py:" in str(x) for x in (*items, *given.values()))
     for item in items:
         alternatives = [_parse_one(part) for part in _OR.split(item)]
-        for name in () if coded else (name for varied in alternatives for name in varied):
-            lookup(fields(), name, "option")
         combinations = [_joined(before, alternative) for before in combinations for alternative in alternatives]
     return combinations
 
@@ -121,7 +118,11 @@ def make_cells(
             name = ",".join(parts).replace("/", "_").replace(":", "_")
             if name in cells or len(name.encode()) > 200:
                 raise InvalidArgument(f"{shown(name)} would be the folder of two runs, or is too long for one.")
-            cells[name] = make_config(config_file, {**given, **options, "seed": seed})
+            try:
+                cells[name] = make_config(config_file, {**given, **options, "seed": seed})
+            except InvalidArgument as error:
+                several = len(groups) > 1 or not options.keys().isdisjoint(CODE)  # With options of their own.
+                raise InvalidArgument(f"{name}: {error}" if several else str(error)) from None
     return cells
 
 
@@ -135,11 +136,6 @@ def sweep(
 
     `jobs` runs are side by side, each in a process with its share of the cores. `progress` is that of each run, as in
     `execute`; None for its phases.
-
-    Raises:
-      InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or models or
-        code do not fit. Nothing has been written then.
-      Error: runs failed.
     """
     from tfp_bfl.app.one_run import datasets
     from tfp_bfl.app.one_run.build import check_models

@@ -73,12 +73,6 @@ def tune_run(
     """Run the remaining trials of a method, write the best configuration, and return what they found, line by line.
 
     The folder is new, or that of the same trials. `settings` are `trials`, `score` and `hold_out` of a `Plan`.
-
-    Raises:
-      InvalidArgument: an option, a space or the data don't fit, or the folder is of something else. Nothing has been
-        written then.
-      MissingDependency: optuna is not installed.
-      Error: every trial failed.
     """
     space = parse_spaces(spaces)
     for name in space:

@@ -30,7 +30,7 @@ class Difference(NamedTuple):
     high: float
 
     @property
-    def is_told(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 

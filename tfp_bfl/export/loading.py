@@ -1,11 +1,15 @@
-"""SavedModels read back, after every check that can be made before TensorFlow sees them."""
+"""SavedModels read back, after every check that can be made before TensorFlow sees them, and their checksums.
+
+The file of checksums is one that `sha256sum --check sha256sums.txt` reads as well.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -15,13 +19,14 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info as information
-from tfp_bfl.export import manifest, model_card
+from tfp_bfl.export import model_card
 from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, inputs_of
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import GRAPH
 from tfp_bfl.export.rows import NAME as ROWS
 from tfp_bfl.export.rows import inputs_of as inputs_of_rows
 from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, head, output_type
+from tfp_bfl.files import digest, read_regular
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
 MOST_GRAPH_BYTES = 2**28
@@ -50,7 +55,7 @@ def load(path: str | os.PathLike) -> Any:
 
 def read_info(path: str | os.PathLike) -> Info:
     """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model."""
-    return _reading(path, lambda folder: _read_info(folder, manifest.read_manifest(folder)))
+    return _reading(path, lambda folder: _read_info(folder, read_manifest(folder)))
 
 
 def _reading(path: Any, read: Callable[[pathlib.Path], _Made]) -> _Made:
@@ -72,21 +77,21 @@ def _reading(path: Any, read: Callable[[pathlib.Path], _Made]) -> _Made:
 
 
 def _load(folder: pathlib.Path) -> Any:
-    digests = manifest.read_manifest(folder)
+    digests = read_manifest(folder)
     graph = _read(folder, GRAPH, digests, MOST_GRAPH_BYTES)
     _read(folder, "fingerprint.pb", digests, 4096)
-    index = _read(folder, manifest.INDEX, digests, MOST_INDEX_BYTES)
-    manifest.check_digest(folder, model_card.NAME, digests[model_card.NAME])
+    index = _read(folder, INDEX, digests, MOST_INDEX_BYTES)
+    _check_digest(model_card.NAME, digest(folder / model_card.NAME), digests)
     info = _read_info(folder, digests)
     outputs = head(information.target_of(info), information.has_unusual(info)).outputs
     rows = inputs_of_rows(information.features_of(info))
     spans = check_index(index, _check(graph, outputs, rows), [OBJECTS])
-    with files.open_regular(folder / manifest.VALUES, "file") as values:
+    with files.open_regular(folder / VALUES, "file") as values:
         if os.fstat(values.fileno()).st_size != max(span.offset + span.size for span in spans.values()):
             raise InvalidArgument("the values of its variables are more or fewer than its index says")
         values.seek(spans[OBJECTS].offset)
         check_strings(values.read(spans[OBJECTS].size))
-    manifest.check_digest(folder, manifest.VALUES, digests[manifest.VALUES])
+    _check_digest(VALUES, digest(folder / VALUES), digests)
     try:
         loaded = tf.saved_model.load(str(folder))
     except Exception:
@@ -102,13 +107,17 @@ def _load(folder: pathlib.Path) -> Any:
 def _read(folder: pathlib.Path, name: str, digests: dict[str, str], most: int) -> bytes:
     """Return a file's content, held against its checksum."""
     content = files.read_regular(folder / name, "file", most)
-    if hashlib.sha256(content).hexdigest() != digests[name]:
-        raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
+    _check_digest(name, hashlib.sha256(content).hexdigest(), digests)
     return content
 
 
+def _check_digest(name: str, found: str, digests: dict[str, str]) -> None:
+    if found != digests[name]:
+        raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
+
+
 def _read_info(folder: pathlib.Path, digests: dict[str, str]) -> Info:
-    return information.from_json(_read(folder, manifest.INFO, digests, information.MOST_BYTES))
+    return information.from_json(_read(folder, INFO, digests, information.MOST_BYTES))
 
 
 def _check(graph: bytes, outputs: Any, rows: Any) -> dict[str, Any]:
@@ -149,3 +158,52 @@ def _check_loaded(loaded: Any, info: Info, wanted: Any, rows: Any) -> None:
     for weight in loaded.weights:
         if weight.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(weight))):
             raise InvalidArgument("its weights are not all finite")
+
+
+MANIFEST = "sha256sums.txt"
+INDEX = "variables/variables.index"
+VALUES = "variables/variables.data-00000-of-00001"
+INFO = f"assets/{information.NAME}"
+# Just these: TensorFlow would also read other assets, debug information and other forms of the graph.
+FILES = (GRAPH, "fingerprint.pb", INDEX, VALUES, INFO, model_card.NAME)
+_FOLDERS = ("assets", "variables")
+_LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
+_MOST_BYTES = 4096
+
+
+def write_manifest(folder: pathlib.Path) -> None:
+    """Write the checksums of all files in `folder`."""
+    names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    lines = [f"{digest(folder / name)}  {name}\n" for name in sorted(names - {MANIFEST})]
+    (folder / MANIFEST).write_text("".join(lines), encoding="ascii")
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, str]:
+    """Return the checksums that the manifest gives, by file."""
+    files = sorted(_walk(folder))
+    if GRAPH not in files:
+        raise InvalidArgument(f"it has no {GRAPH}")
+    if MANIFEST not in files:
+        raise InvalidArgument(f"it has no checksums, {MANIFEST}")
+    if files != sorted((*FILES, MANIFEST)):
+        raise InvalidArgument(f"its files must be {', '.join((*FILES, MANIFEST))}, each once and no others")
+    text = read_regular(folder / MANIFEST, "file of checksums", _MOST_BYTES).decode("latin-1")
+    lines = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
+    entries = [(line[2], line[1]) for line in lines if line]
+    if not text.endswith("\n") or len(entries) < len(lines) or sorted(n for n, _ in entries) != sorted(FILES):
+        raise InvalidArgument(f"its {MANIFEST} must have one line of checksum and name for each file")
+    return dict(entries)
+
+
+def _walk(folder: pathlib.Path) -> Sequence[str]:
+    """Return names of all that is in a folder but for the two folders of an export; links are not followed."""
+    with os.scandir(folder) as entries:
+        names = []
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and entry.name in _FOLDERS:
+                names += [f"{entry.name}/{inside}" for inside in os.listdir(entry.path)]
+            else:
+                names.append(entry.name)
+    return [name for name in names if not (folder / name).is_symlink()] + [
+        f"{name} (a link)" for name in names if (folder / name).is_symlink()
+    ]

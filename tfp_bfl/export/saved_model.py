@@ -15,7 +15,7 @@ from tfp_bfl import files, keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import Unusual
 from tfp_bfl.export import info as information
-from tfp_bfl.export import loading, manifest, model_card
+from tfp_bfl.export import loading, model_card
 from tfp_bfl.export.info import Info
 from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.signatures import make_functions, make_signatures
@@ -132,7 +132,7 @@ def save(
         write()
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        manifest.write_manifest(folder)
+        loading.write_manifest(folder)
 
 
 def _warn(info: Info) -> None:
@@ -151,7 +151,7 @@ def _make(folder: pathlib.Path) -> None:
 def _texts(info: Info) -> dict[str, str]:
     """Return the descriptive files, by name."""
     info = information.check(info)
-    return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
+    return {loading.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
 
 def _write(
@@ -162,14 +162,14 @@ def _write(
     signatures = make_signatures(module, model.input_shape[1:], features)
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME
-        asset.write_text(texts[manifest.INFO], encoding="utf-8")
+        asset.write_text(texts[loading.INFO], encoding="utf-8")
         module.info = tf.saved_model.Asset(str(asset))
         with space(folder, writes=True):
             tf.saved_model.save(module, str(folder), signatures=signatures)
 
 
 def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
-    for name in manifest.FILES:
+    for name in loading.FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, folder / name)
 

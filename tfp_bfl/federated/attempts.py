@@ -8,13 +8,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, ClientFiles, Clients, Parties, answering, cohort, each_drawn
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
-from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, is_within
+from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, spoilt
 from tfp_bfl.federated.notices import divergence_clause, loss_warning, smaller_rate
 from tfp_bfl.federated.options import Cohorts
 from tfp_bfl.federated.process import BayesianProcess
@@ -94,13 +93,10 @@ _GIVES = {"datasets": "shards", "rows": "rows_by_part", "examples": "examples_by
 
 
 class Attempts:
-    """Runs rounds of an engine over clients, again where that can help.
+    """Runs rounds of an engine over clients, again where that can help; warns of clients that look wrong and stay.
 
     A trial is a round of some clients. A round is a trial of its cohort and, where clients are to blame for what is
     wrong with it, another one without them; where no client of a cohort was sound, the next cohort is tried.
-
-    Attributes:
-      warnings: sentences on clients that look wrong and stay in the sums.
     """
 
     def __init__(
@@ -134,12 +130,8 @@ class Attempts:
         self._restarts = 0
 
     def run(self, state: ServerState) -> Attempted:
-        """Run the round after the state's.
-
-        Raises:
-          Diverged: the server's weights are not finite after its step, or beyond all bounds, whoever takes part.
-          Error: nobody was sound in any attempt.
-          WorkerError: workers died more than `max_restarts` times.
+        """Run the round after the state's: Diverged if the server's weights are not finite, or beyond bounds, whoever
+        takes part; Error if nobody was sound in any attempt; WorkerError after more than `max_restarts` deaths.
         """
         self._restarts = 0
         number, cohorts, num_clients = int(state.round) + 1, self._cohorts, self._clients.num_clients
@@ -274,15 +266,11 @@ class Attempts:
                 self._process.limits.max_weight_ratio,
                 ", ".join(f"client {k}" for k in above),
             )
-        bound, done = self._process.limits.max_magnitude, int(state.round)
-        finite = all(np.all(np.isfinite(x)) for x in tf.nest.flatten((outcome.state.weights, outcome.state.step)))
-        if not (finite and is_within(outcome.state.weights, bound)):
-            rate = smaller_rate(self._process.description)
-            raise _Spoilt(
-                f"The server's weights are not finite, or beyond {bound:g}, after round {done + 1}, by its step "
-                f"{self._process.server_step.name}: take a smaller step, at the server or the clients"
-                f"{f' ({rate})' if rate else ''}; the state of round {done} is kept."
-            )
+        process = self._process
+        names = process.settings["rule"], process.server_step.name, process.limits.max_magnitude
+        if wrong := spoilt(outcome.state, *names):
+            rate = smaller_rate(process.description)
+            raise _Spoilt(f"{wrong}{f' ({rate})' if rate else ''}; the state of round {state.round} is kept.")
         return outcome
 
     def _most_weight(self, outcome: Attempted) -> tuple[float, list[int]]:

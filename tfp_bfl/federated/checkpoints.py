@@ -97,8 +97,7 @@ class Checkpoints:
     def save(self, state: ServerState, record: Record) -> None:
         """Write the checkpoint of the state's round, atomically, and delete those before the last `keep`.
 
-        Raises:
-          OSError: it can't be written, such as to a full disk; the checkpoints before stay, and nothing else.
+        If it can't be written, such as to a full disk, the checkpoints before stay, and nothing else.
         """
         with space(self.directory, writes=True):
             try:

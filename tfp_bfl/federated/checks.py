@@ -16,12 +16,7 @@ from tfp_bfl.privacy import Privacy
 def check_settings(
     process: BayesianProcess, clients: ClientData | Parties, rounds: int, settings: SimulationSettings
 ) -> SimulationSettings:
-    """Return the settings with the seed, the cohort size, the engine and the number of rounds to average filled in.
-
-    Raises:
-      InvalidArgument: an option that is out of range, or that does not fit the process, the clients or another option.
-      MissingDependency: the engine's package is not installed.
-    """
+    """Return the settings with the seed, the cohort size, the engine and the number of rounds to average filled in."""
     cohorts, seed, checkpoints, monitor, _, prediction, backend = settings
     check_counts(rounds=rounds, evaluate_every=monitor.every, checkpoint_every=checkpoints.every)
     check_counts(0, max_retries=cohorts.max_retries, max_restarts=backend.max_restarts)

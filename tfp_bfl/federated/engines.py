@@ -34,11 +34,8 @@ class Engine(Protocol):
         """Return the `state` after one more round over the datasets' clients, and its `metrics`, of arrays.
 
         The datasets are what the clients' `shards` gave. Also `left_out`, of an engine that knows clients by number:
-        clients without an answer, or with an invalid one, with the reason.
-
-        Raises:
-          ComputationError: an operation of a client's work raised; another round may do without that client.
-          WorkerError: what runs the round is gone.
+        clients without an answer, or with an invalid one, with the reason. After a ComputationError of a client's work
+        another round may do without it; after a WorkerError what runs the round is gone.
         """
 
     def replace_dead_workers(self) -> int:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, positive_leaves
+from tfp_bfl.posterior.families import map_positive
 from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, ModelWeights, change_norm
 from tfp_bfl.weights.kinds import Sent
@@ -136,6 +137,31 @@ def _flat(structure: TensorTree) -> tf.Tensor:
     """Return all numbers of a structure: [N] float32, N may be 0."""
     leaves = [tf.cast(tf.reshape(x, [-1]), tf.float32) for x in tf.nest.flatten(structure)]
     return tf.concat([tf.zeros([0]), *leaves], 0)
+
+
+def infinite_where_unsound(pooled: Any) -> Any:
+    """Return weights that a rule gives with infinity for each variance that is no finite number above 0.
+
+    No later step makes it finite again, as a floor does of a negative number, so that `spoilt` finds it in any engine.
+    """
+    sound = lambda v: tf.where(tf.math.is_finite(v) & (v > 0), v, tf.constant(np.inf, v.dtype))
+    return pooled._replace(posterior=map_positive(sound, pooled.posterior))
+
+
+def spoilt(state: Any, rule: str, step: str, bound: float) -> str | None:
+    """Return what is wrong with the server's state after a round, by its rule or its step; None if nothing is."""
+    finite = lambda structure: all(np.isfinite(x).all() for x in tf.nest.flatten(structure))
+    if not finite(positive_leaves(state.weights.posterior)):
+        return (
+            f"The rule {rule!r} gives variances in round {state.round} that are not finite numbers above 0: correct "
+            "its function pool, or, where they overflow, take a smaller step"
+        )
+    if finite((state.weights, state.step)) and is_within(state.weights, bound):
+        return None
+    return (
+        f"The server's weights are not finite, or beyond {bound:g}, after round {state.round}, by its step {step}: "
+        "take a smaller step, at the server or the clients"
+    )
 
 
 def is_sound(fault: tf.Tensor) -> tf.Tensor:

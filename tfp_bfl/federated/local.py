@@ -65,9 +65,7 @@ class LocalEngine:
     def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset | ClientRows]) -> Output:
         """Return the round after the state's, over all clients of the datasets, each of which is in them once.
 
-        Raises:
-          ComputationError: an operation of a client's work raised.
-          InvalidArgument: a client is there twice; or the process is private, and the state has no secret seed.
+        A private process without a secret seed is refused; what an operation raises is ComputationError.
         """
         check_secret(state)
         try:

@@ -190,12 +190,10 @@ _FIELDS = {
 def settings_of(
     function: Callable[..., Any], given: Mapping[str, Any], objects: Sequence[str] = SimulationSettings._fields
 ) -> SimulationSettings:
-    """Return the options of a call of a function.
+    """Return the options of a call of a function, which has these fields of `SimulationSettings` as objects.
 
-    Args:
-      given: options by name: fields of `SimulationSettings`, and keywords that stand for fields of their objects. In
-        the place of an object may stand the value of its first field.
-      objects: names of the fields of `SimulationSettings` that the function has.
+    Options are given by name: such fields, and keywords that stand for fields of their objects. In the place of an
+    object may stand the value of its first field.
     """
     defaults = SimulationSettings()._asdict()
     settings = {name: _as_object(name, given.get(name), default) for name, default in defaults.items()}

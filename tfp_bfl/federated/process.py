@@ -22,6 +22,7 @@ from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
 from tfp_bfl.models import as_model_fn
+from tfp_bfl.models.conversion import options_of
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import (
     ModelWeights,
@@ -56,7 +57,7 @@ class BayesianProcess:
       privacy: what its rule's clipping and noise are, None without.
       notices: warnings that a run of several rounds logs and reports.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.
-      settings: what it trains with, by the names of options: the rule, the weighting and those of the client work.
+      settings: what it trains with, by the names of options: those of the rule, the model and the client work.
       state_spec: the shapes and types of the state's tensors, leaf by leaf; None for an axis that may grow.
     """
 
@@ -101,7 +102,7 @@ class BayesianProcess:
         name = getattr(weigh, "__name__", "custom")
         if name not in self.description.get("weighting", ""):  # Client work may have another one.
             self.description["weighting"] = name
-        self.settings = {"rule": rule.name, "weighting": name, **dict(client_work.settings)}
+        self.settings = {"rule": rule.name, "weighting": name, **options_of(model), **dict(client_work.settings)}
 
     @functools.cached_property
     def local(self) -> LocalEngine:
@@ -124,11 +125,7 @@ class BayesianProcess:
 
     @functools.cached_property
     def learning_process(self) -> Any:
-        """The `tff.learning.templates.LearningProcess`.
-
-        Raises:
-          MissingDependency: TensorFlow Federated is not installed.
-        """
+        """The `tff.learning.templates.LearningProcess`, for which TensorFlow Federated must be installed."""
         return engine("tff").learning_process(self.round, self.model_fn)
 
     @property  # type: ignore[misc]
@@ -160,12 +157,9 @@ class BayesianProcess:
         return state.weights
 
     def set_model_weights(self, state: ServerState, weights: ModelWeights) -> ServerState:
-        """Return the state with other weights.
+        """Return the state with other weights, from which the server step begins before the first round.
 
-        Before the first round the server step begins from them: its own state may hold the first weights.
-
-        Raises:
-          InvalidArgument: clients have memories of the first weights already (`with_clients`).
+        Clients that have memories of the first weights already (`with_clients`) are refused.
         """
         tf.nest.assert_same_structure(state.weights, weights)
         if int(state.round) > 0:

@@ -9,21 +9,23 @@ An algorithm is the three parts that it puts in: client work, rule, server step.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
+from tfp_bfl.contracts import WEIGHTS, ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
+from tfp_bfl.federated.faults import Limits, find_fault, infinite_where_unsound, is_sound, posterior_of
 from tfp_bfl.federated.memory import anchored, find_row, joined, no_rows, parted, replace_rows, root_mean_square
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, ModelWeights, Population, RoundSize, ServerMessage, root_mean_square_change
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
+from tfp_bfl.weights.model_checks import seed_alone
 
 Summed = TypeVar("Summed")
 NO_SECRET = (
@@ -44,10 +46,8 @@ class Broadcast(NamedTuple):
 class Report(NamedTuple):
     """Facts about each client of a round: vectors over the clients.
 
-    Fields:
-      change: of its weights, `weights.root_mean_square_change`.
-      extra: of its extra statistics, their root mean square.
-      diverged_at: the local step of `weights.TrainingMetrics`.
+    `change` is `weights.root_mean_square_change`, `extra` the root mean square of its extra statistics, and
+    `diverged_at` the local step of `weights.TrainingMetrics`.
     """
 
     client: Any
@@ -172,8 +172,11 @@ def make_round(
         alone = lambda structure: tf.nest.map_structure(lambda x: tf.expand_dims(x, 0), structure)
         return Contribution(statistics, alone(result.memory), alone(report))
 
+    def build_work() -> Work[Sent]:
+        return functools.partial(seed_alone, "client work", client_work())
+
     def build_client() -> Contribute:
-        work = client_work()
+        work = build_work()
 
         def contribute(sent: Broadcast, examples: ClientExamples) -> Contribution:
             message = sent.message
@@ -194,13 +197,15 @@ def make_round(
         statistics = total.statistics
         if rule.randomise is not None:
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3, *tf.unstack(state.noise)))
-        pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
+        given = statistics, anchored(client_work, state.weights)
+        pooled, reported = seed_alone(f"rule {rule.name}", rule.pool, *given)
         pooled, extra = parted(client_work, pooled)
+        pooled = infinite_where_unsound(pooled) if rule.gives == WEIGHTS else pooled
         metrics = _round_metrics(total.report, client_work.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size)
-        given = met, state.weights, pooled, fold(state.seed, state.round, -2)
-        step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
+        given = met, state.weights, pooled, fold(state.seed, state.round, -2), *((extra,) if server_step.extra else ())
+        step, weights = seed_alone("server step", server_step.next, *given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
         # A rule with noise hides whether there was anybody.
         learnt = tf.reduce_any(sound) | (rule.randomise is not None)
@@ -213,9 +218,7 @@ def make_round(
         metrics.update(server_step.metrics(step, weights, extra))
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation, state.noise), metrics
 
-    return Round(
-        initialize, broadcast, client_work.build, take, build_client, rule.merge, add, conclude, element_spec, seed
-    )
+    return Round(initialize, broadcast, build_work, take, build_client, rule.merge, add, conclude, element_spec, seed)
 
 
 def _of_finite(

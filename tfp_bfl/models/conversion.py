@@ -74,6 +74,19 @@ def kind_of(model: keras.Model) -> str:
     return "mc_dropout" if dropped else "deterministic"
 
 
+def options_of(model: keras.Model) -> dict[str, Any]:
+    """Return the options of a model that all its layers of this library share, whoever built it."""
+    found = dict[str, list[Any]]()
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, MCDropout) and layer.at_prediction:
+            found.setdefault("dropout_rate", []).append(layer.rate)
+        elif isinstance(layer, GaussianLayer):
+            options = layer.get_config()
+            for name in {"prior_stddev", "initial_stddev"} & {*options}:
+                found.setdefault(name, []).append(options[name])
+    return {name: values[0] for name, values in found.items() if len({*values}) == 1}
+
+
 class _Twins:
     """Builds a model anew with other layers.
 

@@ -172,7 +172,9 @@ def write_page(
 
     Missing folders are made.
     """
-    page = _template().render(
+    templates = environment("tfp_bfl.plots")
+    templates.filters["breakable"] = _breakable
+    page = templates.get_template("report.html.jinja").render(
         title=title,
         statements=statements,
         warnings=warnings,
@@ -203,12 +205,6 @@ def _columns(group: list[Section]) -> list[list[Section]]:
     best = second[np.argmin(np.maximum(second @ heights, (1 - second) @ heights))]
     columns = [[section for section, where in zip(group, best) if where == i] for i in (0, 1)]
     return [column for column in columns if column]
-
-
-def _template() -> jinja2.Template:
-    templates = environment("tfp_bfl.plots")
-    templates.filters["breakable"] = _breakable
-    return templates.get_template("report.html.jinja")
 
 
 def environment(package: str) -> jinja2.Environment:

@@ -73,7 +73,7 @@ def score_cells(groups: Sequence[Repeated], key: str, form: ScoreForm = AS_THEY_
 
 def difference_cells(pairs: Sequence[Difference | None], form: ScoreForm = AS_THEY_ARE) -> list[Cell]:
     """Return differences with their intervals; bold where an interval leaves out 0."""
-    return [Cell(form.difference(x), x.is_told) if x else Cell(DASH) for x in pairs]
+    return [Cell(form.difference(x), x.is_conclusive) if x else Cell(DASH) for x in pairs]
 
 
 def compare_all(groups: Sequence[Repeated], reference: Repeated, key: str) -> list[Difference | None]:
@@ -127,4 +127,4 @@ def best_of(groups: Sequence[Repeated], key: str, sign: int) -> Repeated | None:
         return None
     best = max(scored, key=lambda group: sign * over_seeds(group.values(key)).mean)
     found = [compare(best, other, key) for other in scored if other is not best]
-    return best if all(d is not None and d.is_told and sign * d.mean > 0 for d in found) else None
+    return best if all(d is not None and d.is_conclusive and sign * d.mean > 0 for d in found) else None

@@ -65,7 +65,9 @@ def sections(
         yield from outside
     if single:
         yield from spent
-        yield from _further(runs)
+        further = tables.results(runs)
+        if further.rows:
+            yield Section("Further results", "All other scores of the final model.", tables=[further])
     if not of_numbers and of_edge is None:
         yield from outside
         yield from _examples(runs)
@@ -128,12 +130,6 @@ def _baselines(runs: Sequence[RunResults]) -> Iterator[Section]:
             "with client intercepts, each client has an intercept of its own, and the model knows whose each row is."
         )
         yield Section("Baselines", how, tables=[table], is_wide=len(runs) > 1)
-
-
-def _further(runs: Sequence[RunResults]) -> Iterator[Section]:
-    further = tables.results(runs)
-    if further.rows:
-        yield Section("Further results", "All other scores of the final model.", tables=[further])
 
 
 def _learning(runs: Sequence[RunResults], drawn: Figure | None) -> Section:

@@ -88,12 +88,15 @@ def positive_leaves(q: LowRank | MeanField | Samples) -> list[tf.Tensor]:
     return tf.nest.flatten(getattr(q, field)) if field else []
 
 
+def map_positive(function: Callable[[tf.Tensor], tf.Tensor], q: Any) -> Any:
+    """Return q with `function` of each of its `positive_leaves` in their place."""
+    field = _family(q).positive
+    return q._replace(**{field: tf.nest.map_structure(function, getattr(q, field))}) if field else q
+
+
 def floor_variance(q: Any, min_stddev: float) -> Any:
     """Return q with no standard deviation (of a `LowRank`: none of the independent parts) below `min_stddev`."""
-    field = _family(q).positive
-    if field is None:
-        return q
-    return q._replace(**{field: tf.nest.map_structure(lambda v: tf.maximum(v, min_stddev**2), getattr(q, field))})
+    return map_positive(lambda v: tf.maximum(v, min_stddev**2), q)
 
 
 def sample(q: LowRank | MeanField | Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:

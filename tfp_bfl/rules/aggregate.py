@@ -90,6 +90,8 @@ def aggregate(
             f"The rule {rule.name!r} overflows {dtype.name} for these posteriors: their means or variances are too "
             "large, too small or too far apart for it."
         )
+    if tf.executing_eagerly() and any(bool(tf.reduce_any(v < 0)) for v in tf.nest.flatten(pooled.variance)):
+        raise InvalidArgument(f"The rule {rule.name!r} gives variances below 0: correct its function pool.")
     return pooled
 
 

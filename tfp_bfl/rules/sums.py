@@ -6,7 +6,7 @@ near one, whatever the rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple
 
 import tensorflow as tf
@@ -167,23 +167,31 @@ def _norm(structure: TensorTree) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(_double(x))) for x in tf.nest.flatten(structure)]))
 
 
-def _without_weights(sums: Parts) -> Parts:
-    """Return the sums of a whole model without noise on how much clients count, which all know."""
-    known = lambda part: part._replace(weight=tf.zeros_like(part.weight))
-    return Parts(*map(known, sums))
+def _without_weights(sums: Any) -> Any:
+    """Return sums without noise on how much clients count, which all know: on scalars with the name "weight"."""
+    if isinstance(sums, tuple) and not hasattr(sums, "_fields"):
+        return tuple(map(_without_weights, sums))
+    parts = sums._asdict() if hasattr(sums, "_fields") else sums
+    if not isinstance(parts, Mapping):
+        return sums
+    is_known = lambda name, x: name == "weight" and getattr(getattr(x, "shape", None), "rank", None) == 0
+    kept = {name: tf.zeros_like(x) if is_known(name, x) else _without_weights(x) for name, x in parts.items()}
+    return type(sums)(**kept) if hasattr(sums, "_fields") else type(sums)(kept)  # type: ignore[call-arg]
 
 
-def _has_variances(sums: Parts) -> bool:
-    return any(len(tf.nest.flatten(part)) > 1 for part in (sums.posterior, sums.moments))
+def _has_variances(sums: Any) -> bool:
+    """Return whether noise must hide variances besides means; also where the sums do not say so."""
+    parts = (sums.posterior, sums.moments) if isinstance(sums, Parts) else ()
+    return not parts or any(len(tf.nest.flatten(part)) > 1 for part in parts)
 
 
 def _plain_sum(rule: AnyRule) -> tuple[WeightsRule, Callable[[ModelWeights], Any]]:
     inner = whole_model(rule)
     if inner.units is None or inner.takes != WEIGHTS:
         raise InvalidArgument(
-            f"The rule {inner.name!r} needs more of the clients than a sum, and only a sum hides them: use one such as "
-            "'log_linear_pool', 'naive_weighted_average' or weighted_conflation(largest_weight=1), without a robust "
-            "aggregator but clip."
+            f"The rule {inner.name!r} needs more of the clients than a sum, or does not say in what units the sum is, "
+            "and only a sum hides them: set the field units of your own rule, or use one such as 'log_linear_pool', "
+            "'naive_weighted_average' or weighted_conflation(largest_weight=1), without a robust aggregator but clip."
         )
     return inner, inner.units
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,6 +135,8 @@ def _holds_variational(layer: keras.layers.Layer) -> bool:
 _SEEDS = {"seed", "seed2"}
 # Inputs of operations that advance a `tf.random.Generator`.
 _ALGORITHMS = {"alg", "algorithm"}
+# Python code that may draw: its caller does not state that it is a function of its arguments alone.
+_PYTHON = {"PyFunc", "EagerPyFunc"}
 
 
 class Drawn(NamedTuple):
@@ -169,14 +171,41 @@ def unseeded_operation(model: keras.Model) -> Drawn | None:
 
     (given,) = model.inputs
     traced = tf.function(both, autograph=False).get_concrete_function(tf.TensorSpec(given.shape, given.dtype))
-    graph = traced.graph.as_graph_def()
-    functions = {function.signature.name: function.node_def for function in graph.library.function}
-    found = next(_drawing(graph.node, functions, {}), None)
+    found = _first_draw(traced.graph)
     if found is None:
         return None
     path, operation = found
     named = {layer.name: layer for layer in model._flatten_layers(include_self=False)}
     return Drawn(operation, next((named[part] for part in reversed(path.split("/")) if part in named), None))
+
+
+def seed_alone(what: str, part: Callable[..., Any], *given: object) -> Any:
+    """Call a part of a round, and check that it draws noise from the seed that it gets alone.
+
+    Args:
+      what: the part in words, such as "client work".
+
+    Raises:
+      InvalidArgument: it adds a stateful random operation to the present graph (`unseeded_operation`).
+    """
+    graph = tf.compat.v1.get_default_graph()
+    first = len(graph.get_operations())
+    result = part(*given)
+    drawn = None if tf.executing_eagerly() else _first_draw(graph, first)
+    if drawn is not None:
+        raise InvalidArgument(
+            f"The {what} draws noise that the run's seed does not reach: use tf.random.stateless operations in place "
+            f"of {drawn[1]}."
+        )
+    return result
+
+
+def _first_draw(graph: tf.Graph, first: int = 0) -> tuple[str, str] | None:
+    """Return the name and the type of a random operation of a graph, from its operation number `first` on."""
+    nodes = [operation.node_def for operation in graph.get_operations()[first:]]
+    library = graph.as_graph_def().library
+    functions = {function.signature.name: function.node_def for function in library.function}
+    return next(_drawing(nodes, functions, {}), None)
 
 
 def _drawing(
@@ -199,11 +228,16 @@ def _draws(node: Any) -> bool:
     if kind is None:  # The name of a function.
         return False
     of_generator = kind.is_stateful and not _ALGORITHMS.isdisjoint(arg.name for arg in kind.input_arg)
-    return of_generator or {attribute.name for attribute in kind.attr} >= _SEEDS
+    return of_generator or node.op in _PYTHON or {attribute.name for attribute in kind.attr} >= _SEEDS
 
 
 def _is_silent(node: Any, nodes: Sequence[Any]) -> bool:
-    """Return whether an operation's own rate is 0, or all that takes its noise multiplies it by a constant 0."""
+    """Return whether an operation's own rate is 0, or all that takes its noise multiplies it by a constant 0.
+
+    Python code of which nothing takes a result only watches.
+    """
+    if node.op in _PYTHON:
+        return not any(name.partition(":")[0] == node.name for user in nodes for name in user.input)
     if "dropout" in node.attr:  # Of recurrent layers on a GPU.
         return node.attr["dropout"].f == 0
     zeros = {x.name for x in nodes if x.op == "Const" and not tf.make_ndarray(x.attr["value"].tensor).any()}

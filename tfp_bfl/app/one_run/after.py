@@ -50,18 +50,10 @@ def find_posterior(
     Each of the run's clients sends its sums at these weights (`algorithms.laplace`, `algorithms.last_layer`). The
     folder holds config.yaml, clients.npz, saved_model/ and summary.json; `tfp-bfl clients` adds and removes clients.
 
-    Args:
-      options: an `After`. A temperature that is None is chosen by held-out rows,
-        else it is the default of the algorithm (`choose_temperature`).
-
-    Returns:
-      The scores on the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer),
-      noise_stddev (of an exact regression), log_marginal_likelihood, effective_parameters, distance (to the mode, or of
-      the last Newton step), temperature and temperature_by, clients and warnings.
-
-    Raises:
-      InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option does not fit.
-        Then nothing is written.
+    Options are an `After`; a temperature that is None is that of `choose_temperature`. The summary has the scores on
+    the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer), noise_stddev (of an exact
+    regression), log_marginal_likelihood, effective_parameters, distance (to the mode, or of the last Newton step),
+    temperature and temperature_by, clients and warnings.
     """
     folder, source, what = new_folder(output), pathlib.Path(run), _WHAT[options.algorithm]
     if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():

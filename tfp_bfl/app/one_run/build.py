@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from tfp_bfl.app.options.config import RunConfig, class_of
 from tfp_bfl.app.options.own_model import NO_CODE, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files.code import code_name
 from tfp_bfl.options import fits
 from tfp_bfl.options.methods import OWN, argument_names, arguments, fitted, method_of
 
@@ -144,7 +144,7 @@ def export_info(
     names = {"dataset": train.name, "model": config.model_name}
     settings = {**stated(config, weights, trained), **more}
     own = {name: settings.get(name) for name in ("rule", "algorithm")}
-    names.update({name: pathlib.Path(x).stem for name, x in own.items() if x and own_model.names_code(x)})
+    names.update({name: code_name(x) for name, x in own.items() if x and own_model.names_code(x)})
     return bfl.export.Info(
         class_names=[name if name.isprintable() else ascii(name) for name in train.class_names] or None,
         configuration={**{name: x for name, x in settings.items() if name not in _PATHS}, **names},
@@ -236,7 +236,7 @@ def _recipe(
     function = code.algorithm or own_model.load(config.algorithm, "algorithm")
     # A record holds all options: those with another value than the default were chosen.
     places = {**argument_names(OWN), **_PARTS}
-    asked = {places[name] for name in config.given(places)}
+    asked = {places[name]: name for name in config.given(places)}
     chosen = {name: x for name, x in given.items() if name in asked or name in shared}
     chosen |= taken_by(function, config.parameters)
-    return own_model.process_of(function, built, chosen, {k: x for k, x in given.items() if k not in chosen})
+    return own_model.process_of(function, built, chosen, {k: x for k, x in given.items() if k not in chosen}, asked)

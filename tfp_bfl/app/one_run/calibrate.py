@@ -54,10 +54,6 @@ def calibrate(
       each_client: also find the sets of each client that the data name (`evaluation.calibrate_clients`), and those of
         clients that were never seen.
       figure: a new file for `plots.risk_coverage` of the half on which the limit was found.
-
-    Raises:
-      InvalidArgument: the run set nothing aside, its data name no clients (each_client), too little for what is asked,
-        or a number is outside its range. Then nothing is written.
     """
     if by not in BY:
         raise InvalidArgument(f"by is {by!r}, but must be one of {', '.join(BY)}.")

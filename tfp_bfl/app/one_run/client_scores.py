@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.records import names_in
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument, shown
@@ -63,11 +64,6 @@ class RowsByClient(NamedTuple):
 def everybody(clients: bfl.data.Clients, unseen: bfl.data.Clients | None) -> bfl.data.Clients:
     """Return the training clients followed by the held-out clients."""
     return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
-
-
-def names_in(clients: bfl.data.Clients) -> list[str]:
-    """Return the name that the rows give each of two clients or more; [] unless each has a different one."""
-    return list(clients.client_names) if clients.num_clients > 1 else []
 
 
 def named(config: RunConfig, owners: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -165,9 +161,9 @@ def of_predictions(
     """Return the rows of the clients, with the coverage of the sets or intervals."""
     if "mean" in arrays:
         covered = (arrays["low"] <= labels) & (labels <= arrays["high"])
-        return rows_of(parts, arrays["mean"], labels, covered, arrays["nll"])
+        return rows_of(parts, arrays["mean"], labels, covered=covered, losses=arrays["nll"])
     inside = None if held is None else sets_hold(arrays["probabilities"], labels, held)
-    return rows_of(parts, arrays["probabilities"], labels, inside)
+    return rows_of(parts, arrays["probabilities"], labels, covered=inside)
 
 
 def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, np.ndarray]) -> np.ndarray | None:
@@ -180,17 +176,10 @@ def sets_hold(probabilities: np.ndarray, labels: np.ndarray, held: Mapping[str, 
     return inside
 
 
-def rows_of(
-    parts: RowsByClient,
-    predictions: np.ndarray,
-    labels: np.ndarray,
-    covered: np.ndarray | None = None,
-    losses: np.ndarray | None = None,
-) -> list[dict[str, Any]]:
+def rows_of(parts: RowsByClient, predictions: np.ndarray, labels: np.ndarray, **given: Any) -> list[dict[str, Any]]:
     """Return `evaluation.client_scores` of predictions for `RowsByClient.places`."""
-    names = np.array(parts.called, object)
-    given: Any = {"covered": covered, "losses": losses, "names": parts.called}
-    return bfl.evaluation.client_scores(predictions, labels, names[parts.owners], **given)
+    owners = np.array(parts.called, object)[parts.owners]
+    return bfl.evaluation.client_scores(predictions, labels, owners, names=parts.called, **given)
 
 
 def personal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import click
@@ -96,7 +97,7 @@ _seed = click.option(
 )
 @_num_samples("20")
 @_seed
-@code_options
+@functools.partial(code_options, purpose=" for --client")
 def export_model(run: str, path: str, tflite: bool, client: int | None, code: dict[str, str], **drawn: Any) -> None:
     """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
     import tfp_bfl as bfl

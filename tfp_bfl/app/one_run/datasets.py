@@ -143,11 +143,8 @@ def _partition(config: RunConfig, train: bfl.data.Source) -> bfl.data.Clients:
 class Shares(NamedTuple):
     """The partition of the training data: what is None the run does not have.
 
-    Fields:
-      clients: the federation's; `unseen` are further ones, who never train.
-      server, held_out: on which the server pre-trains, and sees when to stop, one client each.
-      unlabelled: features that the server holds without their labels [U, ...].
-      calibration: examples for calibration, as one client.
+    `unseen` are clients who never train. On `server` the server pre-trains, by `held_out` it sees when to stop, and
+    `calibration` are examples for that, one client each. `unlabelled` are features without their labels [U, ...].
     """
 
     clients: bfl.data.Clients

@@ -100,11 +100,8 @@ def drift(
     Features are compared with the histograms of all clients' training examples. The model's scores are compared with
     its scores of held-out examples, or of the test set where none were held out: on training examples they would be too
     confident. The share of unusual examples is compared with the rate of false alarms of that output. `level` is the
-    probability that drift is found in any row though both samples have one distribution, at most.
-
-    Raises:
-      InvalidArgument: no folder of a run with histograms, nothing can be read, a level out of its range, or so few
-        examples that no result could reach the level.
+    probability that drift is found in any row though both samples have one distribution, at most; so few examples that
+    no result could reach it are refused.
     """
     bfl.evaluation.drifts([], level)
     folder = pathlib.Path(run)

@@ -127,12 +127,7 @@ def predict(
         for the threshold of a calibrated model, otherwise no threshold.
       separator: column separator of .csv files (`tfp_bfl.data.read_own`); None for the separator of the header.
 
-    Returns:
-      The predictions, as `Row`s, or as `NumberRow`s of a regression model.
-
-    Raises:
-      InvalidArgument: the model cannot be read, no image can be read, the model does not accept such files, a number
-        is out of its range, or an option has no effect on such a model or such files.
+    An option that has no effect on such a model or such files is refused.
     """
     if num_samples is not None and check_count(num_samples, "num_samples") > MOST_SAMPLES:
         raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
@@ -173,7 +168,7 @@ def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
 
 
 class Sets(NamedTuple):
-    """The client that each row, or the folder of each image, names [N], and the limit of that client's sets [N]."""
+    """The client that each row, or the folder of an image, names [N], and the limit of its prediction sets [N]."""
 
     clients: np.ndarray
     limits: np.ndarray

@@ -16,7 +16,7 @@ from tfp_bfl.app.one_run.run import OnRound, execute
 from tfp_bfl.app.one_run.run import resume as go_on
 from tfp_bfl.app.options.afterwards import AFTER, after_options, split_after
 from tfp_bfl.app.options.config import fields, make_config, read_yaml
-from tfp_bfl.app.options.given_data import GivenData
+from tfp_bfl.app.options.given_data import GivenData, check_no_test_data, made_by
 from tfp_bfl.app.options.own_model import GIVEN, Code, names_code
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.keywords import show
@@ -65,7 +65,7 @@ def run(
         function of a model function and options that returns a process, as those of `tfp_bfl.algorithms`.
       dataset: a name or a path; or data in memory (`data.read_own`): a `data.Source`, `data.Clients`, arrays
         (features, labels) or (features, labels, clients), or a table such as a pandas DataFrame, with the options
-        label and client_column as of a file.
+        label and client_column as of a file; or a function that returns such data, or {"train": ..., "test": ...}.
       test_data: a path, or a test set in memory in the form of the training data; a fifth of each class if None.
       config: a YAML file with options, such as the config.yaml of another run; those given here win.
       resume: the folder of an interrupted run. No other argument is accepted, except its model, rule, algorithm and
@@ -83,7 +83,9 @@ def run(
         start, name, parts, own = split_after(every)
         folder = pathlib.Path(output or after.free_folder(str(start), name))
         return Run(folder, after.find_posterior(str(start), folder, after_options(name, own), parts))
-    given = _given_data(dataset, test_data)
+    file = config or (resume and pathlib.Path(resume) / "config.yaml")
+    settings = {**(read_yaml(file) if file and callable(dataset) else {}), **options}
+    given = _given_data(dataset, test_data, settings)
     code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))._replace(data=given)
     console = Console(stderr=True, quiet=progress == "none")
     shown: dict[str, Any] = {"console": console, "progress": progress, "code": code, "on_round": on_round}
@@ -114,8 +116,11 @@ _keyword = functools.partial(Parameter, kind=Parameter.KEYWORD_ONLY)
 show(run, [_keyword(name, default=x.default, annotation=x.annotation) for name, x in fields().items()])
 
 
-def _given_data(dataset: object, test_data: object) -> GivenData | None:
-    """Return data in memory; None for a name or a path."""
+def _given_data(dataset: object, test_data: object, settings: dict[str, Any]) -> GivenData | None:
+    """Return data in memory, or those of a function, which gets the settings that it takes; None for a name or path."""
+    if callable(dataset):
+        check_no_test_data(test_data)
+        return made_by(dataset, settings)
     is_path = lambda x: isinstance(x, (str, os.PathLike))
     if test_data is not None and is_path(test_data) != (dataset is None or is_path(dataset)):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")

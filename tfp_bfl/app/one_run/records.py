@@ -12,7 +12,6 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app.one_run.client_scores import names_in
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import stated
@@ -50,6 +49,11 @@ _NUMBERS = (
     *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
     *("upload_mb", "download_mb", "pruned_weights"),
 )
+
+
+def names_in(clients: bfl.data.Clients) -> list[str]:
+    """Return the name that the rows give each of two clients or more; [] unless each has a different one."""
+    return list(clients.client_names) if clients.num_clients > 1 else []
 
 
 def is_done(folder: pathlib.Path) -> bool:

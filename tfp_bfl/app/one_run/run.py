@@ -57,10 +57,6 @@ def execute(
     The folder is `output`, or the configuration's, or else a new one under runs/. `progress` is of `progress.FORMS`,
     None for a bar in a terminal and lines elsewhere, on the console if there is one. `code` stands in the place of what
     the configuration names. `on_round` is called after each round with its metrics, by name.
-
-    Raises:
-      InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
-        left without any, or with fewer than the algorithm needs. Nothing has been written then.
     """
     output = output or config.output
     folder = free_folder(config, output) if output else None  # Its name without `output` needs TensorFlow.
@@ -81,10 +77,6 @@ def resume(
 
     Weights and metrics end as those of a run that was never stopped, bit for bit; times do not. Parts of the run that
     were given from Python are given again as `code`, those that are FILE.py:FUNCTION by their option in `named`.
-
-    Raises:
-      InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
-        another version of this library, or all damaged. Nothing has been changed then.
     """
     folder = pathlib.Path(folder)
     if not (folder / "config.yaml").is_file():

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 import threading
 import time
@@ -84,7 +85,7 @@ def free_folder(config: RunConfig, output: str | pathlib.Path | None) -> pathlib
         gaussian = not is_code and config.kind in choices.VARIATIONAL.forms()
         method = resolved(config, regression=False, weights=GAUSSIAN if gaussian else POINT).method
         name = "-".join([config.data_name, config.model_name, *([] if is_code else [str(config.kind)]), method, now])
-        output = pathlib.Path("runs") / name.replace("/", "-")
+        output = pathlib.Path("runs") / re.sub("[/:]", "-", name)
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
         raise InvalidArgument(

@@ -9,19 +9,23 @@ from __future__ import annotations
 import functools
 import re
 import textwrap
+import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
-from tfp_bfl.app.options.own_model import kind_of_value, load, parameters_of
+from tfp_bfl.app.options.own_model import check_trust, load, options_of, type_of
+from tfp_bfl.app.options.refusals import read_yaml
+from tfp_bfl.errors import InvalidArgument
 
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
 _ALGORITHM, _PARAMETERS = "--algorithm", "parameters of functions"
 _OF_CODE = "user-supplied functions"
 # What --vary and --space name.
+_FILE = re.compile(r"\.py(:|$)")
 _ROLE = re.compile(rf"(?:^|\s)({'|'.join(CODE)})=(\S+)")
 
 
@@ -76,20 +80,39 @@ def _parameters_in(args: Sequence[str], known: set[str]) -> list[click.Option]:
     The code is run where arguments hold an option that is not known, or ask for help.
     """
     given = {arg.partition("=")[0] for arg in args if arg.startswith("--")}
-    if not given - known or not any(".py:" in arg for arg in args):
+    if not given - known:
         return []
+    code = [*_code_in(args)]
+    if given - known != {"--help"} and (file := _value_of("--config", args)):
+        check_trust(read_yaml(file), dict(code), file)  # An option may be a parameter of its code.
     options: dict[str, click.Option] = {}
-    for role, value in _code_in(args):
+    for role, value in code:
         function = load(value, role)
-        for name, parameter in parameters_of(function).items():
-            flag, kind = f"--{name.replace('_', '-')}", kind_of_value(role, function, name)
-            if flag in known or kind is None:
+        for name, parameter in options_of(role, function).items():
+            flag, default = _flag(name), None if parameter.default is parameter.empty else parameter.default
+            if flag in known:
                 continue
-            default = parameter.default if parameter.default not in (parameter.empty, None) else ""
-            words = f"Parameter of the {role} function.{f'  [default: {default}]' if default != '' else ''}"
-            metavar = {int: "INTEGER", float: "NUMBER", bool: "BOOLEAN"}.get(kind, "TEXT")
-            options[flag] = click.Option([flag, name], metavar=metavar, help=words)
+            words = f"Parameter of the {role} function.{'' if default is None else f'  [default: {default}]'}"
+            try:
+                kind = type_of(role, function, name)
+                is_switch, metavar = kind is bool, _value_in_words(kind)
+            except InvalidArgument:  # Which is said of it where it is given.
+                options[flag] = click.Option([flag, name], hidden=True)
+                continue
+            if is_switch:
+                options[flag] = click.Option([_switch(name, default), name], is_flag=True, default=None, help=words)
+            else:
+                options[flag] = click.Option([flag, name], metavar=metavar, help=words)
     return list(options.values())
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _switch(name: str, default: object) -> str:
+    """Return the flags of an option that is true or false, with --no-NAME but where false is the default."""
+    return _flag(name) if default is False else f"{_flag(name)}/--no{_flag(name)[1:]}"
 
 
 def _code_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -97,22 +120,27 @@ def _code_in(args: Sequence[str]) -> Iterator[tuple[str, str]]:
     for before, arg in zip(("", *args), args):
         flag, equals, value = arg.partition("=")
         role = (flag if equals and arg.startswith("--") else before).lstrip("-")
-        if role in CODE and ".py:" in arg:
+        if role in CODE and _FILE.search(arg):
             yield role, value if equals and arg.startswith("--") else arg
         for named, values in _ROLE.findall(arg):
-            yield from ((named, x) for x in re.split("[,;]", values) if ".py:" in x)
+            yield from ((named, x) for x in re.split("[,;]", values) if _FILE.search(x))
 
 
 def _algorithm_in(args: Sequence[str]) -> str | None:
     """Return the algorithm that arguments name, if there is one of that name, else None."""
     from tfp_bfl.options.methods import ALGORITHMS, canonical
 
+    name = canonical(_value_of(_ALGORITHM, args))
+    return name if name in ALGORITHMS else None
+
+
+def _value_of(flag: str, args: Sequence[str]) -> str:
+    """Return the value of an option in arguments, "" for none."""
     for i, arg in enumerate(args):
-        flag, equals, value = arg.partition("=")
-        if flag == _ALGORITHM:
-            name = canonical(value if equals else "".join(args[i + 1 : i + 2]))
-            return name if name in ALGORITHMS else None
-    return None
+        name, equals, value = arg.partition("=")
+        if name == flag:
+            return value if equals else "".join(args[i + 1 : i + 2])
+    return ""
 
 
 def config_options(command: Any, without: Sequence[str] = ()) -> Any:
@@ -141,10 +169,10 @@ def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, s
     from tfp_bfl.options.methods import ALGORITHMS, POSTERIORS
 
     for name, field in reversed(fields.items()):
-        flag = f"--{name.replace('_', '-')}"
+        flag = _flag(name)
         if isinstance(field.default, bool):
-            both = f"{flag}/--no-{flag[2:]}" if field.default else flag
-            option = click.option(both, name, is_flag=True, default=None, help=field.description)
+            flags = _switch(name, field.default)
+            option = click.option(flags, name, is_flag=True, default=None, help=field.description)
         else:
             default, names = defaults[name], extra(field, "names")
             choices = [*ALGORITHMS, *POSTERIORS] if flag == _ALGORITHM else names.forms() if names else []
@@ -164,7 +192,7 @@ def _with_options(command: Any, fields: dict[str, Any], defaults: Mapping[str, s
     return command
 
 
-def code_options(command: Any) -> Any:
+def code_options(command: Any, purpose: str = "") -> Any:
     """Add the options that name the code of a run again, which the command gets as a mapping, `code`."""
 
     @functools.wraps(command)
@@ -173,7 +201,7 @@ def code_options(command: Any) -> Any:
         return command(*args, code=named, **given)
 
     for name in reversed(CODE):
-        words = f"The {name} of RUN where it is code, which is run."
+        words = f"The {name} of RUN where it is code, which is run{purpose}."
         with_code = click.option(f"--{name}", metavar="FILE.py:FUNCTION", help=words)(with_code)
     return with_code
 
@@ -184,6 +212,8 @@ def _completions(choices: Sequence[str], ctx: click.Context, parameter: click.Pa
 
 
 def _value_in_words(annotation: object) -> str:
-    """Return what an option takes: INTEGER, NUMBER or TEXT."""
+    """Return what an option takes: INTEGER, NUMBER, TEXT, or the choices of a Literal."""
+    if typing.get_origin(annotation) is Literal:
+        return "|".join(map(str, typing.get_args(annotation)))
     types = str(annotation)
     return "NUMBER" if "float" in types else "INTEGER" if "int" in types else "TEXT"

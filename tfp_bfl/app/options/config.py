@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from tfp_bfl import data
 from tfp_bfl.app.options.given_data import is_table, names_clients, recorded, with_defaults
-from tfp_bfl.app.options.own_model import NO_CODE, Code, Value, check_trust, names_code, split, trust
+from tfp_bfl.app.options.own_model import NO_CODE, Code, Value, check_trust, load, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
 from tfp_bfl.app.options.refusals import read_yaml as read_yaml
@@ -22,6 +22,7 @@ from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.names import canonical as canonical_name
 from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.errors import InvalidArgument, check_range, shown
+from tfp_bfl.files.code import code_name
 from tfp_bfl.files.tables import to_csv
 from tfp_bfl.options import choices, fits, methods
 from tfp_bfl.options.group import (
@@ -251,23 +252,24 @@ class RunConfig(NoTruthAsNumber):
 
     @property
     def data_name(self) -> str:
-        """The name of the dataset: of a path the name of the file without its suffix."""
+        """The name of the dataset: of a path the name of the file without its suffix, of code `code_name`."""
         given = recorded(self.dataset)
         if given:
             return given.name
-        is_file = names_code(self.dataset) or data.is_own(self.dataset)
-        return pathlib.Path(self.dataset).stem if is_file else self.dataset
+        if names_code(self.dataset):
+            return code_name(self.dataset)
+        return pathlib.Path(self.dataset).stem if data.is_own(self.dataset) else self.dataset
 
     @property
     def model_name(self) -> str:
-        """The name of the model: of a user-supplied model the name of the file without its suffix."""
-        return pathlib.Path(self.model).stem if names_code(self.model) else self.model
+        """The name of the model."""
+        return code_name(self.model)
 
     @property
     def method(self) -> str:
         """Return what distinguishes a run: its rule, or the algorithm where none can be chosen or none is given."""
         name = (self.rule if self.algorithm == "variational" else None) or self.algorithm
-        return pathlib.Path(name).stem if names_code(name) else name
+        return code_name(name)
 
     @property
     def is_personal(self) -> bool:
@@ -356,7 +358,12 @@ def make_config(
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
     algorithm = canonical(x) if isinstance(x := values.get("algorithm"), str) else "variational"
     is_option = lambda name: name in fields() and serves(name, algorithm)
-    values, parameters = split(values, fields(), is_option, runs_code, code)
+    for role in CODE:
+        if str(values.get(role)).endswith(".py"):
+            load(values[role], role)  # Which refuses a file without a function.
+    replaced = any(names_code(x := file_values.get(role)) and options.get(role, x) != x for role in CODE)
+    dropped = {*file_values} - {*options} if replaced else ()  # Some are parameters of code that is not used.
+    values, parameters = split(values, fields(), is_option, runs_code, code, dropped)
     if runs_code and names_code(values.get("dataset")):
         values = with_defaults(values, parameters)
     options_class, values = _of_algorithm(values)

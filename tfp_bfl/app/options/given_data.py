@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tfp_bfl import data
-from tfp_bfl.app.options.own_model import is_trusted, load, name_of, taken_by
+from tfp_bfl.app.options.own_model import GIVEN_DATA, is_trusted, load, taken_by, values_of
 from tfp_bfl.data.own import NAME
 from tfp_bfl.data.partition_names import GIVEN as GIVEN_PARTITION
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.files.code import called
+from tfp_bfl.files.code import called, name_of
 
-_GIVEN = "given: "
 # The data of a function last called.
 _NAMED = dict[Any, "GivenData"]()
 _RECORD = re.compile(
-    _GIVEN
+    GIVEN_DATA
     + r"(?P<kind>[^ ]+)( (?P<name>.*))? \[(?P<shape>[0-9, ]+)\](, (?P<clients>\d+) clients)?, "
     + r"sha256 (?P<digest>[0-9a-f]{64})"
 )
@@ -57,10 +56,14 @@ def is_table(dataset: object) -> bool:
 
 
 class GivenData:
-    """Data that a program gives, read once for each reading of its columns."""
+    """Data that a program gives, read once for each reading of its columns.
 
-    def __init__(self, train: object, test: object = None):
-        self._parts, self._read = (train, test), dict[Any, data.OwnData]()
+    Attributes:
+      function: that made them, with parameters that are options; None for data as such.
+    """
+
+    def __init__(self, train: object, test: object = None, function: Callable[..., Any] | None = None):
+        self._parts, self._read, self.function = (train, test), dict[Any, data.OwnData](), function
 
     def read(self, label: str, client: str | None, task: str) -> data.OwnData:
         """Return the training and the test data, and the clients that they name (`data.read_own`)."""
@@ -87,7 +90,7 @@ class GivenData:
         number = parts.train.num_examples + parts.test.num_examples
         clients = f", {parts.clients.num_clients} clients" if parts.clients else ""
         shape = [number, *parts.train.element_shape]
-        return f"{_GIVEN}{kind}{name} {shape}{clients}, sha256 {data.digest(parts)}"
+        return f"{GIVEN_DATA}{kind}{name} {shape}{clients}, sha256 {data.digest(parts)}"
 
 
 def named(value: str, parameters: Mapping[str, Any]) -> GivenData:
@@ -105,26 +108,38 @@ def named(value: str, parameters: Mapping[str, Any]) -> GivenData:
     file = pathlib.Path(value.rpartition(":")[0]).stat()
     key = value, file.st_mtime_ns, file.st_size, tuple(sorted(own.items()))
     if key not in _NAMED:
-        made = called(name_of("dataset", function), function, **own)
-        is_pair = isinstance(made, dict) and set(made) == {"train", "test"}
         _NAMED.clear()
-        _NAMED[key] = GivenData(made["train"], made["test"]) if is_pair else GivenData(made)
+        _NAMED[key] = made_by(function, own)
     return _NAMED[key]
+
+
+def made_by(function: Callable[..., Any], options: Mapping[str, Any]) -> GivenData:
+    """Return the data that a user's function makes with those of the options that are its parameters."""
+    own = values_of(options, {"dataset": function})
+    made = called(name_of("dataset", function), function, **own)
+    is_pair = isinstance(made, dict) and set(made) == {"train", "test"}
+    train, test = (made["train"], made["test"]) if is_pair else (made, None)
+    return GivenData(train, test, function)
 
 
 def with_defaults(values: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with the task, partition and model that follow from the data of FILE.py:FUNCTION."""
-    if values.get("test_data") is not None:
-        raise InvalidArgument(
-            'test_data belongs to files: let the dataset function return {"train": ..., "test": ...}, and leave '
-            "test_data out."
-        )
+    check_no_test_data(values.get("test_data"))
     given = named(values["dataset"], parameters)
     task = values.get("task") or given.task or "classification"
     parts = given.read(values.get("label") or "label", values.get("client_column"), task)
     of_clients = {"partition": GIVEN_PARTITION} if parts.clients is not None else {}
     of_tables = {"model": "mlp"} if len(parts.train.element_shape) == 1 else {}
     return {"task": task, **of_clients, **of_tables, **values}
+
+
+def check_no_test_data(test_data: object) -> None:
+    """Raise InvalidArgument for test data beside a function, which makes them."""
+    if test_data is not None:
+        raise InvalidArgument(
+            'test_data belongs to files: let the dataset function return {"train": ..., "test": ...}, and leave '
+            "test_data out."
+        )
 
 
 def read_given(given: GivenData | None, dataset: str, label: str, client: str | None, task: str) -> data.OwnData:
@@ -146,4 +161,4 @@ def read_given(given: GivenData | None, dataset: str, label: str, client: str | 
 
 def _in_words(dataset: str) -> str:
     """Return kind and shape of a record."""
-    return dataset.removeprefix(_GIVEN).partition(", sha256")[0]
+    return dataset.removeprefix(GIVEN_DATA).partition(", sha256")[0]

@@ -5,10 +5,12 @@ Parameters of these functions are options: given, swept and tuned as those of th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Union
 
@@ -19,11 +21,14 @@ from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
 from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.code import GIVEN as GIVEN
-from tfp_bfl.files.code import called, function_of, made_by
+from tfp_bfl.files.code import called, check_complete, function_of, is_of_library, made_by, name_of
 from tfp_bfl.files.code import names_code as names_code
+from tfp_bfl.options.methods import OWN, argument_names
 
 # Options that take FILE.py:FUNCTION.
 OPTIONS = ("model", "rule", "algorithm", "dataset")
+# Begins what stands for data that were given in Python.
+GIVEN_DATA = f"{GIVEN}: "
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _TRUSTED = set[str]()
 
@@ -49,6 +54,8 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
             f"The {option} of this run was given in Python: use bfl.run(resume=..., {option}=...), or, where "
             f"a command takes --{option} FILE.py:FUNCTION, name a file with it."
         )
+    if value.endswith(".py"):
+        raise InvalidArgument(f"{option} is the file {path_name(value)} without a function: give {value}:FUNCTION.")
     return function_of(value, f"--{option} FILE.py:FUNCTION")
 
 
@@ -77,7 +84,10 @@ def model_fn(
     arguments = {**{name: x for name, x in offered.items() if name in taken}, **given}
     if rate is not None and not takes_all(function):
         del arguments["dropout_rate"]
-    build_keras_2 = models.as_model_fn(function if is_model(function) else functools.partial(function, **arguments))
+    if not is_model(function):
+        check_complete(what, function, **arguments)
+        function = functools.partial(function, **arguments)
+    build_keras_2 = models.as_model_fn(function)
     model = called(what, build_keras_2)
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
@@ -127,21 +137,26 @@ def rule_of(given: Any, value: str | None, parameters: Mapping[str, Any] = NOTHI
     if isinstance(given, known):
         return given
     function = given if given is not None else load(str(value), "rule")
-    own = functools.partial(function, **taken_by(function, parameters))
-    functools.update_wrapper(own, function)
-    return made_by(own, "rule", known, "a rules.Rule or a rules.GatherRule")
+    return made_by(function, "rule", known, "a rules.Rule or a rules.GatherRule", **taken_by(function, parameters))
 
 
-def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
-    """Return the process that a user's algorithm builds: it must take what the user chose, and of the other options, if
-    they are not None, it gets those that it takes.
+def process_of(
+    function: Callable[..., Any],
+    model_fn: object,
+    chosen: dict[str, Any],
+    others: dict[str, Any],
+    names: Mapping[str, str],
+) -> Any:
+    """Return the process that a user's algorithm builds: it must take what the user chose, and gets of the other
+    arguments those that it takes and that are not None. `names` is argument -> option.
     """
     from tfp_bfl.federated.process import BayesianProcess
 
-    what, parameters = name_of("algorithm", function), parameters_of(function)
+    what, parameters = name_of("algorithm", function), inspect.signature(function).parameters
     for name in chosen:
         if not (takes_all(function) or name in parameters):
-            raise InvalidArgument(f"{what} takes no {name}, which is given: leave it out, or let it take {name}.")
+            option = names.get(name, name)
+            raise InvalidArgument(f"{what} takes no {option}, which is given: leave it out, or let it take {name}.")
     taken = {name: x for name, x in others.items() if x is not None and (takes_all(function) or name in parameters)}
     process = called(what, function, model_fn, **{**taken, **chosen})
     if type(process) is not BayesianProcess:
@@ -154,26 +169,35 @@ def process_of(function: Callable[..., Any], model_fn: object, chosen: dict[str,
 def functions_of(values: Mapping[str, Any], code: Code = NO_CODE) -> Functions:
     """Return the functions of a run by their roles; the code of files is run."""
     given = {name: getattr(code, name) for name in ("model", "rule", "algorithm") if callable(getattr(code, name))}
+    if function := getattr(code.data, "function", None):
+        given["dataset"] = function
     named = {name: str(x) for name in OPTIONS if names_code(x := values.get(name)) and x != GIVEN}
     return {**{name: load(x, name) for name, x in named.items()}, **given}
 
 
 def split(
-    values: Mapping[str, Any], known: Mapping[str, Any], is_option: Callable[[str], bool], runs_code: bool, code: Code
+    values: Mapping[str, Any],
+    known: Mapping[str, Any],
+    is_option: Callable[[str], bool],
+    runs_code: bool,
+    code: Code,
+    dropped: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of a run, and those that are parameters of its functions."""
-    others, found = {name: x for name, x in values.items() if not is_option(name)}, dict[str, Any]()
-    if not any(names_code(values.get(role)) for role in OPTIONS):
-        for name in others:
-            lookup(known, name, "option")
-    elif others and runs_code:
-        functions = functions_of(values, code)
-        found = values_of(others, functions)
-        for name in [name for name in others if name not in found]:
-            lookup({**known, **names_of(functions)}, name, "option")
-    else:  # A record, of parameters that were found before.
+    """Return the options of a run, and those that are parameters of its functions; `dropped` if they are neither."""
+    others = {name: x for name, x in values.items() if not is_option(name)}
+    functions = functions_of(values, code) if runs_code else {}
+    here = {**code._asdict(), "dataset": code.data, **functions}
+    coded = (role for role in OPTIONS if names_code(x := values.get(role)) or str(x).startswith(GIVEN_DATA))
+    if any(here[role] is None for role in coded):  # A record, of parameters that were found before.
         default = lambda name: known[name].default if name in known else None
         found = {name: x for name, x in others.items() if name not in known or x not in (default(name), None)}
+    else:
+        found = values_of(others, functions)
+        every = {**known, **names_of(functions)}
+        for name in (name for name in others if name not in dropped):
+            lookup(every, name, "option")
+        found = {**defaults_of(functions, is_option), **found}
+        values = {name: x for name, x in values.items() if name in every or name not in dropped}
     return {name: x for name, x in values.items() if name not in found}, found
 
 
@@ -209,6 +233,11 @@ Value = str | int | float | bool | None
 # Role of a function (model, rule, algorithm, dataset) -> the function.
 Functions = Mapping[str, Callable[..., Any]]
 _PLAIN = (bool, int, float, str)
+# Parameters that a run gives by itself, whatever its options are.
+_SUPPLIED = {
+    "model": ("input_shape", "num_classes"),
+    "algorithm": ("model_fn", "element_spec", "likelihood", "secure_sums", *argument_names(OWN).values()),
+}
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
@@ -231,22 +260,42 @@ def is_model(function: object) -> bool:
 
 
 def takes_all(function: Any) -> bool:
-    """Return whether a function has `**options`."""
-    return not is_model(function) and any(x.kind is x.VAR_KEYWORD for x in _signature(function).parameters.values())
+    """Return whether a function has `**options`, of whatever names."""
+    parameters = {} if is_model(function) else inspect.signature(function).parameters
+    return any(x.kind is x.VAR_KEYWORD for x in parameters.values())
 
 
-def name_of(role: str, function: object) -> str:
-    """Return how an error names a user's function."""
-    return f"The {role} function {getattr(function, '__name__', shown(function))!r}"
+def options_of(role: str, function: object) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function that can be options: those that the run does not give by itself."""
+    found = parameters_of(function)
+    first = next(iter(found), "") if role == "algorithm" else ""
+    return {name: x for name, x in found.items() if name not in (first, *_SUPPLIED.get(role, ()))}
 
 
-def type_of(role: str, function: object, name: str) -> Any:
+def defaults_of(functions: Functions, is_option: Callable[[str], bool]) -> dict[str, Value]:
+    """Return the defaults of parameters that can be options and that one function alone has, besides `is_option`.
+
+    Raises:
+      InvalidArgument: a default is that of an option, and the annotation is of no option.
+    """
+    found: dict[str, Value] = {}
+    for role, function in functions.items():
+        others = {name for other, x in functions.items() if other != role for name in parameters_of(x)}
+        for name, parameter in {} if is_of_library(function) else options_of(role, function).items():
+            if type(parameter.default) in _PLAIN and not is_option(name):
+                type_of(role, function, name)
+                found |= {} if name in others else {name: parameter.default}
+    return found
+
+
+def type_of(role: str, function: Any, name: str) -> Any:
     """Return the type of a parameter, by its annotation or its default."""
     parameter = parameters_of(function)[name]
-    try:
-        annotation = typing.get_type_hints(function).get(name, parameter.annotation)
-    except Exception:  # A name in an annotation that is known to type checkers alone.
-        annotation = parameter.annotation
+    annotation: Any = parameter.annotation
+    if isinstance(annotation, str):
+        with contextlib.suppress(Exception):  # A name that is known to type checkers alone, or to nobody.
+            alone = types.SimpleNamespace(__annotations__={name: annotation})
+            annotation = typing.get_type_hints(alone, getattr(inspect.unwrap(function), "__globals__", {}))[name]
     if annotation in (parameter.empty, Any):
         annotation = type(parameter.default)
     parts = [x for x in _alternatives(annotation) if x is not type(None)]
@@ -254,7 +303,7 @@ def type_of(role: str, function: object, name: str) -> Any:
         has = "no annotation" if annotation in (type, type(None)) else f"the annotation {_in_words(annotation)}"
         raise InvalidArgument(
             f"{name_of(role, function)} has {has} for {name}, but an option must be a bool, int, float, str or "
-            "Literal of these: annotate it so, or leave the option out."
+            "Literal of these: annotate it so."
         )
     return annotation
 
@@ -287,7 +336,7 @@ def values_of(given: Mapping[str, Any], functions: Functions) -> dict[str, Value
     """Return the values of options that are parameters of the user's functions; others are left out."""
     found: dict[str, Value] = {}
     for name, value in given.items():
-        roles = [role for role, function in functions.items() if name in parameters_of(function)]
+        roles = [role for role, function in functions.items() if name in options_of(role, function)]
         if len(roles) > 1:
             raise InvalidArgument(
                 f"{name} is a parameter of the {roles[0]} and of the {roles[1]}: rename one of these parameters."
@@ -311,21 +360,11 @@ def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[s
         for name in set(given) & set(parameters_of(function)):
             if not reaches(role, name):
                 raise InvalidArgument(
-                    f"{name} is an option of the run and a parameter of the {role} function "
-                    f"{getattr(function, '__name__', shown(function))!r}, which does not receive it: rename the "
-                    "parameter."
+                    f"{name_of(role, function)} has the parameter {name}, but does not receive the run's option of "
+                    "that name: rename the parameter."
                 )
 
 
 def names_of(functions: Functions) -> dict[str, None]:
     """Return the names of all parameters, for suggestions."""
-    return {name: None for function in functions.values() for name in parameters_of(function)}
-
-
-def kind_of_value(role: str, function: object, name: str) -> type | None:
-    """Return the type of a parameter's values in the help of a command; None where it can be no option."""
-    try:
-        parts = [x for x in _alternatives(type_of(role, function, name)) if x is not type(None)]
-    except InvalidArgument:
-        return None
-    return parts[0] if parts[0] in _PLAIN else str
+    return {name: None for role, function in functions.items() for name in options_of(role, function)}

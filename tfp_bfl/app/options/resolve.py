@@ -102,8 +102,9 @@ def stated(config: RunConfig, weights: str | None, trained: Mapping[str, Any]) -
     if weights is None:
         return recorded
     unused = set(_unused(config, weights))
-    if names_code(config.model):  # Which defaults the function took, only its code says.
-        unused |= {*_OF_MODEL} - {*config.given(_OF_MODEL)}
+    if names_code(config.model):  # Which defaults the function took, the model that it built says.
+        of_model = {*_OF_MODEL} - {*config.given(_OF_MODEL), *method_of(config.algorithm).of_recipe}
+        recorded = {name: x for name, x in recorded.items() if name not in of_model}
     is_own = method_of(config.algorithm) is OWN
     kept = {name for name, x in recorded.items() if (names_code(x) if is_own else x is not None)}
     recorded |= {name: x for name, x in trained.items() if name not in {*kept, *config.parameters}}

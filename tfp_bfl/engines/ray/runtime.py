@@ -168,10 +168,6 @@ class Tasks(NamedTuple):
         """Return the results of tasks, each started by a call; repeat tasks of a lost machine on another.
 
         Ray itself does not notice when the machine of a task that runs is cut off: it would wait for ever.
-
-        Raises:
-          ComputationError: an operation of a client's work raised.
-          WorkerError: there is no machine left, or a task's process ended each time.
         """
         ray, results = self.runtime.ray, dict[int, Any]()
         tries = {ask(): i for i, ask in enumerate(asked)}

@@ -71,11 +71,8 @@ class Worker:
     ) -> "Worker":
         """Start a worker, of `binary` or the one that TFF brings, and wait until it answers.
 
-        Other arguments are those of `local_workers`; None leaves numbers of threads to TensorFlow.
-
-        Raises:
-          MissingDependency: TFF can't be imported.
-          WorkerError: it ended or did not answer in time, with the end of its log.
+        Other arguments are those of `local_workers`; None leaves numbers of threads to TensorFlow. The WorkerError of
+        one that ended or did not answer in time has the end of its log.
         """
         binary = binary or worker_path()
         if not os.access(binary, os.X_OK):

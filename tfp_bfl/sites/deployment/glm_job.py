@@ -12,7 +12,6 @@ import numpy as np
 import pydantic
 
 from tfp_bfl.data.agreement import TableOptions
-from tfp_bfl.data.cells import DATE_UNITS
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
@@ -23,6 +22,7 @@ from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import PARTS
 from tfp_bfl.sites.arrays import Arrays
 from tfp_bfl.sites.masks import KEY_BYTES
+from tfp_bfl.sites.schema import parse_options
 
 # Key of the options of such a job; the name by which party.yaml allows it among the algorithms.
 GLM = "glm"
@@ -56,30 +56,21 @@ class Revision(pydantic.BaseModel):
 
 
 class GlmJob(pydantic.BaseModel):
-    """The options of a linear model over sites, as of `tfp-bfl glm`; those of the fit are in `model`."""
+    """The options of a linear model over sites, as of `tfp-bfl glm`; of the fit in `model`, of reading in `table`."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     outcome: str
     model: Model
+    table: TableOptions
     event: str | None = None
     event_value: list[str] = []
     exposure: str | None = None
-    only: list[str] = []
-    drop: list[str] = []
-    categorical: list[str] = []
-    date_unit: str | None = None
     missing: str = "drop"
     level: float = 0.95
     revise: Revision | None = None
 
-    _names = pydantic.field_validator("only", "drop", "categorical")(lambda names: list(as_names(names)))
     _random = pydantic.field_validator("model")(lambda model: model._replace(random=list(as_names(model.random))))
-
-    @property
-    def table(self) -> TableOptions:
-        """The options of reading tables."""
-        return TableOptions(tuple(self.drop), tuple(self.only), tuple(self.categorical), self.date_unit)
 
     @property
     def columns(self) -> Outcome:
@@ -89,21 +80,20 @@ class GlmJob(pydantic.BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         """The options by which `make_glm_job` makes this job."""
-        return {**self.model_dump(exclude={"model"}), **{name: getattr(self.model, name) for name in _OF_FIT}}
+        of_fit = {name: getattr(self.model, name) for name in _OF_FIT}
+        return {**self.model_dump(exclude={"model", "table"}), **of_fit, **self.table._asdict()}
 
 
 def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -> GlmJob:
     """Check the options of a job, as JSON, and return them; the sites `without` are not asked."""
     try:
-        of_fit = {name: options[name] for name in _OF_FIT if name in options}
-        rest = {name: x for name, x in options.items() if name not in of_fit}
-        job = GlmJob(model=Model(**{"family": "gaussian", **of_fit}), **rest)
+        of_fit, of_table = ({x: options[x] for x in names if x in options} for names in (_OF_FIT, TableOptions._fields))
+        rest = {name: x for name, x in options.items() if name not in (*of_fit, *of_table)}
+        job = GlmJob(model=Model(**{"family": "gaussian", **of_fit}), table=parse_options(of_table), **rest)
         model, family = job.model, job.model.family
     except (TypeError, pydantic.ValidationError):
         raise InvalidArgument("The options of the linear model do not have the required form.") from None
     lookup(MISSING, job.missing, "way with empty cells")
-    if job.date_unit is not None:
-        lookup(DATE_UNITS, job.date_unit, "unit of dates")
     model.check()
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")

@@ -164,8 +164,8 @@ def serve_glm(options: Mapping[str, Any], run: Submission) -> None:
     if job.revise is not None:  # The sums of the earlier fit are no site's business.
         asked, shared = [*job.revise.add, *job.revise.remove], {"clients": job.revise.record.get("clients", [])}
         how["options"]["revise"] = {"record": shared, "add": job.revise.add, "remove": job.revise.remove}
-    reserved = [*job.columns.reserved, *job.drop]
-    check = lambda site, summary: check_description(site, summary, reserved, job.only)
+    reserved = [*job.columns.reserved, *job.table.drop]
+    check = lambda site, summary: check_description(site, summary, reserved, job.table.only)
     attendance = gather(run.channel, run.expelled, {"step": "describe", **how}, check, TALK, asked)
     run.folder.mkdir(parents=True, exist_ok=True)
     if job.revise is not None:
@@ -220,7 +220,7 @@ def _revise(
     try:
         posterior = report.from_json(record)
         columns = tuple(AgreedColumn(str(n), str(kind), tuple(levels)) for n, kind, levels in record["columns"])
-        plan = AgreedColumns(columns, tuple(record["events_of"]), (), job.date_unit)
+        plan = AgreedColumns(columns, tuple(record["events_of"]), (), job.table.date_unit)
         encoding = Encoding(*(tuple(record["encoding"][part]) for part in Encoding._fields))
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The record of the fit does not have the form of posterior.json.") from None

@@ -91,7 +91,7 @@ class GlmSite(member.Member):
         file = read_file(self._folder)
         job = self._allowed(file, options, secure_sums)
         with withholding("table"):
-            table, where = self._table(file, job.categorical)
+            table, where = self._table(file, job.table.categorical)
         member.check_number(table.num_rows, file.min_rows)
         with withholding("table"):
             summary = {**describe(table, job.columns, where, job.table), "version": bfl.__version__}
@@ -114,7 +114,7 @@ class GlmSite(member.Member):
             raise InvalidArgument("Its sums with masks are of two sites or more.")
         self._run, self._number, self._most = run, int(number), file.max_rounds
         columns = tuple(AgreedColumn(*column) for column in content.columns)
-        self._plan = AgreedColumns(columns, content.events, (), self._job.date_unit)
+        self._plan = AgreedColumns(columns, content.events, (), self._job.table.date_unit)
         self._digest = member.digest_of_job(job)
         self._masks, offers = bytes.fromhex(self._digest), content.offers if self._secure_sums else None
         self._shared = self._keys(self._memory, self._number, content.sites, offers)

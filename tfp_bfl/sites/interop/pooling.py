@@ -17,7 +17,7 @@ from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.names import canonical, natural
 from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.federated.description import settings_of
-from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_norm
+from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_norm, spoilt
 from tfp_bfl.federated.local import as_arrays
 from tfp_bfl.federated.round import Contribution, make_round
 from tfp_bfl.files import Path
@@ -199,6 +199,7 @@ class Server:
         state = state._replace(federation=state.federation._replace(num_clients=np.int32(known)))
         self._by_size = weighting == "train_size"
         self._max_examples = None if max_examples is None else check_count(max_examples, "max_examples")
+        self._suspects = whole.name, self._step.name, max_magnitude
         words = settings_of(rule=whole, step=self._step, limits=limits)
         settings = whole.name, self._step.name, words, weighting, robust, known, seed, self._max_examples
         self._store = None if folder is None else Store(folder, self._round, state, settings)
@@ -253,11 +254,8 @@ class Server:
                 change[clients[number]] = float(size)
         if not change:
             self._refuse(faulty)
-        if not all(np.isfinite(x).all() for x in tf.nest.flatten((after.weights, after.step))):
-            raise Error(
-                f"The server's weights are not finite after round {self.round + 1}, by its step {self._step.name}: "
-                "take a smaller step, at the server or the clients; the state is unchanged."
-            )
+        if wrong := spoilt(after, *self._suspects):
+            raise Error(f"{wrong}; the state is unchanged.")
         if self._store is not None:
             self._store.write(after)
         self._state = after
