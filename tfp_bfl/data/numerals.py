@@ -191,7 +191,10 @@ def _cell(text: str) -> tuple[str, str, str]:
 
 
 def doubts(categories: np.ndarray, name: str, declared: bool = False) -> list[str]:
-    """Return sentences on a category with cells that look like numbers, unless declared, or like missing values."""
+    """Return sentences on a column that became a category though cells look like numbers, or like missing values.
+
+    Cells of a column that was declared a category may look like numbers.
+    """
     found, counts = np.unique(categories[categories != ""].astype(str), return_counts=True)
     values = found.tolist()
     kinds = [_cell(x)[0] for x in values]

@@ -168,7 +168,7 @@ def check_draws(info: bfl.export.Info, given: Mapping[str, int | None]) -> None:
 
 
 class Sets(NamedTuple):
-    """The client that each row, or the folder of each image, names [N], and the limit of that client's sets [N]."""
+    """The client that each row, or the folder of an image, names [N], and the limit of its prediction sets [N]."""
 
     clients: np.ndarray
     limits: np.ndarray
