@@ -255,9 +255,7 @@ def _split(path: object, reading: Reading, test: object) -> tuple[list[Examples]
         checked = [checked_targets(part.labels, len(part.features)) for part in parts]
         target, _ = standardised_target(reading.label, checked[0], checked[0])
         if not target.stddev and not is_part:
-            raise InvalidArgument(
-                f"{labels_are} are {checked[0][0]:g} in all training rows: there is nothing to predict."
-            )
+            raise InvalidArgument(f"{labels_are} are {checked[0][0]:g} in all training rows: nothing is to predict.")
         scaled_to = (standardised_target(reading.label, checked[0], y)[1] for y in checked)
         parts = [part._replace(labels=labels) for part, labels in zip(parts, scaled_to)]
     return parts, target

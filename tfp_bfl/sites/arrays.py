@@ -31,7 +31,7 @@ class ByRound(Protocol[T]):
         """Return whether something is kept."""
 
     def __getitem__(self, number: int, /) -> T:
-        """Return what is kept."""
+        """Return the value of a number of rounds."""
 
     def __setitem__(self, number: int, kept: T, /) -> None:
         """Keep something, in the place of what was kept before."""

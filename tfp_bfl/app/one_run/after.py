@@ -1,4 +1,4 @@
-"""What is made of a complete run without training: a posterior at its weights, other clients, the model of a client."""
+"""Results of a complete run without training: a posterior at its weights, other clients, the model of a client."""
 
 from __future__ import annotations
 
