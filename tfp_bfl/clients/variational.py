@@ -86,10 +86,6 @@ def variational(
         over means and point weights.
       example_privacy: that little is said of any one example, by clipping and noise, which is as secret as the client's
         seed: a run's in a simulation, its own of a site. Losses are then 0.
-
-    Returns:
-      Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
-      the server's message, one client's examples (features [N, ...], labels [N]) and a seed [2] int32.
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     local_epochs, batch_size = checked(passes)

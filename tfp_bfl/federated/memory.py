@@ -1,4 +1,4 @@
-"""The values that clients keep over rounds, and the statistics that they send beside their weights, pooled as point weights are.
+"""Values that clients keep over rounds, and statistics beside their weights, pooled as point weights are.
 
 A rule sees extra statistics as more point weights, around an anchor of zeros. Its mean is their mean by weight, and
 whatever guards point weights guards them: robust aggregation, clipping, privacy, whole numbers for secure sums.

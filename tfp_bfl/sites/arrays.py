@@ -25,7 +25,7 @@ NO_ANSWER = "it did not answer in time"
 
 
 class ByRound(Protocol[T]):
-    """What a site keeps of its rounds, by the number of rounds done, such as a dictionary."""
+    """Hold what a site keeps of its rounds, by the number of rounds done, such as a dictionary."""
 
     def __contains__(self, number: object, /) -> bool:
         """Return whether something is kept."""

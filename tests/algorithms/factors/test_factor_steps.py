@@ -103,5 +103,5 @@ def test_momentum_of_earlier_rounds():
 
 @pytest.mark.parametrize("inference", ["curvature", "backprop"])
 def test_only_natural_gradients_have_a_momentum_to_keep(inference):
-    with pytest.raises(InvalidArgument, match="keep_momentum is an option of natural gradients"):
+    with pytest.raises(InvalidArgument, match="keep_momentum needs inference"):
         factors(model_fn, inference=inference, keep_momentum=True)

@@ -95,10 +95,7 @@ def stochastic_gradient(
       likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       count_bits: report `upload_bits`, which XLA can't.
 
-    Returns:
-      Client work that sends a `GRADIENT` [D], or a `SCALED_GRADIENT`.
-
-    Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
+    It sends a `GRADIENT` [D], or a `SCALED_GRADIENT`. Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """
     model_fn = as_model_fn(model_fn)
     lookup(ESTIMATORS, estimator, "estimator")

@@ -102,8 +102,7 @@ def factors(
       empty: t_k = 1 for all at first, whatever the server's first posterior, which only q_k may then follow: not with
         `send_site`, as q would keep it for ever.
 
-    Returns:
-      Client work that keeps its `Factor`; with keep_momentum a `MovingFactor`.
+    It keeps its `Factor`; with keep_momentum a `MovingFactor`.
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
     IVON-ADMM; its v_k is -t_k.
@@ -116,10 +115,7 @@ def factors(
     if empty and send_site:
         raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
     if keep_momentum and inference not in NATURAL:
-        raise InvalidArgument(
-            f"keep_momentum is an option of natural gradients, and inference is {inference!r}: leave it out, or use "
-            "inference 'natural' or 'ivon'."
-        )
+        raise InvalidArgument(f"keep_momentum needs inference 'natural' or 'ivon', not {inference!r}: leave it out.")
     step_damping = FACTORS_DAMPING if step_damping is None and inference == "natural" else step_damping
     of_steps: Any = {"noise": noise, "decay": decay, "step_damping": step_damping}
     update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, **of_steps)

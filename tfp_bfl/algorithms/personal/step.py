@@ -79,13 +79,9 @@ def personal(
     """
     check_number(clip_norm, "clip_norm")
     if absent_decay and isinstance(variances.initialize(1, 0).rows, tuple):
-        raise InvalidArgument(
-            f"absent_decay is of the parameters of each client, and {variances.name} has none: leave it out."
-        )
+        raise InvalidArgument(f"absent_decay is of clients' parameters, and {variances.name} has none: leave it out.")
     if not capped and not variances.learned:
-        raise InvalidArgument(
-            f"capped=False (--uncapped) is of learned variances, and {variances.name} learns none: leave it out."
-        )
+        raise InvalidArgument(f"capped=False (--uncapped) needs learned variances, and {variances.name} learns none.")
     chosen = optimizer or server_optimizer("sgd", 1.0)
     of_all, of_each = shared or Learning(0.9, 0.6), rows or Learning(0.9, 0.3)
     each, trained = tf.nest.map_structure, lambda weights: (weights.posterior.mean, weights.point)

@@ -85,17 +85,13 @@ def swag(
       collect_every: steps between two collected iterates; None for one an epoch.
       max_columns: of the deviations that are kept, the last ones: K.
       min_variance: floor of Sigma_diag.
-      batch_size: examples in a step.
-      learning_rate: constant, and high, so that the iterates spread.
-      momentum: of the steps, at least 0 and below 1.
+      batch_size, learning_rate, momentum: of the steps; a constant rate that is high, so that the iterates spread.
       weight_decay: the gradient of weight_decay ||theta||^2 / 2, a prior N(0, 1 / (N_k weight_decay)): the product of
         several clients holds it several times.
       curvature: what the data leave open widens the posterior too, for one more pass over them.
       likelihood: of the labels (`clients.LIKELIHOODS`).
 
-    Returns:
-      Client work as of `tfp_bfl.clients.variational`. Its result is a `ClientPosterior` with a `LowRank` over the last
-      layer's weights or all of them.
+    It sends a `ClientPosterior` with a `LowRank` over the last layer's weights or all of them.
 
     Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG. Departure: a prior, a burn-in
     or curvature (MacKay 1992, Laplace's approximation) can be given.
@@ -105,13 +101,10 @@ def swag(
     burn_in_epochs = local_epochs // 2 if burn_in_epochs is None else check_count(burn_in_epochs, "burn_in_epochs", 0)
     check_count(max_columns, "max_columns", 2)
     check_numbers(min_variance=min_variance, learning_rate=learning_rate)
-    if collect_every is not None:
-        check_count(collect_every, "collect_every")
+    check_count(1 if collect_every is None else collect_every, "collect_every")
     if local_epochs - burn_in_epochs < (2 if collect_every is None else 1):
-        raise InvalidArgument(
-            f"SWAG needs at least two columns, but of {local_epochs} local epochs {burn_in_epochs} are burn-in: ask "
-            "for more local epochs, or for fewer of burn-in."
-        )
+        few = f"of {local_epochs} local epochs {burn_in_epochs} are burn-in"
+        raise InvalidArgument(f"SWAG needs at least two columns, but {few}: ask for more epochs, or less burn-in.")
     check_number(weight_decay, "weight_decay", zero=True)
     if check_number(momentum, "momentum", zero=True) >= 1:
         raise InvalidArgument(f"momentum is {shown(momentum)}, but must be at least 0 and below 1.")
