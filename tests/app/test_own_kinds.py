@@ -27,6 +27,10 @@ def bayesian(input_shape, num_classes):
 def points(input_shape, num_classes):
     dense = tf.keras.layers.Dense
     return tf.keras.Sequential([tf.keras.Input(input_shape), dense(4, activation="relu"), dense(num_classes)])
+
+def masked(input_shape, num_classes):
+    layers = [tf.keras.layers.Dense(4, activation="relu"), bfl.layers.MCDropout(0.7), tf.keras.layers.Dense(num_classes)]
+    return tf.keras.Sequential([tf.keras.Input(input_shape), *layers])
 """
 
 
@@ -83,6 +87,19 @@ def test_the_options_of_the_model_that_trained_are_stated(kinds, name, options, 
     found = resolve.stated(job.config, job.weights, job.process.settings)
     names = ("dropout_rate", "prior_stddev", "initial_stddev", "min_stddev")
     assert {x: found[x] for x in names if x in found} == wanted
+
+
+@pytest.mark.parametrize(("options", "rate"), [({}, 0.7), ({"kind": "mc_dropout", "dropout_rate": 0.2}, 0.2)])
+def test_an_option_with_the_value_of_a_default_is_given_too(kinds, options, rate, tmp_path):
+    """The record holds what was given, so that it gives the same model again."""
+    rates = lambda job: {x.rate for x in job.process.model_fn().layers if isinstance(x, bfl.layers.MCDropout)}
+    job = job_of(kinds, "masked", **options)
+    assert rates(job) == {rate}
+    assert job.config.recorded().get("dropout_rate") == options.get("dropout_rate")
+    (tmp_path / "config.yaml").write_text(job.config.record())
+    model = {"model": f"{kinds}:masked"}
+    again = prepare(make_config(tmp_path / "config.yaml", model), None, own_model.NO_CODE)
+    assert rates(again) == {rate} and again.config.record() == job.config.record()
 
 
 def test_a_model_in_place_of_a_function(kinds):

@@ -10,7 +10,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.records import num_samples
 from tfp_bfl.app.options import own_model
-from tfp_bfl.app.options.config import RunConfig, class_of
+from tfp_bfl.app.options.config import OF_A_MODEL, RunConfig, class_of
 from tfp_bfl.app.options.own_model import NO_CODE, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
@@ -29,10 +29,7 @@ _PARTS = {
 }
 _PATHS = ("data_dir", "test_data")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
-_OF_A_MODEL = (
-    *("model", "normalization", "width", "variational_initializer", "output_dropout", "variational_layers"),
-    *("parametrization", "precision", *_OF_ANY_MODEL),
-)
+_OF_A_MODEL = ("model", "kind", "seed", *OF_A_MODEL)
 
 
 def model_fn(
@@ -66,8 +63,7 @@ def _user_model_fn(
 ) -> Callable[[], keras.Model]:
     """Build the model of a user's function, which must take the options of models that were given."""
     method = method_of(config.algorithm)
-    of_model = [name for name in _OF_A_MODEL if name not in ("model", "kind", "seed", *method.of_recipe)]
-    given = config.given(of_model)
+    given = config.given(name for name in OF_A_MODEL if name not in method.of_recipe)
     default = method.defaults.get("kind", "flipout")
     return own_model.model_fn(
         function,

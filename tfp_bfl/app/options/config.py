@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pydantic
@@ -44,6 +44,13 @@ MOST_LETTERS = 4096
 def names_in(value: str | None) -> tuple[str, ...]:
     """Return the names in a list separated by commas, quoted where they hold one."""
     return tuple(next(csv.reader([value]), [])) if value else ()
+
+
+# Options of models beside their kind, of which a user's model takes those that are given.
+OF_A_MODEL = (
+    *("normalization", "width", "variational_initializer", "output_dropout", "variational_layers", "parametrization"),
+    *("precision", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate"),
+)
 
 
 class RunConfig(NoTruthAsNumber):
@@ -181,6 +188,7 @@ class RunConfig(NoTruthAsNumber):
     tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
     output: str | None = option(None, "New run folder; runs/NAME-TIME by default.")
     _parameters: Mapping[str, Value] = pydantic.PrivateAttr({})
+    _chosen: Collection[str] = pydantic.PrivateAttr(())
 
     @property
     def parameters(self) -> Mapping[str, Value]:
@@ -295,15 +303,21 @@ class RunConfig(NoTruthAsNumber):
         return self.schedule or ("exponential" if self.learning_rate_decay else method_of(self.algorithm).schedule)
 
     def recorded(self) -> dict[str, Any]:
-        """Return all that decides the result: without the folder."""
-        return {**{name: value for name, value in self if name != "output"}, **self.parameters}
+        """Return all that decides the result: without the folder, and without defaults that a user's model replaces."""
+        aside = {"output"}
+        if names_code(self.model):
+            aside |= {*OF_A_MODEL} - {*self.given(OF_A_MODEL), *method_of(self.algorithm).of_recipe}
+        return {**{name: value for name, value in self if name not in aside}, **self.parameters}
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return those of the named options with another value than their default under this algorithm."""
+        """Return those of the named options with another value than their default under this algorithm; and of those of
+        a user's model, whose defaults are its own, the ones that were given.
+        """
         defaults = method_of(self.algorithm).defaults
         own = type(self).model_fields
         default = lambda name: defaults.get(name, own[name].default)
-        return {name: x for name in names if name in own and (x := getattr(self, name)) != default(name)}
+        is_given = lambda name: name in self._chosen or getattr(self, name) != default(name)
+        return {name: getattr(self, name) for name in names if name in own and is_given(name)}
 
     def record(self) -> str:
         """Return the configuration as YAML, from which the run can be repeated."""
@@ -370,6 +384,8 @@ def make_config(
     try:
         config = options_class(**values)
         config._parameters = parameters
+        if names_code(config.model):
+            config._chosen = {*OF_A_MODEL} & {*options, *(file_values if names_code(file_values.get("model")) else ())}
         return config
     except pydantic.ValidationError as error:
         raise refusal(error) from None

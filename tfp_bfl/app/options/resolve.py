@@ -32,7 +32,6 @@ GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point wei
 # Options of a posterior over weights, which a model without Gaussian weights does not use.
 _OF_POSTERIOR = ("rule", *fields_of(Inference), *fields_of(RoundPosterior))
 _OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_layers")
-_OF_MODEL = (*_OF_GAUSSIANS, "dropout_rate", "parametrization")
 # What a summary states of the method.
 _STATED = (
     *("weights", "algorithm", "rule", "inference", "noise", "optimizer", "learning_rate"),
@@ -102,9 +101,6 @@ def stated(config: RunConfig, weights: str | None, trained: Mapping[str, Any]) -
     if weights is None:
         return recorded
     unused = set(_unused(config, weights))
-    if names_code(config.model):  # Which defaults the function took, the model that it built says.
-        of_model = {*_OF_MODEL} - {*config.given(_OF_MODEL), *method_of(config.algorithm).of_recipe}
-        recorded = {name: x for name, x in recorded.items() if name not in of_model}
     is_own = method_of(config.algorithm) is OWN
     kept = {name for name, x in recorded.items() if (names_code(x) if is_own else x is not None)}
     recorded |= {name: x for name, x in trained.items() if name not in {*kept, *config.parameters}}
