@@ -56,7 +56,7 @@ def luck_of(bench: Bench) -> float:
 
 def difference(bench: Bench, setting: str, method: str, luck: float) -> str:
     """Return a method's NLL minus the reference's; bold where all of its interval is farther from zero than the luck
-    of the trials.
+    of the trials, which is infinite for a row that is not finished.
     """
     cell = bench.cells.get((setting, method), ())
     if not cell:
@@ -115,10 +115,11 @@ def main_table(name: str) -> list[list[str]]:
         spent = {key: _costs(cells.values(), key) for key in ("upload_mb", "download_mb", "cpu_seconds")}
         every = [record for own in cells.values() for record in own]
         finished = [record.is_finished for record in every]
+        is_unfinished = finished.count(False) > finished.count(True)
         lines.append(
             [
-                WORDS.get(method, f"`{method}`") + (" †" if finished.count(False) > finished.count(True) else ""),
-                *(difference(bench, setting, method, luck) for setting in titles),
+                WORDS.get(method, f"`{method}`") + " †" * is_unfinished,
+                *(difference(bench, setting, method, math.inf if is_unfinished else luck) for setting in titles),
                 summary.rounds(every),
                 *map(between, spent.values()),
                 summary.unfinished(every),

@@ -111,6 +111,7 @@ def test_a_parameter_decides_the_run_and_is_recorded_and_stated(file, tmp_path):
         ({"model": "net", "strength": 1}, "There is no option 'strength'"),
         ({"algorithm": "prox", "rule": "wide", "strength": 1}, "strength is a parameter of the rule and of the algo"),
         ({"algorithm": "prox", "proximal": 1}, "proximal is an option of fed_prox, and this is"),
+        ({"dataset": "waves", "noise": "0.5"}, "has the parameter noise, but that name is taken by an option of the"),
         ({"dataset": "waves", "test_data": "x.csv"}, "test_data belongs to files: let the dataset function return"),
     ],
 )
@@ -126,7 +127,7 @@ def test_what_is_no_parameter_is_one_sentence(file, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "{}:plain", "--rounds", "2"], "has the parameter rounds, but does not receive the run's option"),
+        (["--model", "{}:plain", "--rounds", "2"], "has the parameter rounds, but that name is taken by an option of"),
         (["--model", "{}:net", "--prior-stddev", "0.1"], "'net' takes no prior_stddev, which is given: leave it out"),
         (["--model", "{}:plain", "--kind", "flipout"], "returns a model of kind deterministic, and kind flipout"),
         (["--model", "{}:net", "--kind", "variational_dropout"], "returns a model of kind flipout"),

@@ -114,6 +114,15 @@ def test_points_are_labelled_links_in_the_figures_of_their_task(tmp_path):
     assert "fed_avg in heart: Accuracy 0.797 ± 0.008; Upload and download (MB) 2.400" in points[0]["aria-label"]
 
 
+def test_the_clients_of_a_cell_have_their_rows_and_both_kinds_of_errors(tmp_path):
+    record, *others = made_up.records(settings=("heart",))
+    ends = {"sensitivity_low": 0.25, "sensitivity_high": 0.75}
+    record["scores"]["clients"] = [{"client": "Ulm", "n": 1200, "accuracy": 0.5, "sensitivity": 0.625, **ends}]
+    text = written(tmp_path, [record, *others])
+    row = re.sub(r"<[^>]+>|\s", " ", text[text.index("Clients on their own test rows") :]).split()[8:18]
+    assert row == ["Client", "n", "Accuracy", "Sensitivity", "Ulm", "1,200", "0.500", "0.625", "[0.250,", "0.750]"]
+
+
 def test_figures_state_what_they_leave_out(tmp_path):
     records = made_up.records(settings=("heart", "digits"))
     for record in records:

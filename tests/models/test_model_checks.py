@@ -203,6 +203,16 @@ def two_inputs():
     return keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(inputs)))
 
 
+class Distilling(keras.Model):
+    def train_step(self, data):
+        raise NotImplementedError
+
+
+def distilling():
+    inputs = keras.Input((4,))
+    return Distilling(inputs, layers.Dense(3)(inputs))
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -219,6 +229,8 @@ def two_inputs():
         (two_inputs, "has 2 inputs, but must have one: concatenate them"),
         (lambda: None, "The function of the model returns None, but must return a Keras model"),
         (Subclassed, r"\(Subclassed\) is subclassed, or has no input shape: build it as a functional model"),
+        (distilling, r"\(Distilling\) has a train_step of its own, which no run calls: leave it out"),
+        (distilling(), "has a train_step of its own"),
         (lambda: keras.Sequential([layers.Dense(3)]), "is subclassed, or has no input shape"),
         (lambda: keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float64")]), "of type float64, but must"),
     ],

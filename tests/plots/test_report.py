@@ -254,12 +254,15 @@ def test_artificial_clients_have_sizes_and_no_scores(undrawn, tmp_path):
 
 @pytest.mark.deep(after="tests/plots/test_report.py")
 def test_runs_share_a_table_of_clients(undrawn, tmp_path):
-    summaries = [{**run().summary, "clients": rows} for rows in (CLIENTS, CLIENTS[1:])]
+    first = [{**CLIENTS[0], "test_nll": 0.25}, *CLIENTS[1:]]
+    summaries = [{**run().summary, "clients": rows} for rows in (first, CLIENTS[1:])]
     read = page(tmp_path / "a.html", run(summary=summaries[0]), run("second", 1, summary=summaries[1]))
     cells = table(read, "client")
     assert cells[:3] == ["client", "first", "second"]
     assert cells[3:6] == ["Ulm & Bonn", "0.500 [0.150, 0.850]", "\u2013"]
     assert cells[6:9] == ["Aachen", "0.750 [0.400, 0.900]", "0.750 [0.400, 0.900]"]
+    titles = ["Clients: accuracy", "Clients: NLL"]
+    assert [text for text in read.texts if text.startswith("Clients: ")] == titles and "0.250" in read.texts
 
 
 @pytest.mark.deep(after="tests/bench/test_reports.py")

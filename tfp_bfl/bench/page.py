@@ -21,7 +21,6 @@ from tfp_bfl.bench.reading import SCORES, Bench, BenchRecord, arrange, finite, r
 from tfp_bfl.bench.summary import cost_of, mean, text_of
 from tfp_bfl.files.tables import to_csv, to_markdown
 from tfp_bfl.files.writing import write_bytes, write_whole
-from tfp_bfl.labels import label_of
 from tfp_bfl.plots.page import Cell, Table, environment, table
 from tfp_bfl.plots.score_tables import Repeated, compare_all, difference_cells, digits, score_cells
 from tfp_bfl.plots.tables import DASH, MOST_CLIENTS, text, with_interval
@@ -163,16 +162,16 @@ def of_clients(cell: Sequence[BenchRecord]) -> Table:
     first = next((record for record in cell if record.clients), None)
     if first is None:
         return Table("Clients", [], [])
-    names = ("accuracy", "rmse", "test_nll", "coverage")
+    names = ("accuracy", "rmse", "sensitivity", "specificity", "test_nll", "coverage")
     used = [name for name in names if any(name in row for row in first.clients)]
     table_rows = [
         (
             str(row["client"]),
-            [Cell(summary.number(float(row.get("n", 0.0)))), *(Cell(with_interval(row, name)) for name in used)],
+            [Cell(f"{float(row.get('n', 0.0)):,.0f}"), *(Cell(with_interval(row, name)) for name in used)],
         )
         for row in first.clients[:MOST_CLIENTS]
     ]
-    heads = ["Client", "n", *map(label_of, used)]
+    heads = ["Client", "n", *(score_of(name).label for name in used)]
     return Table(f"Clients on their own test rows, seed {first.seed}", heads, table_rows)
 
 

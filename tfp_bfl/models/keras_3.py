@@ -12,6 +12,7 @@ from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers.base import check_keras_3
 from tfp_bfl.weights import weight_sampling
+from tfp_bfl.weights.model_checks import check_steps
 from tfp_bfl.weights.model_weights import is_keras_3
 
 
@@ -131,6 +132,7 @@ def from_keras_3(model: Any) -> keras.Model:
     if not is_keras_3(model):
         raise InvalidArgument(f"{shown(model)} is no model of Keras 3: build one with keras.Sequential or keras.Model.")
     check_keras_3(sys.modules["keras"])
+    check_steps(model)
     for layer in model._flatten_layers(include_self=False):
         _check(layer)
     twins = _LayersOfKeras2()

@@ -13,6 +13,7 @@ from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import sampling
 from tfp_bfl.models.keras_3 import from_keras_3
+from tfp_bfl.weights.model_checks import check_steps
 from tfp_bfl.weights.model_weights import is_keras_3
 
 _CONVERTS = "_tfp_bfl_converts_keras_3"
@@ -35,6 +36,7 @@ def as_model_fn(model: object) -> Callable[[], keras.Model]:
             f"Keras can't clone the model {model.name!r}: give a function that builds it, such as lambda: "
             f"{type(model).__name__}(...)."
         )
+    check_steps(model)  # Of which a clone has none.
     return _building(lambda: keras.models.clone_model(model), model.get_weights())
 
 

@@ -268,14 +268,14 @@ def _client_scores(runs: Sequence[RunResults]) -> Iterator[Section]:
     )
     first = runs[0]
     if len(runs) > 1:
-        content = [tables.clients_beside(scored)]
+        content = tables.clients_beside(scored)
     elif first.summary.get("adapted_clients"):
         adapted = tables.clients(first, "adapted_clients")._replace(title="After a step of adaptation")
         content = [tables.clients(first)._replace(title="Models of the clients"), adapted]
     else:
         content = [tables.clients(first)]
-    if len(runs) == 1 and any("coverage" in row for row in first.summary["clients"]):
-        what = "intervals" if first.numbers is not None else "prediction sets, calibrated on held-out examples"
+    if any("coverage" in row for run in scored for row in run.summary["clients"]):
+        what = "intervals" if scored[0].numbers is not None else "prediction sets, calibrated on held-out examples"
         how += f" Coverage: of 90 % {what}."
     yield Section("Clients", how + _cut(scored), tables=content, is_wide=True)
 

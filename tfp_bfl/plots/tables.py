@@ -229,13 +229,14 @@ def clients(run: RunResults, key: str = "clients") -> Table:
     return table("Clients", [*head, *(["faulty rounds"] if faulty else [])], rows)
 
 
-def clients_beside(runs: Sequence[RunResults]) -> Table:
-    """Return the accuracy or RMSE of each client by several runs, in the order of the first."""
+def clients_beside(runs: Sequence[RunResults]) -> list[Table]:
+    """Return each score of the clients by several runs, in the order of the first."""
     every = [{row["client"]: row for row in run.summary.get("clients", ())} for run in runs]
     names = list(dict.fromkeys(name for rows in every for name in rows))[:MOST_CLIENTS]
-    score = lambda row: with_interval(row, "rmse" if "rmse" in row else "accuracy")
-    rows = [(name, [score(found[name]) if name in found else DASH for found in every]) for name in names]
-    return table("Clients", ["client", *(run.name for run in runs)], rows)
+    scores = [key for key in _OF_CLIENTS if key != "p_value" and any(key in x for rows in every for x in rows.values())]
+    beside = lambda key: [(name, [with_interval(found.get(name, {}), key) for found in every]) for name in names]
+    head = ["client", *(run.name for run in runs)]
+    return [table(f"Clients: {_OF_CLIENTS[key][0]}", head, beside(key)) for key in scores]
 
 
 def with_interval(row: Mapping[str, Any], name: str) -> str:

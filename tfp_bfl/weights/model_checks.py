@@ -17,10 +17,25 @@ _PROBES = 8
 # Inputs of this standard deviation take what is not bounded beyond 1.
 _WIDE = 100.0
 _ROUNDING = 1e-3
+# Methods of models that Keras calls, and nothing else does.
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss")
+_OF_KERAS = ("keras", "tf_keras", "tensorflow")
+
+
+def check_steps(model: Any) -> None:
+    """Check that a model of Keras 2 or 3 has no method of its own in the place of one that `fit` calls."""
+    classes = [cls for cls in type(model).__mro__ if cls.__module__.partition(".")[0] not in _OF_KERAS]
+    for name in _STEPS:
+        if any(name in vars(own) for own in (model, *classes)):
+            raise InvalidArgument(
+                f"The model {model.name!r} ({type(model).__name__}) has a {name} of its own, which no run calls: leave "
+                "it out, or write what the clients do as client work, for tfp_bfl.algorithms.compose."
+            )
 
 
 def check_form(model: object) -> None:
-    """Check that a model has one input and one output, is functional or Sequential, and holds float32 weights.
+    """Check that a model has one input and one output, is functional or Sequential, holds float32 weights, and has no
+    training of its own.
 
     Args:
       model: a Keras model.
@@ -35,6 +50,7 @@ def check_form(model: object) -> None:
             f"The model {model.name!r} ({type(model).__name__}) is subclassed, or has no input shape: build it as a "
             "functional model, or as a Sequential one with an input shape."
         )
+    check_steps(model)
     for what, tensors in (("inputs", model.inputs), ("outputs", model.outputs)):
         if len(tensors) != 1:
             raise InvalidArgument(

@@ -43,6 +43,7 @@ def test_unfinished_runs_are_those_in_which_the_nll_still_falls():
     _, *rows = page.main_table("images")
     marked = {row[0]: row[-2] for row in rows if "†" in row[0]}
     assert marked and all(int(x.split(" of ")[0]) * 2 > int(x.split(" of ")[1]) for x in marked.values())
+    assert "**" in str(rows) and "**" not in str([row for row in rows if "†" in row[0]])
 
 
 def test_the_luck_of_the_trials_is_the_largest_difference_of_the_control():

@@ -10,8 +10,8 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.records import num_samples
 from tfp_bfl.app.options import own_model
-from tfp_bfl.app.options.config import OF_A_MODEL, RunConfig, class_of
-from tfp_bfl.app.options.own_model import NO_CODE, Code, check_names, taken_by
+from tfp_bfl.app.options.config import RunConfig, class_of
+from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, check_names, taken_by
 from tfp_bfl.app.options.resolve import LIKELIHOOD, check_effect, resolved, stated, weights_of
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.code import code_name
@@ -172,9 +172,7 @@ def _check_parameters(config: RunConfig, code: Code) -> None:
     """Check that options of the run that were given are no parameters of functions that do not receive them."""
     functions = own_model.functions_of(config.recorded(), code)
     if functions:
-        received = {"model": set(_OF_A_MODEL), "algorithm": set(argument_names(OWN).values())}
-        given = config.given(type(config).model_fields)
-        check_names(functions, given, lambda role, name: name in received.get(role, ()))
+        check_names(functions, config.given(type(config).model_fields))
 
 
 def process(

@@ -13,8 +13,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from tfp_bfl import data
+from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.given_data import is_table, names_clients, recorded, with_defaults
-from tfp_bfl.app.options.own_model import NO_CODE, Code, Value, check_trust, load, names_code, split, trust
+from tfp_bfl.app.options.own_model import NO_CODE, OF_A_MODEL, Code, Value, check_trust, load, names_code, split, trust
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, check_folder, check_no_file, refusal
 from tfp_bfl.app.options.refusals import read_yaml as read_yaml
@@ -44,13 +45,6 @@ MOST_LETTERS = 4096
 def names_in(value: str | None) -> tuple[str, ...]:
     """Return the names in a list separated by commas, quoted where they hold one."""
     return tuple(next(csv.reader([value]), [])) if value else ()
-
-
-# Options of models beside their kind, of which a user's model takes those that are given.
-OF_A_MODEL = (
-    *("normalization", "width", "variational_initializer", "output_dropout", "variational_layers", "parametrization"),
-    *("precision", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate"),
-)
 
 
 class RunConfig(NoTruthAsNumber):
@@ -388,7 +382,11 @@ def make_config(
             config._chosen = {*OF_A_MODEL} & {*options, *(file_values if names_code(file_values.get("model")) else ())}
         return config
     except pydantic.ValidationError as error:
-        raise refusal(error) from None
+        refused = refusal(error)
+        # What an option cannot be may be meant for a parameter of its name.
+        given = {*file_values, *options} & {*str(refused).split()}
+        own_model.check_names(own_model.functions_of(values, code) if runs_code else {}, given)
+        raise refused from None
 
 
 def _is_a_name(option: str) -> bool:

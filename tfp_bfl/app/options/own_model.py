@@ -30,6 +30,13 @@ OPTIONS = ("model", "rule", "algorithm", "dataset")
 # Begins what stands for data that were given in Python.
 GIVEN_DATA = f"{GIVEN}: "
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+# Options of models beside their kind, of which a user's model takes those that are given.
+OF_A_MODEL = (
+    *("normalization", "width", "variational_initializer", "output_dropout", "variational_layers", "parametrization"),
+    *("precision", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate"),
+)
+# Options of a run that functions receive.
+_RECEIVED = {"model": ("model", "kind", "seed", *OF_A_MODEL), "algorithm": tuple(argument_names(OWN).values())}
 _TRUSTED = set[str]()
 
 
@@ -352,17 +359,16 @@ def taken_by(function: object, parameters: Mapping[str, Value]) -> dict[str, Val
     return {name: value for name, value in parameters.items() if name in own}
 
 
-def check_names(functions: Functions, given: Iterable[str], reaches: Callable[[str, str], bool]) -> None:
+def check_names(functions: Functions, given: Iterable[str]) -> None:
     """Raise InvalidArgument where an option of the run is given that is a parameter of a function, too, which does not
-    get the option's value by `reaches(role, option)`.
+    get the option's value.
     """
     for role, function in functions.items():
-        for name in set(given) & set(parameters_of(function)):
-            if not reaches(role, name):
-                raise InvalidArgument(
-                    f"{name_of(role, function)} has the parameter {name}, but does not receive the run's option of "
-                    "that name: rename the parameter."
-                )
+        for name in {*given} & {*parameters_of(function)} - {*_RECEIVED.get(role, ())}:
+            raise InvalidArgument(
+                f"{name_of(role, function)} has the parameter {name}, but that name is taken by an option of the "
+                "library, which it does not receive: give the parameter another name."
+            )
 
 
 def names_of(functions: Functions) -> dict[str, None]:
