@@ -137,10 +137,10 @@ def test_a_drift_that_the_server_chooses_reads_an_example_in_the_first_round(bou
     features, reads, refusals = np.concatenate([source.features for source in SOURCES]), 0, 0
 
     def changes(direction, level):
-        kernel, told = np.zeros((COLUMNS, HIDDEN)), np.zeros_like(first["told"])
+        kernel, extra = np.zeros((COLUMNS, HIDDEN)), np.zeros_like(first["extra"])
         kernel[:, 0] = -scale * direction / rate
-        told[: kernel.size], told[kernel.size] = kernel.ravel(), level / rate
-        answers = [party.answer({**first, "told": told}) for party in there]
+        extra[: kernel.size], extra[kernel.size] = kernel.ravel(), level / rate
+        answers = [party.answer({**first, "extra": extra}) for party in there]
         own = [np.append(x["weights/point/0"][:, 0], x["weights/point/1"][0] + 2 * level) for x in answers]
         return np.sum(own, 0, dtype=np.float64)
 
@@ -154,7 +154,7 @@ def test_a_drift_that_the_server_chooses_reads_an_example_in_the_first_round(bou
         try:
             change = changes(direction, (last + second) / 2) - changes(direction, last + 1)
         except InvalidArgument as error:
-            assert "The first vectors beside the weights are not those of the job (told)" in str(error)
+            assert "The first vectors beside the weights are not those of the job (extra)" in str(error)
             refusals += 1
             continue
         reads += bool(np.max(np.abs(change[:-1] / change[-1] - features[np.argmax(values)])) < 0.1)
@@ -183,7 +183,7 @@ def test_what_comes_beside_the_weights_has_bounds(name):
     parties = bfl.data.Parties(bfl.data.Schema("rows", (COLUMNS,), False, ("no", "yes")), names, np.full(3, SIZE))
     assert len(bfl.sites.simulate_parties(process, parties, Transport(), 7, seed=0).rounds) == 7
     far = lambda message: {
-        part: 1e4 * (x + 1) if part.startswith("told") and x.dtype == np.float32 else x for part, x in message.items()
+        part: 1e4 * (x + 1) if part.startswith("extra") and x.dtype == np.float32 else x for part, x in message.items()
     }
     with pytest.raises(InvalidArgument, match="The first vectors beside the weights are not those of the job"):
         SentWeights(process, {}, 3).check(0, far(sent[0]))

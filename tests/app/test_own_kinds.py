@@ -29,8 +29,9 @@ def points(input_shape, num_classes):
     return tf.keras.Sequential([tf.keras.Input(input_shape), dense(4, activation="relu"), dense(num_classes)])
 
 def masked(input_shape, num_classes):
-    layers = [tf.keras.layers.Dense(4, activation="relu"), bfl.layers.MCDropout(0.7), tf.keras.layers.Dense(num_classes)]
-    return tf.keras.Sequential([tf.keras.Input(input_shape), *layers])
+    dense = tf.keras.layers.Dense
+    inside = [dense(4, activation="relu"), bfl.layers.MCDropout(0.7)]
+    return tf.keras.Sequential([tf.keras.Input(input_shape), *inside, dense(num_classes)])
 """
 
 

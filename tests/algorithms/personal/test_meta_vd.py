@@ -321,7 +321,7 @@ def test_the_start_is_relative_to_the_weights_that_a_run_starts_from():
         (lambda: personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),
         (lambda: personal_step(LINEAR, clip_norm=0.0), "clip_norm"),
         (lambda: SOURCES["constant_variances"](2, ranged="clamped"), "ranged restricts learned logits"),
-        (lambda: personal_step(SOURCES["constant_variances"](2), capped=False), r"capped=False \(--uncapped\) is"),
+        (lambda: personal_step(SOURCES["constant_variances"](2), capped=False), r"capped=False \(--uncapped\) needs"),
         (lambda: personal_step(SOURCES["common_variances"](2), absent_decay=True), "common_variances has none"),
     ],
 )
