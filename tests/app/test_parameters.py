@@ -141,10 +141,6 @@ def test_what_is_no_parameter_is_one_sentence(file, options, message):
 )  # fmt: skip
 def test_options_that_do_not_reach_a_function_are_refused(file, tmp_path, capsys, options, message):
     flags = [x for x in FLAGS if x] if "--dataset" not in options else []
-    if "--rounds" in options:
-        flags = [x for x in flags if x not in ("--rounds",)][: flags.index("--rounds")] + flags[
-            flags.index("--rounds") + 2 :
-        ]
     assert run(tmp_path / "new", *flags, *(x.format(file) for x in options), code=2) == 2
     error = capsys.readouterr().err
     assert message in error and error.strip().count("\n") == 0 and not (tmp_path / "new").exists()

@@ -12,7 +12,7 @@ from tests.bench import made_up
 from tests.plots.test_report import run
 from tfp_bfl import plots
 from tfp_bfl.bench import page as bench_page
-from tfp_bfl.evaluation.sums import score_sums
+from tfp_bfl.evaluation.sums import score_sums, scores_of_sums
 from tfp_bfl.glm import report as glm_report
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.score_tables import Repeated
@@ -33,6 +33,7 @@ def a_run(name, **changes):
     config = {"dataset": "/data/cardiology/patients_of_all_hospitals.csv", "model": "mlp", "learning_rate": 0.1}
     base = run(name)
     summary = {**base.summary, "data": DIGEST, "brier": 0.125, "macro_recall": 0.7123456, "notes": ["No column left."]}
+    summary["clients"] = scores_of_sums({site: sums_of(i) for i, site in enumerate(SITES)})
     summary |= {"baselines": {"class frequencies": {"accuracy": 0.6, "test_nll": 0.65}}}
     return base._replace(config=config, summary=summary, rounds=rounds(), class_names=("healthy", "ill"), **changes)
 
