@@ -39,7 +39,7 @@ MAY_IMPORT = {
     },
     "algorithms": {
         *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
-        *("posterior", "rules", "weighting", "servers", "algorithms.kernel"),
+        *("layers", "posterior", "rules", "weighting", "servers", "algorithms.kernel"),
     },
     "sites": {"contracts", "data", "federated"},
     "sites.interop": {*PUBLIC, "contracts", "sites", "weights"},

@@ -25,30 +25,45 @@ EVERYONE = (0, 1, 2)
 SPOILT = Clients(spoilt(SOURCE, np.where(np.isin(np.arange(len(SOURCE.labels)), CLIENTS.indices[1])[:, np.newaxis],
                                          np.float32(np.nan), SOURCE.features)), CLIENTS.indices)  # fmt: skip
 # What differs from others here in one part alone, which has tests of its own.
-AFTER = {
-    "rules/test_equations": ("log_linear_pool, flipout", "conflation, flipout"),
-    "clients/test_variational": ("naive_weighted_average, mc_dropout",),
-    "rules/test_whole_model": ("distributed_weight_consolidation, deterministic",),
-    "algorithms/swag/test_swag": ("fl_swag, mc_dropout", "fl_swag, with BatchNorm", "fl_swag, last layer"),
-    "algorithms/factors/test_factor_work": ("bayesian_admm, flipout",),
-    "training/test_natural": ("curvature, flipout",),
-    "algorithms/averaging/test_averaging_work": ("fed_ag", "fed_pa", "fed_be"),
-    "algorithms/kernel/test_kernel": ("fed_kp, mean", "fed_kp, clients"),
-    "algorithms/factors/test_dual": ("fed_lap",),
-    "algorithms/laplace/test_laplace_work": ("laplace, diagonal",),
-    "servers/test_optimizers": ("fed_opt, sgd with momentum",),
-    "algorithms/chains/test_langevin": ("qlsd",),
-    "algorithms/chains/test_client_settings": ("qlsd, by client",),
-    "algorithms/chains/test_local_langevin": ("dg_sgld", "fsgld"),
-    "clients/test_compressed": ("compressed, flipout", "compressed with error memory, flipout"),
-    "rules/test_sums": ("secure sums, flipout", "private, flipout"),
-    "training/test_example_privacy": ("private examples, flipout",),
-    "algorithms/personal/test_meta_learning": ("maml, deterministic", "per_fed_avg, deterministic"),
-    "algorithms/personal/test_meta_vd": ("meta_vd, flipout", "meta_vd, pruned, flipout"),
-    "algorithms/personal/test_personal_posterior": ("p_fed_bayes, flipout",),
-    "algorithms/test_drift": ("scaffold, deterministic", "fed_dyn, flipout", "fed_nova, flipout"),
-}
-ALIKE = {name: pytest.mark.deep(after=f"tests/{file}.py") for file, names in AFTER.items() for name in names}
+AFTER = (
+    (pytest.mark.deep(after="tests/rules/test_equations.py"), ("log_linear_pool, flipout", "conflation, flipout")),
+    (pytest.mark.deep(after="tests/clients/test_variational.py"), ("naive_weighted_average, mc_dropout",)),
+    (pytest.mark.deep(after="tests/rules/test_whole_model.py"), ("distributed_weight_consolidation, deterministic",)),
+    (
+        pytest.mark.deep(after="tests/algorithms/swag/test_swag.py"),
+        ("fl_swag, mc_dropout", "fl_swag, with BatchNorm", "fl_swag, last layer"),
+    ),
+    (pytest.mark.deep(after="tests/algorithms/factors/test_factor_work.py"), ("bayesian_admm, flipout",)),
+    (pytest.mark.deep(after="tests/training/test_natural.py"), ("curvature, flipout",)),
+    (pytest.mark.deep(after="tests/algorithms/averaging/test_averaging_work.py"), ("fed_ag", "fed_pa", "fed_be")),
+    (pytest.mark.deep(after="tests/algorithms/kernel/test_kernel.py"), ("fed_kp, mean", "fed_kp, clients")),
+    (pytest.mark.deep(after="tests/algorithms/factors/test_dual.py"), ("fed_lap",)),
+    (pytest.mark.deep(after="tests/algorithms/laplace/test_laplace_work.py"), ("laplace, diagonal",)),
+    (pytest.mark.deep(after="tests/servers/test_optimizers.py"), ("fed_opt, sgd with momentum",)),
+    (pytest.mark.deep(after="tests/algorithms/chains/test_langevin.py"), ("qlsd",)),
+    (pytest.mark.deep(after="tests/algorithms/chains/test_client_settings.py"), ("qlsd, by client",)),
+    (pytest.mark.deep(after="tests/algorithms/chains/test_local_langevin.py"), ("dg_sgld", "fsgld")),
+    (
+        pytest.mark.deep(after="tests/clients/test_compressed.py"),
+        ("compressed, flipout", "compressed with error memory, flipout"),
+    ),
+    (pytest.mark.deep(after="tests/rules/test_sums.py"), ("secure sums, flipout", "private, flipout")),
+    (pytest.mark.deep(after="tests/training/test_example_privacy.py"), ("private examples, flipout",)),
+    (
+        pytest.mark.deep(after="tests/algorithms/personal/test_meta_learning.py"),
+        ("maml, deterministic", "per_fed_avg, deterministic"),
+    ),
+    (
+        pytest.mark.deep(after="tests/algorithms/personal/test_meta_vd.py"),
+        ("meta_vd, flipout", "meta_vd, pruned, flipout"),
+    ),
+    (pytest.mark.deep(after="tests/algorithms/personal/test_personal_posterior.py"), ("p_fed_bayes, flipout",)),
+    (
+        pytest.mark.deep(after="tests/algorithms/test_drift.py"),
+        ("scaffold, deterministic", "fed_dyn, flipout", "fed_nova, flipout"),
+    ),
+)
+ALIKE = {name: mark for mark, names in AFTER for name in names}
 # Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.
 OF_OTHER_EQUATIONS = [
     f"{rule}, flipout" for rule in ("weighted_sum", "linear_pool", "weighted_conflation", "mean_precision_average")

@@ -18,6 +18,7 @@ from tfp_bfl.evaluation.limits import RiskCoverage, risk_coverage
 from tfp_bfl.evaluation.metrics import brier_score, check_labels, check_probabilities, negative_log_likelihood
 from tfp_bfl.evaluation.predictive import Evaluation
 from tfp_bfl.evaluation.regression import RegressionEvaluation
+from tfp_bfl.tensors import Array
 
 BINS, ENTROPY_BINS = 15, 200
 _MEANS = ("correct", "nll", "brier", "entropy", "aleatoric", "epistemic")
@@ -194,8 +195,8 @@ def client_scores(
     labels: object,
     clients: object,
     *,
-    covered: Any | None = None,
-    losses: Any | None = None,
+    covered: Array | None = None,
+    losses: Array | None = None,
     names: Sequence[str] = (),
 ) -> list[Row]:
     """Score each client on its own rows, the client with the lowest accuracy or the largest RMSE first.
@@ -242,7 +243,7 @@ def client_scores(
     return scores_of_sums({name: {key: x[k] for key, x in totals.items()} for name, k in every.items()})
 
 
-def _columns(predictions: Any, labels: Any, losses: Any | None) -> dict[str, np.ndarray]:
+def _columns(predictions: Any, labels: Any, losses: Array | None) -> dict[str, np.ndarray]:
     """Return the summands of each row."""
     if np.ndim(predictions) == 1:
         nll = np.full(len(predictions), np.nan) if losses is None else np.asarray(losses, np.float64)
@@ -296,7 +297,7 @@ def _proportion(name: str, count: Any, number: Any) -> Row:
     return {name: float(count) / float(number), f"{name}_low": low, f"{name}_high": high}
 
 
-def _rmse(square: float, fourth: Any | None, count: float) -> Row:
+def _rmse(square: float, fourth: Array | None, count: float) -> Row:
     mean = square / count
     if fourth is None or count < 2:
         return {"rmse": mean**0.5}

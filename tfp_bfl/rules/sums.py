@@ -167,19 +167,20 @@ def _norm(structure: TensorTree) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(_double(x))) for x in tf.nest.flatten(structure)]))
 
 
-def _without_weights(sums: Any) -> Any:
+def _without_weights(sums: object) -> Any:
     """Return sums without noise on how much clients count, which all know: on scalars with the name "weight"."""
+    given: Any = sums
     if isinstance(sums, tuple) and not hasattr(sums, "_fields"):
         return tuple(map(_without_weights, sums))
-    parts = sums._asdict() if hasattr(sums, "_fields") else sums
+    parts = given._asdict() if hasattr(sums, "_fields") else sums
     if not isinstance(parts, Mapping):
         return sums
     is_known = lambda name, x: name == "weight" and getattr(getattr(x, "shape", None), "rank", None) == 0
     kept = {name: tf.zeros_like(x) if is_known(name, x) else _without_weights(x) for name, x in parts.items()}
-    return type(sums)(**kept) if hasattr(sums, "_fields") else type(sums)(kept)  # type: ignore[call-arg]
+    return type(given)(**kept) if hasattr(sums, "_fields") else type(given)(kept)
 
 
-def _has_variances(sums: Any) -> bool:
+def _has_variances(sums: object) -> bool:
     """Return whether noise must hide variances besides means; also where the sums do not say so."""
     parts = (sums.posterior, sums.moments) if isinstance(sums, Parts) else ()
     return not parts or any(len(tf.nest.flatten(part)) > 1 for part in parts)

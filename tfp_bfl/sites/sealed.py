@@ -79,7 +79,7 @@ class SealedParty(Party):
 
     Args:
       process: process of the run with a rule that sums integers (`compose(secure_sums=...)`).
-      *arguments, **options: of `Party`.
+      arguments, options: of `Party`.
       keys: number of each other site -> pairwise key of `KEY_BYTES` bytes, which only the two sites know.
       min_parties: smallest number of sites in a sum.
       promises: store of the site's promises (`Promises`); None for a dictionary.
