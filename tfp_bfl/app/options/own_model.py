@@ -119,7 +119,7 @@ def model_fn(
 
 
 def _conversion(
-    what: str, found: str, wanted: str | None, rate: float | None, default: float
+    what: str, found: str, wanted: str | None, rate: float | None, default: Any
 ) -> Callable[[Any], Any] | None:
     """Return the function that converts a model of a kind to the kind that was given; None where it is of that kind."""
     from tfp_bfl import models
