@@ -10,7 +10,6 @@ from tests.kit import assert_same
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.round import Round
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.weights import ClientResult, ModelWeights, TrainingMetrics, get_weights
@@ -254,15 +253,3 @@ def test_sums_of_counts_are_exact(process):
     assert int(metrics["num_examples"]) == int(metrics["weights_at_floor"]) == sum(COUNTS)
     assert int(state.federation.num_examples) == sum(COUNTS)
     assert process.with_clients(process.initialize(), range(4), COUNTS).federation.num_examples == sum(COUNTS)
-
-
-def test_checkpoints_of_32_bits_are_read(process, tmp_path):
-    state = tf.nest.map_structure(np.asarray, concluded(process)[0])
-    first = process.initialize()
-    folder = Checkpoints(tmp_path, {})
-    folder.save(state, Record())
-    assert folder.latest(first).state.federation.num_examples == sum(COUNTS)
-    old = state._replace(round=np.int32(2), federation=state.federation._replace(num_examples=np.int32(9)))
-    folder.save(old, Record())
-    found = folder.latest(first).state.federation.num_examples
-    assert found == 9 and found.dtype == np.int64

@@ -319,12 +319,12 @@ def test_a_server_that_would_have_two_sums_is_refused():
     with pytest.raises(InvalidArgument, match="answered another message of this round"):
         parties[0].answer(moved)
 
-    for bad, message in (
+    for bad, wanted in (
         *((of(1, *members), "must include this site and at least 2") for members in ((0, 1, 1), (1, 0, 0), (2, 1, 1))),
         (of(0, 1, 1, 1)._replace(number=np.array(1, np.int32)), "answered no such round"),
         *((of(attempt, 1, 1, 1), "must be one of 0 to 3") for attempt in (9, -1)),
     ):
-        with pytest.raises(InvalidArgument, match=message):
+        with pytest.raises(InvalidArgument, match=wanted):
             ask(0, bad)
     with pytest.raises(InvalidArgument, match="must be one of 0 to 3"):
         parties[0].answer(at(9))
