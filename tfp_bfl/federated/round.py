@@ -224,7 +224,7 @@ def make_round(
 def _of_finite(
     work: Work[Sent], message: ServerMessage, examples: ClientExamples, seed: tf.Tensor
 ) -> ClientResult[Sent]:
-    """Return a client's result, NaN if its features are not finite: above a ReLU, which gives 0 for NaN, sums are."""
+    """Return a client's result, NaN where a feature is not finite: a ReLU gives 0 for NaN, and would hide it."""
     result = work(message, examples, seed)
     if not examples.features.dtype.is_floating:
         return result

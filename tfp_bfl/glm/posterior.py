@@ -50,7 +50,7 @@ class Model(NamedTuple):
 
     @property
     def is_restricted(self) -> bool:
-        """Whether variances have the maximum of the restricted likelihood."""
+        """Return whether variances have the maximum of the restricted likelihood."""
         by_default = self.family == "gaussian" and not self.second_order
         return by_default if self.restricted is None else self.restricted
 

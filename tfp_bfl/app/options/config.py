@@ -382,11 +382,11 @@ def make_config(
             config._chosen = {*OF_A_MODEL} & {*options, *(file_values if names_code(file_values.get("model")) else ())}
         return config
     except pydantic.ValidationError as error:
-        refused = refusal(error)
         # What an option cannot be may be meant for a parameter of its name.
-        given = {*file_values, *options} & {*str(refused).split()}
+        chosen = {**file_values, **options}.items()
+        given = [name for name, x in chosen if name in fields() and x != fields()[name].default]
         own_model.check_names(own_model.functions_of(values, code) if runs_code else {}, given)
-        raise refused from None
+        raise refusal(error) from None
 
 
 def _is_a_name(option: str) -> bool:
