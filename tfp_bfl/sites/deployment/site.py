@@ -164,13 +164,13 @@ class Site(member.Member):
         model = self._process.model_fn()
         loaded = bfl.sites.from_arrays(weights, bfl.weights.predictive_spec(model, weights))
         model = bfl.weights.predictive_model(model, loaded)
-        samples, seed = self._config.num_samples, self._config.seed
-        arguments = model, self._held.features, self._held.labels, samples, seed
+        config, data = self._config, (model, self._held.features, self._held.labels)
+        drawn: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "precision": config.evaluation_precision}
         if (target := self._held.target) is not None:
-            loaded = bfl.evaluation.evaluate_regression(*arguments, scale=target.scale, shift=target.mean)
+            loaded = bfl.evaluation.evaluate_regression(*data, **drawn, scale=target.scale, shift=target.mean)
             truth = target.mean + target.scale * np.asarray(self._held.labels, np.float64)
             return bfl.evaluation.number_sums(loaded, truth)
-        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
+        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*data, **drawn), self._held.labels)
 
     def _begun(self) -> bfl.sites.Party:
         if self._party is None:
