@@ -194,7 +194,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, default=ROOT / "build" / "mutants.txt")
     args = parser.parse_args()
     files = args.files or [
-        str(p.relative_to(ROOT)) for name in PACKAGES for p in sorted((ROOT / "tfp_bfl" / name).glob("*.py"))
+        str(p.relative_to(ROOT)) for name in PACKAGES for p in sorted((ROOT / "tfp_bfl" / name).rglob("*.py"))
     ]
     everything, known = list(all_mutants(files)), accepted()
     asked = [row for row in everything if f"{row[0]}: {row[2].change}" not in known]
