@@ -140,7 +140,7 @@ def make_round(
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
-        nobody = Population(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Population().most_weight))
+        nobody = Population(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Population().most_weight), tf.constant(0))
         step = server_step.initialize(weights)
         weights = server_step.begin(step, weights)
         noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.is_private else ()
@@ -237,10 +237,10 @@ def _of_finite(
 def _sizes(known: Population, sound: tf.Tensor, num_examples: tf.Tensor) -> tuple[Population, RoundSize]:
     """Return the largest federation yet, and it with the present round's own."""
     any_weight = tf.constant(Population().most_weight)
-    present = Population(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight)
+    present = Population(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight, tf.constant(0))
     federation = tf.nest.map_structure(tf.maximum, known, present)
     sized = (known.num_clients == 0) | (known.num_examples > 0)
-    size = RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present, sized)
+    size = RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present, sized, federation.rounds)
     return federation, size
 
 

@@ -22,18 +22,20 @@ class Population(NamedTuple):
       num_clients: K, int32.
       num_examples: N, of all of them together, int64.
       most_weight: the largest weight with which a client of the next round is pooled, float32.
+      rounds: R, of the run, int32; 0 where nobody has said.
     """
 
     num_clients: Any = 0
     num_examples: Any = 0
     most_weight: Any = float(np.finfo(np.float32).max)  # Any: all of a state is finite.
+    rounds: Any = 0
 
 
 class RoundSize(NamedTuple):
     """The size of a federation, as `Population`, and of a round.
 
     Fields:
-      num_clients, num_examples, most_weight: of the federation.
+      num_clients, num_examples, most_weight, rounds: of the federation.
       present: number of sound clients of the round and of their examples, a `Population`.
       sized: False in the first round after `with_clients` without the clients' sizes, a scalar bool: num_examples is
         then that of the round.
@@ -44,6 +46,7 @@ class RoundSize(NamedTuple):
     most_weight: Any
     present: Population
     sized: Any = True
+    rounds: Any = 0
 
     def share(self, weighting: str, expected: int | None = None, sized: bool | tf.Tensor = True) -> tf.Tensor:
         """Return the fraction of all clients' weights that is in the round, a scalar; 0 of an empty federation.
