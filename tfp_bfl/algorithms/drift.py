@@ -54,8 +54,9 @@ def reach_of(
     inference: str | None = None,
     update_prior: bool = False,
     **others: object,
-) -> Callable[[Scalar, Scalar], Reach]:
-    """Return the function from the round and a client's number of examples to its `Reach`; options with defaults.
+) -> Callable[..., Reach]:
+    """Return the function from the round, a client's number of examples and the number of rounds to its `Reach`;
+    options with defaults.
 
     Source: Wang et al. 2020 (arXiv:2007.07481), section 4.1, for the vector of coefficients.
     """
@@ -71,11 +72,11 @@ def reach_of(
     momentum = float(built.momentum or 0.0)
     rate = inverse_decay(default_rate(settings.inference, chosen)) if learning_rate is None else learning_rate
 
-    def reach(round: Scalar, num_examples: Scalar) -> Reach:
+    def reach(round: Scalar, num_examples: Scalar, rounds: tf.Tensor | int = 0) -> Reach:
         steps = tf.cast(local_epochs * steps_per_epoch(num_examples, batch_size), tf.float32)
         steps = tf.maximum(steps, 1.0)
         coefficients = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-        return Reach(tf.cast(rate_of(rate, round), tf.float32), coefficients)
+        return Reach(tf.cast(rate_of(rate, round, rounds), tf.float32), coefficients)
 
     return reach
 

@@ -68,6 +68,7 @@ class TrainingOptions(Sending, Passes, total=False):
     decay: float | None
     stddev_rate: float
     step_damping: float | None
+    first_stddev: float | None
     keep_momentum: bool
     kl: str | None
     temperature: float | None

@@ -34,6 +34,7 @@ def variational(
     decay: float | None = None,
     stddev_rate: float = 1.0,
     step_damping: float | None = None,
+    first_stddev: float | None = None,
     kl: str | None = None,
     weighting: str = "train_size",
     temperature: float | None = None,
@@ -71,6 +72,9 @@ def variational(
       decay: how much of a weight's precision stays from one estimate of its curvature to the next.
       stddev_rate: for inference "backprop": the rate of log s over that of the means.
       step_damping: for natural gradients: a share of n that is added to the precision in each step of the means.
+      first_stddev: for inference "curvature": standard deviations follow the data from the first step on, and the noise
+        of training is at first no wider than this (`training.natural.ByCurvature`); None for standard deviations that
+        leave those of the start by `decay`.
       kl: n is N, the number of all clients' examples ("total"), or N_k, this client's ("client"), or that with the
         prior's K-th root ("product"): `training.KLS`; None for "total", and for "client" with update_prior. A client
         that does not know the federation's size is alone.
@@ -104,6 +108,7 @@ def variational(
         decay=decay,
         stddev_rate=stddev_rate,
         step_damping=step_damping,
+        first_stddev=first_stddev,
     )
 
     def build() -> Work:

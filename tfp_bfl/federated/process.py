@@ -177,14 +177,19 @@ class BayesianProcess:
         own = tf.nest.map_structure(np.asarray, (step, self.server_step.begin(step, given)))
         return state._replace(step=own[0], weights=own[1])
 
-    def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = ()) -> ServerState:
+    def with_clients(
+        self, state: ServerState, clients: Sequence[int], sizes: Any = (), rounds: int = 0
+    ) -> ServerState:
         """Return the state of a federation of these clients' numbers, who hold so many examples each.
+
+        `rounds` are those of the run, over which rates fall (`training.falling`); 0 where they are not known.
 
         Where clients keep something over rounds, each has a row: a client that is there keeps its own. A round leaves
         out clients without one, as faulty.
         """
         held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
-        federation = Population(np.int32(len(clients)), np.int64(held.sum()), np.float32(Population().most_weight))
+        any_weight = np.float32(Population().most_weight)
+        federation = Population(np.int32(len(clients)), np.int64(held.sum()), any_weight, np.int32(rounds))
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)

@@ -216,7 +216,8 @@ class _Simulation:
             raise InvalidArgument(
                 f"{settings.checkpoints.folder} holds a run of {done} rounds: ask for that many or more."
             )
-        self._state, self._record = process.with_clients(state, range(clients.num_clients), clients.sizes), record
+        self._state = process.with_clients(state, range(clients.num_clients), clients.sizes, self._rounds)
+        self._record = record
         if self._draws:
             self._draws.restore({n: x for n, x in record.draws.items() if int(n) <= done}, state.weights)
         drawn_by = int.from_bytes(np.asarray(state.noise).tobytes(), "little") if process.privacy else self._seed

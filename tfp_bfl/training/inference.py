@@ -166,6 +166,7 @@ def update_of(
     decay: float | None = None,
     stddev_rate: float = 1.0,
     step_damping: float | None = None,
+    first_stddev: float | None = None,
 ) -> Callable[[FlatWeights], Update]:
     """Return the update of an inference for the weights of a model.
 
@@ -177,6 +178,7 @@ def update_of(
       decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
       stddev_rate: for "backprop", the rate of log s over that of the means.
       step_damping: of natural gradients, a share of n (`ByCurvature`); None for 0.
+      first_stddev: of inference "curvature", the width of the first noise (`ByCurvature`).
     """
     optimizer_of(optimizer_fn)
     check_schedules(learning_rate=learning_rate)
@@ -197,6 +199,11 @@ def update_of(
             f"step_damping is {shown(step_damping)}, an option of natural gradients, and inference is {inference!r}: "
             "leave it out, or use inference 'natural' or 'ivon'."
         )
+    if first_stddev is not None and (inference != "curvature" or not check_number(first_stddev, "first_stddev")):
+        raise InvalidArgument(
+            f"first_stddev is {shown(first_stddev)}, an option of inference 'curvature', and this is {inference!r}: "
+            "leave it out."
+        )
     by_optimizer = functools.partial(
         ByOptimizer,
         optimizer_fn=optimizer_fn,
@@ -206,6 +213,7 @@ def update_of(
     )
     options = {**_NATURAL.get(inference, {}), **({} if decay is None else {"decay": decay})}
     options.update({} if step_damping is None else {"damping": step_damping})
+    options.update({} if first_stddev is None else {"first_stddev": first_stddev})
 
     def make(weights: FlatWeights) -> Update:
         if inference == "backprop" or not weights.has_posterior:

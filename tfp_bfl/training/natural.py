@@ -11,12 +11,22 @@ from tfp_bfl.weights import FlatWeights
 MOMENTUM = 0.9
 # Steps from one estimate of the curvature by drawn labels to the next, which costs a backward pass.
 DRAW_EVERY = 8
+# From round to round, of the precision by which the noise of training is narrower than the posterior.
+FADING = 0.9
 
 
 class ByCurvature:
     """Precisions follow the curvature of the likelihood; means by a Keras optimizer, or by natural gradients too.
 
     precision = 1 / s^2 <- b precision + (1 - b) (1 / t^2 + n h)
+
+    With `first_stddev` s_0 the precisions follow the data from the first estimate on, and the noise of training is at
+    first no wider than s_0: in round r, after j estimates,
+
+    precision = q + c_r,   q <- q + max(1 / (j + 1), (1 - b) f_r) (1 / t^2 + n h - q),   c_r = 0.9^r / s_0^2
+
+    q is the mean of all estimates at first, and takes less of each as f_r, the share of the first learning rate that is
+    left, falls; c_r fades.
 
     h [D] estimates the second derivative of the mean negative log likelihood in each weight:
 
@@ -46,6 +56,7 @@ class ByCurvature:
       natural_means: by natural gradients at `learning_rate`; point weights then by the optimizer at its default rate.
       damping: of natural gradients, a share of n.
       noise: "shared", one draw for a batch, or "flipout".
+      first_stddev: s_0; None for precisions that leave those of the start by the decay.
 
     Source: Khan et al. 2018 (arXiv:1806.04854), eqs. 6 and 7; Shen et al. 2024 (arXiv:2402.17641), algorithm 1 (IVON);
     Martens 2020 (arXiv:1412.1193), section 9.2, for drawn labels.
@@ -62,6 +73,7 @@ class ByCurvature:
         natural_means: bool = False,
         damping: float = 0.0,
         noise: str = "shared",
+        first_stddev: float | None = None,
     ):
         self.noise = noise
         self.draws_labels = draw_labels
@@ -71,15 +83,21 @@ class ByCurvature:
         self._learning_rate = learning_rate
         self._optimizer, self._reset = resettable(optimizer_fn, [weights.values])
         self._point_rate = optimizer_rate(optimizer_fn)
+        self._first_stddev = first_stddev
+        if first_stddev is not None:
+            self._done, self._gain = tf.Variable(0.0), tf.Variable(0.0)
         self._rate: tf.Variable | None = None
         if natural_means:
             self._rate = tf.Variable(0.0)
             self._momentum = tf.Variable(lambda: tf.zeros_like(weights.log_stddev))
             self._steps_before = tf.Variable(0)
 
-    def start(self, round: tf.Tensor) -> None:
+    def start(self, round: tf.Tensor, rounds: tf.Tensor | int) -> None:
         self._reset()
-        rate = rate_of(self._learning_rate, round)
+        rate = rate_of(self._learning_rate, round, rounds)
+        if self._first_stddev is not None:
+            self._done.assign(tf.cast(round, tf.float32))
+            self._gain.assign((1 - self._decay) * rate / rate_of(self._learning_rate, tf.constant(0), rounds))
         if self._rate is None:
             self._optimizer.learning_rate.assign(rate)
         else:
@@ -127,11 +145,23 @@ class ByCurvature:
 
         def by_drawn_labels() -> tf.Tensor:
             before, curvature = present(), batch.size * tf.square(batch.in_noise_of_drawn_labels())
-            return self._set(before + share * (prior_precision + size * curvature - before), target.least_precision)
+            found = prior_precision + size * curvature
+            if self._first_stddev is None:
+                return self._set(before + share * (found - before), target.least_precision)
+            # What was sent was made in the round before, in which each client had an estimate or more.
+            last = tf.where(tf.equal(batch.number, 0), tf.maximum(self._done - 1, 0.0), self._done)
+            known = tf.maximum(before - self._narrowing(last), prior_precision)
+            estimates = self._done + tf.cast(batch.number // DRAW_EVERY, tf.float32)
+            gain = tf.maximum(1 / (estimates + 1), self._gain)
+            return self._set(known + gain * (found - known) + self._narrowing(self._done), target.least_precision)
 
         if not self.draws_labels:
             return by_price()
         return tf.cond(tf.equal(batch.number % DRAW_EVERY, 0), by_drawn_labels, present)
+
+    def _narrowing(self, round: tf.Tensor) -> tf.Tensor:
+        """Return c_r."""
+        return tf.pow(FADING, round) / self._first_stddev**2
 
     def _set(self, precision: tf.Tensor, least: tf.Tensor) -> tf.Tensor:
         precision = tf.maximum(precision, least)

@@ -119,7 +119,7 @@ class Trainer:
         Returns:
           The metrics, and the last state.
         """
-        self.update.start(message.round)
+        self.update.start(message.round, message.federation.rounds)
         resume(self.update)
         self.weights.load(message.weights)
         anchor = tf.identity(self.weights.values)

@@ -113,8 +113,8 @@ class Update(Protocol):
     noise: str
     draws_labels: bool
 
-    def start(self, round: tf.Tensor) -> None:
-        """Begin anew, in this round."""
+    def start(self, round: tf.Tensor, rounds: tf.Tensor | int) -> None:
+        """Begin anew, in this round of so many; 0 where their number is not known."""
 
     def step(self, batch: Batch, target: Target) -> None:
         """Apply one step to the weights."""
@@ -151,8 +151,8 @@ class ByOptimizer:
         self._learning_rate = learning_rate
         self._factors = 1.0, stddev_rate
 
-    def start(self, round: tf.Tensor) -> None:
-        rate = rate_of(self._learning_rate, round)
+    def start(self, round: tf.Tensor, rounds: tf.Tensor | int) -> None:
+        rate = rate_of(self._learning_rate, round, rounds)
         for (_, optimizer, reset), factor in zip(self._groups, self._factors):
             reset()
             optimizer.learning_rate.assign(factor * rate)
@@ -180,9 +180,11 @@ def check_schedules(**values: Schedule | None) -> None:
             check_number(value, name, zero=True)
 
 
-def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
-    """Return the learning rate of a round."""
-    return learning_rate(round) if callable(learning_rate) else learning_rate
+def rate_of(learning_rate: Schedule, round: tf.Tensor, rounds: tf.Tensor | int = 0) -> Any:
+    """Return the learning rate of a round, in a run of so many; 0 where their number is not known."""
+    if not callable(learning_rate):
+        return learning_rate
+    return learning_rate(round, rounds) if hasattr(learning_rate, "knows_rounds") else learning_rate(round)
 
 
 def resettable(
