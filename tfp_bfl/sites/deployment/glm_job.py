@@ -97,12 +97,7 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
     model.check()
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
-    if (job.event is None) != (family != "cox"):
-        raise InvalidArgument("--event names the column with the event, for the family cox and no other.")
-    if job.event_value and family not in ("bernoulli", "cox"):
-        raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {family}.")
-    if job.exposure and family != "poisson":
-        raise InvalidArgument(f"--exposure is for poisson, but the family is {family}.")
+    job.columns.check()
     if model.random and family == "cox":
         raise InvalidArgument("--random is for gaussian, bernoulli and poisson, but the family is cox.")
     if job.revise is not None:
