@@ -6,9 +6,8 @@ A new model is one function of `architectures` and one entry in `MODELS`.
 from collections.abc import Callable
 
 from tfp_bfl import keras
-from tfp_bfl.keywords import keywords_of, show
 from tfp_bfl.models.architectures import conv_net, density, lenet, mlp, resnet20
-from tfp_bfl.models.blocks import KINDS, PRECISIONS, Blocks
+from tfp_bfl.models.blocks import KINDS, PRECISIONS
 from tfp_bfl.models.conversion import deterministic, in_bfloat16, kind_of, mc_dropout, without_noise
 from tfp_bfl.models.keras_3 import copy_to_keras_3, from_keras_3
 from tfp_bfl.models.model_fn import as_model_fn
@@ -17,8 +16,6 @@ from tfp_bfl.weights.model_weights import check_keras_2
 MODELS: dict[str, Callable[..., keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)
 }
-for builder in MODELS.values():
-    show(builder, keywords_of(Blocks).values())
 
 __all__ = [
     "KINDS",

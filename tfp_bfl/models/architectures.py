@@ -5,14 +5,14 @@ differentiable log density as a Keras model, so that rounds, chains and files ta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, lookup
-from tfp_bfl.models.blocks import NORMALIZATIONS, Blocks, check_classes, check_image_shape
+from tfp_bfl.models.blocks import NORMALIZATIONS, Blocks, KindOptions, check_classes, check_image_shape
 
 
 def mlp(
@@ -22,7 +22,7 @@ def mlp(
     normalization: str = "none",
     hidden: Sequence[int] = (64, 32),
     activation: str = "relu",
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras.Model:
     """Build dense layers on the flattened input; no hidden layer is logistic regression.
 
@@ -61,7 +61,7 @@ def lenet(
     input_shape: Sequence[int] = (28, 28, 1),
     num_classes: int = 10,
     normalization: str = "none",
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras.Model:
     """Build LeNet-5: two 5 x 5 convolutions with 6 and 16 filters, each pooled, and dense layers of 120, 84 and C.
 
@@ -73,7 +73,10 @@ def lenet(
       input_shape: [height, width, channels], at least 8 x 8.
       num_classes: C.
       normalization: "none", "batch" or "group", after each convolution.
-      **options: of `tfp_bfl.models.blocks.Blocks`, which the signature shows; keras=3 for a `keras.Model` of Keras 3.
+      **options: of `tfp_bfl.models.blocks.Blocks`: prior_stddev ("fan_in", or the standard deviation of the prior on
+        every weight of kind "flipout"), dropout_rate (0.2, of kind "mc_dropout"), variational_bias, initial_stddev,
+        min_stddev, variational_layers, variational_initializer, parametrization, logit_range, kl_weight, precision,
+        seed; keras=3 for a `keras.Model` of Keras 3.
 
     Returns:
       A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].
@@ -104,8 +107,7 @@ def conv_net(
     num_classes: int = 10,
     normalization: str = "none",
     width: int = 64,
-    variational_layers: str | Sequence[str] = ("dense_1",),
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras.Model:
     """Build three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C
     units.
@@ -128,7 +130,8 @@ def conv_net(
     """
     shape = check_image_shape("conv_net", input_shape, num_classes, smallest=8)
     check_count(width, "width")
-    blocks = Blocks(kind, normalization=normalization, variational_layers=variational_layers, **options)
+    options.setdefault("variational_layers", ("dense_1",))
+    blocks = Blocks(kind, normalization=normalization, **options)
     images = blocks.keras.Input(shape)
     with blocks.precision():
         x = images
@@ -147,7 +150,7 @@ def resnet20(
     input_shape: Sequence[int] = (32, 32, 3),
     num_classes: int = 10,
     normalization: str = "batch",
-    **options: Any,
+    **options: Unpack[KindOptions],
 ) -> keras.Model:
     """Build ResNet-20: a 3 x 3 convolution, nine blocks of two (three each with 16, 32, 64 filters), pooling, dense.
 

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from tfp_bfl import keras as keras_2
 from tfp_bfl import layers
@@ -39,6 +39,25 @@ INITIALIZERS: dict[str, Callable[[Any, int], Any]] = {
     "uniform": lambda of, seed: of.VarianceScaling(1 / 3, "fan_in", "uniform", seed=seed),
 }
 NORMALIZATIONS = {"batch": "batch statistics", "group": "groups of channels", "none": "no normalization"}
+
+
+class KindOptions(TypedDict, total=False):
+    """Options that every builder of models takes: those of `Blocks`, with its defaults."""
+
+    prior_stddev: float | str
+    dropout_rate: float
+    variational_bias: bool
+    initial_stddev: float | None
+    min_stddev: float
+    variational_layers: str | Sequence[str]
+    variational_initializer: str
+    parametrization: str
+    logit_range: tuple[float, float] | None
+    kl_weight: float
+    output_dropout: bool
+    precision: str
+    seed: int
+    keras: int
 
 
 class Blocks:
