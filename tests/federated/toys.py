@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import federated, rules, servers, weighting
-from tfp_bfl.contracts import ClientWork, ModelRule, ServerStep
+from tfp_bfl.contracts import ClientWork, ServerStep
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.layers.noise import standard_normal
 from tfp_bfl.weights import ClientResult, TrainingMetrics
@@ -80,15 +80,7 @@ def gradient(message, examples, seed):
 
 def total():
     """The plain sum of what clients send."""
-    each = tf.nest.map_structure
-    return ModelRule(
-        lambda local, anchor, weight: local,
-        lambda a, b: each(tf.add, a, b),
-        lambda total, anchor: rules.Pooled(total),
-        "total",
-        takes=None,
-        gives="force",
-    )
+    return rules.total()._replace(gives="force")
 
 
 @functools.cache
@@ -99,13 +91,8 @@ def descend(step_size):
         kernel, bias = weights.point
         return state + 1.0, weights._replace(point=(kernel, bias - step_size * pooled["force"]))
 
-    return ServerStep(
-        lambda weights: tf.constant(0.0),
-        advance,
-        send=lambda state, weights: weights.point[1],
-        takes="force",
-        name=f"descend (step size {step_size:g})",
-    )
+    send, name = lambda state, weights: weights.point[1], f"descend (step size {step_size:g})"
+    return ServerStep(lambda weights: tf.constant(0.0), advance, send=send, takes="force", name=name)
 
 
 def personal(message, client):

@@ -120,9 +120,9 @@ def compose(
     )
 
 
-def _with_limits(options: dict[str, Any]) -> dict[str, Any]:
+def _with_limits(options: dict[str, object]) -> dict[str, Any]:
     """Return the options for `federated.build_process`, where guards are one object."""
-    guards = {name: options.pop(name) for name in _GUARDS if name in options}
+    guards: dict[str, Any] = {name: options.pop(name) for name in _GUARDS if name in options}
     return {**options, "limits": Limits(**guards)}
 
 

@@ -141,6 +141,8 @@ def fsgld(
     return _chain(model_fn, local, follow(len(surrogates)), thinning, process)
 
 
-def _chain(model_fn: Model, work: Any, step: Any, thinning: Any, process: dict[str, Any]) -> federated.BayesianProcess:
+def _chain(
+    model_fn: Model, work: Any, step: Any, thinning: federated.Thinning | None, process: dict[str, Any]
+) -> federated.BayesianProcess:
     chain = federated.check_thinning(thinning or federated.Thinning())
     return compose(model_fn, work, rules.total(), step, **{**process, "weighting": "equal", "thinning": chain})

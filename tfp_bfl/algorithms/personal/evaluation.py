@@ -211,7 +211,7 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
     message_of_step = process.server_step.send(state.step, state.weights)
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def run(weights: ModelWeights, examples: Any, seed: tf.Tensor) -> ModelWeights:
+    def run(weights: ModelWeights, examples: ClientExamples, seed: tf.Tensor) -> ModelWeights:
         kept = [tf.cast(tf.reshape(x != 0, [-1]), x.dtype) for x in tf.nest.flatten(weights.posterior.mean)]
         # A pruned weight is 0, and adaptation leaves it so.
         given = Pruned(tf.concat(kept, 0)) if is_plain else message_of_step
