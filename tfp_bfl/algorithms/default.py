@@ -31,7 +31,11 @@ FIRST_STDDEV = 0.02
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.99, 1e-7
 # Of a weight that is no kernel's, such as a bias.
 _UNIT = 0.1
-_OF_CLIENTS = ("local_epochs", "batch_size", "learning_rate", "temperature", "likelihood", "weighting")
+# Options of the clients' training that are part of the method.
+_OF_RECIPE = (
+    *("optimizer_fn", "inference", "noise", "decay", "stddev_rate", "step_damping", "first_stddev", "kl"),
+    *("update_prior", "pretrained", "proximal", "example_privacy"),
+)
 
 
 class Steps(NamedTuple):
@@ -49,11 +53,7 @@ class Steps(NamedTuple):
     square: Any
 
 
-@passing_on(
-    clients.variational,
-    without=("optimizer_fn", "inference", "noise", "decay", "stddev_rate", "step_damping", "first_stddev", "kl")
-    + ("update_prior", "pretrained", "proximal", "example_privacy"),
-)
+@passing_on(clients.variational, without=_OF_RECIPE)
 def default(
     model_fn: Model, *, server_learning_rate: float = SERVER_RATE, **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:

@@ -177,9 +177,7 @@ class BayesianProcess:
         own = tf.nest.map_structure(np.asarray, (step, self.server_step.begin(step, given)))
         return state._replace(step=own[0], weights=own[1])
 
-    def with_clients(
-        self, state: ServerState, clients: Sequence[int], sizes: Any = (), rounds: int = 0
-    ) -> ServerState:
+    def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = (), rounds: int = 0) -> ServerState:
         """Return the state of a federation of these clients' numbers, who hold so many examples each.
 
         `rounds` are those of the run, over which rates fall (`training.falling`); 0 where they are not known.

@@ -142,7 +142,9 @@ def make_round(
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
-        nobody = Population(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Population().most_weight), tf.constant(0))
+        nobody = Population(
+            tf.constant(0), tf.constant(0, tf.int64), tf.constant(Population().most_weight), tf.constant(0)
+        )
         step = server_step.initialize(weights)
         weights = server_step.begin(step, weights)
         noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.needs.is_private else ()
@@ -248,7 +250,9 @@ def _sizes(known: Population, sound: tf.Tensor, num_examples: tf.Tensor) -> tupl
     present = Population(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight, tf.constant(0))
     federation = tf.nest.map_structure(tf.maximum, known, present)
     sized = (known.num_clients == 0) | (known.num_examples > 0)
-    size = RoundSize(federation.num_clients, federation.num_examples, federation.most_weight, present, sized, federation.rounds)
+    size = RoundSize(
+        federation.num_clients, federation.num_examples, federation.most_weight, present, sized, federation.rounds
+    )
     return federation, size
 
 

@@ -48,6 +48,7 @@ from tfp_bfl.options.server_groups import (
 )
 from tfp_bfl.options.training_groups import (
     ADMM,
+    Augmented,
     Batches,
     DynamicLoss,
     Inference,
@@ -60,6 +61,7 @@ from tfp_bfl.options.training_groups import (
     Rounds,
     SiteFactors,
     Swag,
+    Tempered,
 )
 
 
@@ -70,9 +72,9 @@ def _only(*names: str) -> frozenset[str]:
 POINT, CLASSES, EVEN, START = "point weights", "classes", "equal chances", "start"
 PERSONAL, ADAPTED, SAMPLES = "personal models", "adapted models", "samples"
 _MESSAGES = (Compression, ErrorMemory)
-_TRAINING = (Batches, Local, Rounds)
+_TRAINING = (Batches, Local, Augmented, Rounds)
 _PRIVATE = (Weighting, PrivateClients)
-_INFERRED = (*_TRAINING, LocalOptimizer, Inference, Bound)
+_INFERRED = (*_TRAINING, LocalOptimizer, Inference, Tempered, Bound)
 _BY_MOMENTUM = (*_TRAINING, LocalOptimizer, Momentum, Bound, Defence)
 _AVERAGING = (*_BY_MOMENTUM, GlobalOptimizer)
 _CHAIN = (Batches, WeightPrior, BurnIn, RoundSamples, Chain)
@@ -106,6 +108,14 @@ _of_chains = functools.partial(
     of_recipe=("prior_stddev",),
     steps=lambda config, num_examples: config.local_steps,
 )
+# What a run without options does.
+DEFAULT = Method(
+    "default",
+    "clients train Gaussian weights; the server averages them, and takes adaptive steps beyond the average",
+    (Batches, Local, Augmented, Tempered, Bound, Defence, WeightPrior, *_PRIVATE, *_MESSAGES),
+    schedule="falling",
+    rate=made.rate_of_clients,
+)
 VARIATIONAL = Method(
     "variational",
     "clients fit a posterior by the ELBO, many rounds; the server pools by a rule",
@@ -123,6 +133,7 @@ OWN = Method(
     rate=made.rate_of_optimizer,
 )
 _METHODS = (
+    DEFAULT,
     VARIATIONAL,
     _of_factors(
         "partitioned_vi",

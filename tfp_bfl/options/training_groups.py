@@ -47,8 +47,22 @@ class Local(Group):
         return class_weights.likelihood(self.class_weight, clients) if self.class_weight else {}
 
 
+class Augmented(Group):
+    """Clients step through batches, which can be augmented."""
+
+    augmentation: str | None = option(
+        None,
+        "Augmentation of images at each step; none by default.",
+        names=choices.AUGMENTATIONS,
+    )
+
+    def check(self, config: Any) -> None:
+        if self.augmentation is not None:
+            bfl.data.parse_augmentation(self.augmentation)
+
+
 class Rounds(Group):
-    """Training over many rounds."""
+    """Training over many rounds at rates of a schedule."""
 
     schedule: str | None = option(
         None,
@@ -60,15 +74,8 @@ class Rounds(Group):
         0.0, "Decay rate of the exponential schedule, per round; above 0 it selects that schedule.", argument=None
     )
     silent_rounds: CountOrZero = option(0, "Number of rounds before the exponential schedule begins.", argument=None)
-    augmentation: str | None = option(
-        None,
-        "Augmentation of images at each step; none by default.",
-        names=choices.AUGMENTATIONS,
-    )
 
     def check(self, config: Any) -> None:
-        if self.augmentation is not None:
-            bfl.data.parse_augmentation(self.augmentation)
         if self.learning_rate_decay and self.schedule not in (None, "exponential"):
             raise InvalidArgument(
                 f"learning_rate_decay is a number of the exponential schedule, and the schedule is {self.schedule}: "
@@ -123,6 +130,16 @@ class Momentum(Group):
         return given
 
 
+class Tempered(Group):
+    """Clients fit a posterior to a tempered likelihood."""
+
+    temperature: Positive | None = option(
+        None,
+        "Posterior temperature T: as if each example had been seen 1/T times; by default 0.03 (algorithm default) or "
+        "0.01, for regression 1.",
+    )
+
+
 class Inference(Group):
     """Clients fit a posterior by the ELBO."""
 
@@ -137,10 +154,6 @@ class Inference(Group):
         "Noise of the weights in training: shared by a batch, or flipout for each example; by default "
         "that of the inference.",
         names=choices.NOISES,
-    )
-    temperature: Positive | None = option(
-        None,
-        "Posterior temperature T: as if each example had been seen 1/T times; by default 0.01, for regression 1.",
     )
 
     def arguments(self, config: Any, given: dict[str, Any], unlabelled: Callable[[], Any]) -> dict[str, Any]:

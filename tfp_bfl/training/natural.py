@@ -161,7 +161,7 @@ class ByCurvature:
 
     def _narrowing(self, round: tf.Tensor) -> tf.Tensor:
         """Return c_r."""
-        return tf.pow(FADING, round) / self._first_stddev**2
+        return tf.pow(FADING, round) / tf.square(self._first_stddev)
 
     def _set(self, precision: tf.Tensor, least: tf.Tensor) -> tf.Tensor:
         precision = tf.maximum(precision, least)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import tensorflow as tf
 
@@ -184,7 +184,8 @@ def rate_of(learning_rate: Schedule, round: tf.Tensor, rounds: tf.Tensor | int =
     """Return the learning rate of a round, in a run of so many; 0 where their number is not known."""
     if not callable(learning_rate):
         return learning_rate
-    return learning_rate(round, rounds) if hasattr(learning_rate, "knows_rounds") else learning_rate(round)
+    known = {"rounds": rounds} if hasattr(learning_rate, "knows_rounds") else {}
+    return cast(Any, learning_rate)(round, **known)
 
 
 def resettable(
