@@ -235,6 +235,8 @@ class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):
         rule is idempotent, and may be repeated.
       linear: for given variances and weights of the clients its means are affine in theirs, and its variances hold
         none of them: noise without bias in what they send has none in the pool.
+      averages: "precision" or "variance", of which its sums and what it pools are linear in the clients'; "" for
+        neither: noise without bias in that has none in what it pools.
       units: anchor -> statistics of the size of one client's at weight one, by the anchor's standard deviations: in
         these units they are numbers near one, which can be rounded, encrypted or given noise. None where to merge is no
         plain sum.
@@ -251,6 +253,7 @@ class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
+    averages: str = ""
     units: Callable[[_Anchor], Statistics] | None = None
     randomise: Callable[[Statistics, tf.Tensor], Statistics] | None = None
 
@@ -274,7 +277,7 @@ class GatherRule(NamedTuple, Generic[_Local, _Pool, _Anchor]):
         graph, and `importance` is the clients' weights.
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
-      min_clients, takes, gives, one_shot, linear: as of `Rule`.
+      min_clients, takes, gives, one_shot, linear, averages: as of `Rule`.
     """
 
     pool: Callable[[_Local, tf.Tensor, _Anchor], Pooled[_Pool]]
@@ -285,6 +288,7 @@ class GatherRule(NamedTuple, Generic[_Local, _Pool, _Anchor]):
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
+    averages: str = ""
 
 
 class ModelGatherRule(GatherRule[Sent, Given, ModelWeights], Generic[Sent, Given]):

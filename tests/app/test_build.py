@@ -40,7 +40,7 @@ COMMON = {
     *("element_spec", "local_epochs", "batch_size", "learning_rate"),
     *("optimizer_fn", "server_optimizer", "max_change_norm", "augmentation"),
 }
-COMPRESSED = {"compressor", "per_tensor", "error_memory"}
+COMPRESSED = {"compressor", "per_tensor", "error_memory", "variance_bits"}
 
 
 def config_of(algorithm, **options):

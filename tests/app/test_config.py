@@ -38,6 +38,7 @@ NEEDS = {
     **{name: {"compressor": "quantiser:4"} for name in ("error_memory", "per_tensor")},
     "last_layer": {"pretrain_share": 0.2},
     "pretrained": {"update_prior": True, "kind": "flipout"},
+    "variance_bits": {"kind": "flipout"},
     "client_noise": {"evaluate_clients": True},
     "privacy_clip_norm": {"cohort_size": 2},
     **{
@@ -54,7 +55,7 @@ SPECIAL = {
     "augmentation": "crop_and_flip:1", "class_weight": "balanced", "inference": "backprop", "kl": "client",
     "learning_rate": 0.07, "learning_rate_decay": 0.1, "noise": "flipout", "optimizer": "adam", "prior_stddev": 0.3,
     "potential_curvature": 50.0, "privacy_delta": 1e-6, "step_size": 1e-5, "rule": "conflation",
-    "schedule": "exponential", "learner": "hessian_free_maml",
+    "schedule": "exponential", "learner": "hessian_free_maml", "variance_bits": 8,
 }  # fmt: skip
 
 

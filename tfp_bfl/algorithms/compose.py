@@ -17,6 +17,7 @@ from tfp_bfl.algorithms.fitting import (
 )
 from tfp_bfl.algorithms.options import ComposeOptions
 from tfp_bfl.compression import Compressor
+from tfp_bfl.compression.variances import are_coarse
 from tfp_bfl.contracts import WEIGHTS, AnyRule, ClientWork, ModelGatherRule, ModelRule, ServerStep, Work
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -56,6 +57,7 @@ def compose(
     compressor: str | Compressor | None = None,
     per_tensor: bool = False,
     error_memory: bool = False,
+    variance_bits: int | None = None,
     augmentation: str | Augmentation | None = None,
     privacy: Privacy | None = None,
     secure_sums: float | None = None,
@@ -79,6 +81,8 @@ def compose(
         all count the same.
       compressor, per_tensor, error_memory: of the changes that clients send (`clients.compressed`), for a rule that is
         linear and weights that do not follow from what is sent; None for none.
+      variance_bits: 8 for variances as logarithms (`compression.variances`), rounded without bias in what the rule
+        averages, precisions or variances; 32, or None, for float32.
       augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
       privacy: clipping and noise (`rules.private`), for a rule that is a plain sum and clients that weigh the same;
         None for none.
@@ -100,9 +104,15 @@ def compose(
     whole = whole_rule(rule, privacy, weighting, robust)
     check_fit(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
+    coarse = are_coarse(variance_bits)
+    if coarse and not layout(model_fn()).variational:
+        raise InvalidArgument("variance_bits is of Gaussian weights, and this model has none: leave it out.")
+    if compressor is not None or coarse:
+        check_compressible(whole, weighting, robust, secure_sums, compressor is not None, coarse)
     if compressor is not None:
-        check_compressible(whole, weighting, robust, secure_sums)
         work = cast(Any, clients.compressed(cast(Any, work), compressor, per_tensor, error_memory))
+    if coarse:
+        work = cast(Any, clients.coarse_variances(cast(Any, work), whole.averages))
     if weighting in weightings.COMPARE_POSTERIORS:
         if work.sends != WEIGHTS or not layout(model_fn()).variational:
             raise InvalidArgument(
@@ -126,7 +136,7 @@ PROCESS_OPTIONS = tuple(
     if name not in ("model_fn", "client_work", "weigh", "rule", "server_step", "privacy")
 )
 show(compose, [inspect.signature(federated.build_process).parameters[name] for name in PROCESS_OPTIONS])
-COMPRESSION = ("compressor", "per_tensor", "error_memory")
+COMPRESSION = ("compressor", "per_tensor", "error_memory", "variance_bits")
 # Those that a recipe passes on.
 SHARED_OPTIONS = (
     "weighting",

@@ -17,6 +17,8 @@ from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 
+_by_precisions = functools.partial(Rule, linear=True, averages="precision")
+
 
 class _Precisions(NamedTuple):
     weight: tf.Tensor  # the sum or the largest of the w_k, as the rule needs
@@ -66,7 +68,7 @@ def conflation() -> Rule[_Precisions]:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
     pool = _product(lambda total: tf.ones_like(total.weight))
-    return Rule(summarise, add, pool, "conflation", one_shot=True, linear=True, units=_units)
+    return _by_precisions(summarise, add, pool, "conflation", one_shot=True, units=_units)
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -97,9 +99,9 @@ def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions
         most = check_number(largest_weight, "largest_weight")
         pool = _product(lambda total: tf.constant(most))
         units = _units if most == 1 else None
-        return Rule(_weighted_precisions, add, pool, "weighted_conflation", one_shot=True, linear=True, units=units)
+        return _by_precisions(_weighted_precisions, add, pool, "weighted_conflation", one_shot=True, units=units)
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True, linear=True)
+    return _by_precisions(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True)
 
 
 @functools.cache
@@ -118,7 +120,7 @@ def log_linear_pool() -> Rule[_Precisions]:
       [1.] [1.333]
     """
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, add, pool, "log_linear_pool", linear=True, units=_units)
+    return _by_precisions(_weighted_precisions, add, pool, "log_linear_pool", units=_units)
 
 
 class _Consolidation(NamedTuple):
@@ -177,4 +179,4 @@ def distributed_weight_consolidation() -> Rule[_Consolidation]:
         return _Consolidation(*each(double, _units(anchor)[1:]))
 
     name = "distributed_weight_consolidation"
-    return Rule(summarise, add, pool, name, uses_anchor=True, linear=True, units=units)
+    return _by_precisions(summarise, add, pool, name, uses_anchor=True, units=units)

@@ -42,7 +42,7 @@ def stddevs(q: MeanField) -> Any:
 
 
 # What a rule keeps of itself when it is lifted.
-KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot", "linear")
+KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot", "linear", "averages")
 
 
 def without_noise_of_server(rule: Structure) -> Structure:

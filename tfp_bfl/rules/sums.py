@@ -61,7 +61,11 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
         pooled = inner.pool(each(back, total.sums, units(anchor)), anchor)
         return with_metrics(pooled, clipped_numbers=total.clipped)
 
-    fields = {name: getattr(inner, name) for name in KEPT} | {"name": f"quantised {inner.name}", "linear": False}
+    fields = {name: getattr(inner, name) for name in KEPT} | {
+        "name": f"quantised {inner.name}",
+        "linear": False,
+        "averages": "",
+    }
     return ModelRule(summarise, lambda a, b: each(tf.add, a, b), pool, **fields)
 
 
@@ -158,7 +162,7 @@ def private(
         return with_metrics(pooled, clipped_clients=total.clipped)
 
     fields = {name: getattr(inner, name) for name in KEPT}
-    fields |= {"name": f"private {inner.name}", "uses_anchor": True, "linear": False}
+    fields |= {"name": f"private {inner.name}", "uses_anchor": True, "linear": False, "averages": ""}
     merge = lambda a, b: each(tf.add, a, b)
     return ModelRule(summarise, merge, pool, **fields, randomise=randomise)
 
