@@ -218,6 +218,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
         **{"max_change_norm": None, "compressor": None, "per_tensor": False, "error_memory": False},
+        **{"variance_bits": None},
         **{"augmentation": None},
         **{"update_prior": False, "pretrained": True},
         **(

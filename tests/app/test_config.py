@@ -140,6 +140,7 @@ def test_a_record_gives_the_same_config_and_holds_nothing_of_other_algorithms(tm
     fitting = {"estimator": "anchored", "optimizer": "momentum"}  # `forgetful` and `momentum` are of these.
     given = {name: fitting.get(name, x) for name, x in own_options(algorithm).items()}
     given |= {"evaluate_clients": True} if "client_noise" in given else {}
+    given |= {"kind": "flipout"} if "variance_bits" in given else {}
     config = make_config(None, {"algorithm": algorithm, "pretrain_share": "0.2", **given})
     record = yaml.safe_load(config.record())
     assert {name for name in record if takers(name)} == set(own_options(algorithm))

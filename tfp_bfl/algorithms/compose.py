@@ -104,15 +104,8 @@ def compose(
     whole = whole_rule(rule, privacy, weighting, robust)
     check_fit(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
-    coarse = are_coarse(variance_bits)
-    if coarse and not layout(model_fn()).variational:
-        raise InvalidArgument("variance_bits is of Gaussian weights, and this model has none: leave it out.")
-    if compressor is not None or coarse:
-        check_compressible(whole, weighting, robust, secure_sums, compressor is not None, coarse)
-    if compressor is not None:
-        work = cast(Any, clients.compressed(cast(Any, work), compressor, per_tensor, error_memory))
-    if coarse:
-        work = cast(Any, clients.coarse_variances(cast(Any, work), whole.averages))
+    short = compressor, per_tensor, error_memory, variance_bits
+    work = _shortened(work, model_fn, whole, (weighting, robust, secure_sums), *short)
     if weighting in weightings.COMPARE_POSTERIORS:
         if work.sends != WEIGHTS or not layout(model_fn()).variational:
             raise InvalidArgument(
@@ -128,6 +121,27 @@ def compose(
         privacy=privacy,
         **process_options,
     )
+
+
+def _shortened(
+    work: Any,
+    model_fn: Callable[[], keras.Model],
+    rule: ModelRule[Any, Any],
+    pooled_by: tuple[str, str | None, float | None],
+    compressor: str | Compressor | None,
+    per_tensor: bool,
+    error_memory: bool,
+    variance_bits: int | None,
+) -> Any:
+    """Return client work with short messages, where their noise is no bias of what is `pooled_by` a weighting, a robust
+    aggregator and secure sums.
+    """
+    coarse = are_coarse(variance_bits)
+    if coarse and not layout(model_fn()).variational:
+        raise InvalidArgument("variance_bits is of Gaussian weights, and this model has none: leave it out.")
+    check_compressible(rule, *pooled_by, compressor is not None, coarse)
+    work = work if compressor is None else clients.compressed(work, compressor, per_tensor, error_memory)
+    return clients.coarse_variances(work, rule.averages) if coarse else work
 
 
 PROCESS_OPTIONS = tuple(

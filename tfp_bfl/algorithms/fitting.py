@@ -94,6 +94,8 @@ def check_compressible(
     variances: bool,
 ) -> None:
     """Raise InvalidArgument where the noise of a compressor, of means or of variances, would be a bias of the pool."""
+    if not means and not variances:
+        return
     if secure_sums is not None:
         raise InvalidArgument(
             "Under masks each number takes 8 bytes, whatever it is: leave out the compressor and variance_bits, or "
