@@ -14,8 +14,8 @@ OWN = (np.float32([[0.51, 1.975, 1.013e-4]]), np.float32([3e-3, 2e-6, 1.0, 0.4])
 STEPS = [np.abs(np.log(v / k)).max() / 127 for v, k in zip(OWN, KNOWN)]
 
 
-def code_of(unbiased_in, seed=np.int32([0, 0]), own=OWN):
-    return variances.round_variances([tf.constant(v) for v in own], KNOWN, unbiased_in, seed)
+def code_of(unbiased_in, seed=(0, 0), own=OWN):
+    return variances.round_variances([tf.constant(v) for v in own], KNOWN, unbiased_in, tf.cast(seed, tf.int32))
 
 
 @pytest.fixture(scope="module", params=[("precision", False), ("variance", False), ("precision", True)])
