@@ -125,17 +125,21 @@ def test_the_temperature_is_chosen_and_stated(averaged, held_out, command, has_r
     assert found["temperature_by"] in (tmp_path / "chosen" / "saved_model" / "model_card.md").read_text()
 
 
-def test_the_mode_of_a_last_layer_does_not_depend_on_the_temperature(averaged, tmp_path):
-    found = {}
-    for temperature in (0.01, 1.0):
+@COMMANDS
+def test_the_temperature_scales_the_covariance_alone(averaged, command, tmp_path):
+    found, means = {}, {}
+    for temperature in (0.001, 1.0):
         output = tmp_path / str(temperature)
         given = ["--temperature", temperature, "--output", output]
-        assert call("last-layer", averaged("breast_cancer"), *given) == 0
+        assert call(command, averaged("breast_cancer"), *given) == 0
         found[temperature] = summary_of(output)
+        means[temperature] = Held.load(output / "clients.npz").pool().posterior.mean
         assert found[temperature]["temperature_by"] == "given"
-    for name in ("prior_stddev", "log_marginal_likelihood", "effective_parameters"):
-        assert found[0.01][name] == found[1.0][name]
-    assert found[0.01]["epistemic"] < found[1.0]["epistemic"]
+    for name in ("prior_stddev", "log_marginal_likelihood", "effective_parameters", "distance"):
+        assert found[0.001][name] == found[1.0][name]
+    for a, b in zip(means[0.001], means[1.0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert found[0.001]["epistemic"] < 0.1 * found[1.0]["epistemic"]
 
 
 def test_a_run_of_the_algorithm_is_the_command(averaged, posteriors, tmp_path):

@@ -3,9 +3,9 @@
 `model_fn` builds a Keras model with point weights that returns logits; or is such a model, with its weights. Sums of
 clients are those of all examples in one place, so that the posterior is the central one, however the examples are
 partitioned. `prior_stddev` is t of the prior, None for the maximum of the marginal likelihood (`laplace.posterior`),
-which needs no held-out data. `temperature` is T; below 1 the posterior is as narrow as if every example were seen 1 / T
-times. None is the default of the likelihood: 0.01 for classes, 1 for regression (`training.TEMPERATURES`).
-`process.settings` states it.
+which needs no held-out data. `temperature` is T of the cold posterior p(w | D)^(1 / T): it scales the covariance alone.
+Mode, prior and noise are those of T = 1. None is the default of the likelihood: 0.01 for classes, 1 for regression
+(`training.TEMPERATURES`). `process.settings` states it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def laplace(
 ) -> federated.BayesianProcess:
     """Build the one round after federated averaging that makes a posterior at its weights w*.
 
-    q(w) = N(w*, (1 / t^2 + (1 / T) sum_k sum_i J_i^T H_i J_i)^-1)
+    q(w) = N(w*, T (1 / t^2 + sum_k sum_i J_i^T H_i J_i)^-1)
 
     Each client sends its sum of Gauss-Newton terms at w*. One round with all clients is the whole method:
     `simulate(process, clients, rounds=1, start=weights)`. Clients may also come in several rounds; one that comes again
@@ -93,11 +93,10 @@ def last_layer(
 ) -> federated.BayesianProcess:
     """Build Bayesian regression of the labels on the features of a frozen network, from sums of clients.
 
-    q(W) = N(W*, P^-1),   P = 1 / t^2 + (1 / T) sum_k sum_i J_i^T H_i J_i
+    q(W) = N(W*, T P^-1),   P = 1 / t^2 + sum_k sum_i J_i^T H_i J_i
 
-    over kernel and bias W of the last dense layer; the layers below never change. T changes the width of the posterior
-    alone: W*, the prior and the noise are those of T = 1. Each client sends its sums of curvature and gradient
-    (`laplace.work.last_layer_sums`), from which the server computes W*.
+    over kernel and bias W of the last dense layer; the layers below never change. Each client sends its sums of
+    curvature and gradient (`laplace.work.last_layer_sums`), from which the server computes W*.
 
     "gaussian": one round gives the exact posterior, from any weights of the last layer; with prior and noise at the
     maximum of the marginal likelihood unless they are given. Clients may come in several rounds.
