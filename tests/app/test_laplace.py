@@ -103,6 +103,19 @@ def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
 
 
 @pytest.mark.deep(after="tests/app/test_laplace.py")
+@COMMANDS
+def test_a_run_with_dropout_predicts_without_it(command, tmp_path):
+    start = run([*RUN.split(), "--dataset", "breast_cancer", "--kind", "mc_dropout"], tmp_path / "dropout")
+    assert summary_of(start)["epistemic"] > 1e-4
+    assert call(command, start, "--temperature", 1e-6, "--output", tmp_path / "cold") == 0
+    assert summary_of(tmp_path / "cold")["epistemic"] < 1e-5
+    info = bfl.export.read_info(tmp_path / "cold" / "saved_model")
+    assert info.configuration["weights"].endswith(", without dropout")
+    assert call("clients", "remove", tmp_path / "cold", "1", "--output", tmp_path / "two") == 0
+    assert summary_of(tmp_path / "two")["epistemic"] < 1e-5
+
+
+@pytest.mark.deep(after="tests/app/test_laplace.py")
 def test_noise_is_in_units_of_the_label(averaged, tmp_path, capsys):
     given = ["--noise-stddev", "50", "--prior-stddev", "0.5", "--temperature", "0.5"]
     assert call("last-layer", averaged("diabetes"), *given, "--output", tmp_path / "given") == 0

@@ -211,6 +211,18 @@ def test_an_exported_posterior_predicts_the_same(structure, tmp_path):
     np.testing.assert_allclose(answer["probabilities"], wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("recipe", [bfl.algorithms.laplace, bfl.algorithms.last_layer])
+def test_a_model_with_dropout_is_the_network_without_masks(recipe):
+    dropping = lambda: bfl.models.mlp("mc_dropout", hidden=(4,), seed=2, dropout_rate=0.5)
+    found, wanted = (
+        bfl.simulate(recipe(network), clients_of("uneven"), 2, start=mode(), engine="local").model
+        for network in (dropping, model_fn)
+    )
+    predict = functools.partial(bfl.evaluation.predict, features=SOURCE.features, num_samples=4)
+    np.testing.assert_allclose(predict(found), predict(wanted), atol=1e-6)
+    assert bfl.evaluation.is_stochastic(dropping()) and np.ptp(predict(found), 0).max() > 1e-4
+
+
 def test_weights_that_are_no_mode_are_warned_of(caplog):
     assert not any("no mode" in text for text in result_of("diagonal", "uneven").warnings)
     process = bfl.algorithms.laplace(model_fn, structure="diagonal", prior_stddev=1.0)

@@ -1,10 +1,11 @@
 """Laplace's approximation after federated averaging, and the exact posterior of the last layer of a frozen network.
 
-`model_fn` builds a Keras model with point weights that returns logits; or is such a model, with its weights. Sums of
-clients are those of all examples in one place, so that the posterior is the central one, however the examples are
-partitioned. `prior_stddev` is t of the prior, None for the maximum of the marginal likelihood (`laplace.posterior`),
-which needs no held-out data. `temperature` is T of the cold posterior p(w | D)^(1 / T): it scales the covariance alone.
-Mode, prior and noise are those of T = 1. None is the default of the likelihood: 0.01 for classes, 1 for regression
+`model_fn` builds a Keras model with point weights that returns logits; or is such a model, with its weights. Monte
+Carlo dropout is off, in sums and predictions: the posterior is of the network at the mean of the masks. Sums of clients
+are those of all examples in one place, so that the posterior is the central one, however the examples are partitioned.
+`prior_stddev` is t of the prior, None for the maximum of the marginal likelihood (`laplace.posterior`), which needs no
+held-out data. `temperature` is T of the cold posterior p(w | D)^(1 / T): it scales the covariance alone. Mode, prior
+and noise are those of T = 1. None is the default of the likelihood: 0.01 for classes, 1 for regression
 (`training.TEMPERATURES`). `process.settings` states it.
 """
 
@@ -12,14 +13,14 @@ from __future__ import annotations
 
 from typing import Any, Unpack, cast
 
-from tfp_bfl import federated, models, rules
+from tfp_bfl import federated, rules
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.laplace.pool import Curvatures
 from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.laplace.step import laplace as laplace_step
 from tfp_bfl.algorithms.laplace.step import last_layer as last_layer_step
 from tfp_bfl.algorithms.laplace.work import laplace as laplace_work
-from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums, layers_of
+from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums, layers_of, network_of
 from tfp_bfl.algorithms.options import FrozenOptions, GradientOptions
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
@@ -58,7 +59,7 @@ def laplace(
     Source: MacKay 1992; Daxberger et al. 2021 (arXiv:2106.14806); Immer et al. 2021 (arXiv:2104.04975) for the prior.
     """
     work, process = split_options(laplace, options)
-    model_fn = models.as_model_fn(model_fn)
+    model_fn = network_of(model_fn)
     local, full = laplace_work(model_fn, structure=structure, **work), structure == "last_layer"
     if full and prior_by_layer:
         raise InvalidArgument("prior_by_layer is for the structure 'diagonal': the last layer is one, leave it out.")
@@ -122,7 +123,7 @@ def last_layer(
       (None, 2)
     """
     work, process = split_options(last_layer, options)
-    model_fn, unit = models.as_model_fn(model_fn), lookup(_UNITS, likelihood, "likelihood")
+    model_fn, unit = network_of(model_fn), lookup(_UNITS, likelihood, "likelihood")
     gaussian = likelihood == "gaussian"
     if noise_stddev is not None and not gaussian:
         raise InvalidArgument("noise_stddev is of the likelihood 'gaussian', and this is 'categorical': leave it out.")
