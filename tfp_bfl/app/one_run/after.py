@@ -143,7 +143,7 @@ def choose_temperature(given: float | None, job: Job, state: Any) -> tuple[float
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
     no client trained on; test rows are not used. Otherwise, and for regression, T is the default of
-    `algorithms.laplace`, which the sums `state` have.
+    the algorithm, which the sums `state` have.
     """
     if given is not None:
         return check_number(given, "temperature"), "given"
