@@ -23,7 +23,7 @@ def laplace(structure):
     def alone(result, anchor):
         sent = tf.nest.map_structure(np.asarray, result.weights)
         mean = anchor.point[len(anchor.point) - number :]
-        found = laplace_posterior(mean, sent.curvature, sent.gradient, float(sent.nll), temperature=0.1)
+        found = laplace_posterior(mean, sent.curvature, sent.gradient, float(sent.nll), temperature=0.01)
         return anchor._replace(posterior=found.posterior, point=anchor.point[: len(anchor.point) - number])
 
     def pool(results, anchor):

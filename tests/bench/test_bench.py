@@ -345,8 +345,8 @@ def test_a_reduced_benchmark(tmp_path):
     # Four clients send matrix and gradient of 66 weights, and three numbers: in float64 ten times, in float32 once.
     more = lambda method: (heart[method]["upload_mb"] - heart["fed_avg"]["upload_mb"]) * 2**20
     assert more("head") == pytest.approx(10 * 4 * ((66**2 + 66) * 8 + 16))
-    for method in ("head", "laplace"):  # The default temperature: 0.1 for classes, 1 for regression.
-        assert sound["heart", method]["about"]["posterior_temperature"] == 0.1
+    for method in ("head", "laplace"):  # The default temperature: 0.01 for classes, 1 for regression.
+        assert sound["heart", method]["about"]["posterior_temperature"] == 0.01
         assert sound["diabetes", method]["about"]["posterior_temperature"] == 1
     assert more("laplace") == pytest.approx(4 * ((66**2 + 66) * 4 + 12))
     assert "permuted_test_nll" in sound["heart", "variational"]["scores"]

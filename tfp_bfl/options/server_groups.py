@@ -230,7 +230,7 @@ class AtWeights(Group):
         None, "Standard deviation of the prior; by default fitted by the marginal likelihood."
     )
     temperature: Positive | None = option(
-        None, "Posterior temperature; by default by the run's held-out rows, without them 0.1, for regression 1."
+        None, "Posterior temperature; by default by the run's held-out rows, without them 0.01, for regression 1."
     )
 
 

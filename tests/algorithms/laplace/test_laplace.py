@@ -147,10 +147,10 @@ def test_a_temperature_scales_the_covariance_alone(structure, prior_stddev):
 @pytest.mark.parametrize(
     ("recipe", "options", "temperature"),
     [
-        (bfl.algorithms.laplace, {}, 0.1),
+        (bfl.algorithms.laplace, {}, 0.01),
         (bfl.algorithms.laplace, {"likelihood": "gaussian:0.5"}, 1.0),
         (bfl.algorithms.laplace, {"likelihood": "gaussian:0.5", "temperature": 0.2}, 0.2),
-        (bfl.algorithms.last_layer, {}, 0.1),
+        (bfl.algorithms.last_layer, {}, 0.01),
         (bfl.algorithms.last_layer, {"likelihood": "gaussian"}, 1.0),
         (bfl.algorithms.last_layer, {"temperature": 1.0}, 1.0),
     ],
