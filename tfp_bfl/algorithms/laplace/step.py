@@ -158,7 +158,7 @@ def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> Held[Clien
     layer = tuple(np.asarray(x) for x in weights.point[-NUM_HEAD_WEIGHTS:])
     at = tuple(np.float32(x) for x in unflatten(tf.convert_to_tensor(state.at), layer))
     weights = weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *at))
-    return Held.of_stack(state.rows, weights, Curvatures(head.prior_stddev, head.temperature, head=head))
+    return Held.of_stack(state.rows, weights, Curvatures(head, exact=True))
 
 
 def _total(rows: ClientCurvature, at: tf.Tensor) -> Expansion:
