@@ -7,7 +7,7 @@ are those of all examples in one place, so that the posterior is the central one
 held-out data. `temperature` is T of the cold posterior p(w | D)^(1 / T): it scales the covariance alone. Mode, prior
 and noise are those of T = 1. None is the default of the likelihood: 0.01 for classes, 1 for regression
 (`training.TEMPERATURES`). At 0.01 neither structure raises the mean NLL of federated averaging on digits (0.101; last
-layer 0.099, diagonal 0.095); at 0.1 the last layer has FAVG, the diagonal 0.244. `process.settings` states it.
+layer 0.100, diagonal 0.095); at 0.1 the last layer has 0.095, the diagonal 0.244. `process.settings` states it.
 """
 
 from __future__ import annotations
