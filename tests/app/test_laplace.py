@@ -103,6 +103,19 @@ def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
 
 
 @pytest.mark.deep(after="tests/app/test_laplace.py")
+@COMMANDS
+def test_a_run_with_dropout_predicts_without_it(command, tmp_path):
+    start = run([*RUN.split(), "--dataset", "breast_cancer", "--kind", "mc_dropout"], tmp_path / "dropout")
+    assert summary_of(start)["epistemic"] > 1e-4
+    assert call(command, start, "--temperature", 1e-6, "--output", tmp_path / "cold") == 0
+    assert summary_of(tmp_path / "cold")["epistemic"] < 1e-5
+    info = bfl.export.read_info(tmp_path / "cold" / "saved_model")
+    assert info.configuration["weights"].endswith(", without dropout")
+    assert call("clients", "remove", tmp_path / "cold", "1", "--output", tmp_path / "two") == 0
+    assert summary_of(tmp_path / "two")["epistemic"] < 1e-5
+
+
+@pytest.mark.deep(after="tests/app/test_laplace.py")
 def test_noise_is_in_units_of_the_label(averaged, tmp_path, capsys):
     given = ["--noise-stddev", "50", "--prior-stddev", "0.5", "--temperature", "0.5"]
     assert call("last-layer", averaged("diabetes"), *given, "--output", tmp_path / "given") == 0
@@ -122,20 +135,27 @@ def test_the_temperature_is_chosen_and_stated(averaged, held_out, command, has_r
     assert ("the run has no held-out rows" if not has_rows else "held-out rows, of") in found["temperature_by"]
     info = bfl.export.read_info(tmp_path / "chosen" / "saved_model").configuration
     assert info["temperature"] == found["temperature"] and info["temperature_by"] == found["temperature_by"]
-    assert found["temperature_by"] in (tmp_path / "chosen" / "saved_model" / "model_card.md").read_text()
+    card = (tmp_path / "chosen" / "saved_model" / "model_card.md").read_text()
+    assert found["temperature_by"] in card
+    if found["temperature"] != 1:
+        assert f"covariance is {found['temperature']:g} times the Bayesian one" in " ".join(card.split())
 
 
-def test_the_mode_of_a_last_layer_does_not_depend_on_the_temperature(averaged, tmp_path):
-    found = {}
-    for temperature in (0.01, 1.0):
+@COMMANDS
+def test_the_temperature_scales_the_covariance_alone(averaged, command, tmp_path):
+    found, means = {}, {}
+    for temperature in (0.001, 1.0):
         output = tmp_path / str(temperature)
         given = ["--temperature", temperature, "--output", output]
-        assert call("last-layer", averaged("breast_cancer"), *given) == 0
+        assert call(command, averaged("breast_cancer"), *given) == 0
         found[temperature] = summary_of(output)
+        means[temperature] = Held.load(output / "clients.npz").pool().posterior.mean
         assert found[temperature]["temperature_by"] == "given"
-    for name in ("prior_stddev", "log_marginal_likelihood", "effective_parameters"):
-        assert found[0.01][name] == found[1.0][name]
-    assert found[0.01]["epistemic"] < found[1.0]["epistemic"]
+    for name in ("prior_stddev", "log_marginal_likelihood", "effective_parameters", "distance"):
+        assert found[0.001][name] == found[1.0][name]
+    for a, b in zip(means[0.001], means[1.0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert found[0.001]["epistemic"] < 0.1 * found[1.0]["epistemic"]
 
 
 def test_a_run_of_the_algorithm_is_the_command(averaged, posteriors, tmp_path):

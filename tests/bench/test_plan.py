@@ -91,6 +91,7 @@ def test_a_share_may_be_a_text_of_a_number(tmp_path, given, share):
     ("changes", "options"),
     [
         (after("laplace", structure="diagonal"), {"structure": "diagonal"}),
+        (after("last_layer", {"kind": "mc_dropout"}), {}),
         (after("last_layer", temperature=0.2), {"temperature": 0.2}),
         ({"options": {"last_layer.temperature": 0.3}, **after("last_layer")}, {"temperature": 0.3}),
         ({"options": {"last_layer.temperature": 0.3}, **after("last_layer", temperature=0.2)}, {"temperature": 0.2}),

@@ -215,7 +215,7 @@ def _afterwards(
     check_one_network(job.config, str(task.then), job.process)
     check_exact(job.config, str(task.then), "This", job.process)
     weights = result.averaged.weights if result.averaged else job.process.predictive_weights(result.state)
-    if _leaves(weights.posterior) or job.config.kind != "deterministic":
+    if _leaves(weights.posterior):
         raise InvalidArgument(f"{task.then} follows a training of point weights: use kind deterministic.")
     return fit(job, weights, after_options(str(task.then), task.then_options))
 

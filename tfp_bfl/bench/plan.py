@@ -25,6 +25,7 @@ from tfp_bfl.bench.sweep import DEFAULTS, Space, Values, parse_seeds, parse_spac
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import fits
+from tfp_bfl.options.choices import VARIATIONAL
 from tfp_bfl.options.methods import canonical, serves
 
 OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
@@ -294,7 +295,7 @@ def _check_shared(plan: Plan, setting: str, method: str) -> None:
 
 def _check_then(then: str, options: Values, config: RunConfig) -> None:
     """Check the options of what follows the training, and that it can follow it."""
-    if config.kind not in (None, "deterministic"):
+    if config.kind in VARIATIONAL.entries:
         raise InvalidArgument(f"{then} follows a training of point weights, and the kind is {config.kind!r}.")
     check_one_network(config, then)
     if config.adapts:

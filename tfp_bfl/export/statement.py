@@ -26,10 +26,12 @@ def temperature_of(settings: Mapping[str, Any] | None) -> float | None:
     return float(value) if is_number and math.isfinite(value) and value > 0 else None
 
 
-def in_words(temperature: float) -> str:
-    """Return what a posterior temperature T means: each example counts as 1 / T examples."""
+def in_words(temperature: float, of_covariance: bool = False) -> str:
+    """Return what a posterior temperature T means: 1 / T of each example, or T times the covariance."""
     if temperature == 1:
         return "temperature 1: the Bayesian posterior"
+    if of_covariance:
+        return f"posterior at temperature {temperature:g}: its covariance is {temperature:g} times the Bayesian one"
     times = 1 / temperature
     number = f"{times:,.0f}" if times >= 1000 else f"{times:.3g}"
     return f"posterior at temperature {temperature:g}: as if each example had been seen {number} times"
@@ -52,7 +54,7 @@ def statement(settings: Mapping[str, Any] | None) -> str:
     parts = [f"{name} {_text(settings[key])}" for key, name in _NAMES.items() if settings.get(key) is not None]
     text += f": {', '.join(parts)}" if parts else ""
     if temperature is not None:
-        return f"{text}; {in_words(temperature)}"
+        return f"{text}; {in_words(temperature, weights.startswith('point weights with'))}"
     is_variational = algorithm == "variational"  # Which fits posteriors of Gaussian weights.
     return f"{text}; {_WITHOUT_POSTERIOR}" if is_variational and weights == "point weights" else text
 

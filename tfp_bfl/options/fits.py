@@ -133,7 +133,7 @@ def check_start(config: Any, what: str, run: str, process: Any = None) -> None:
       process: of the run, which shows what an algorithm of the user does; None before it is built.
     """
     check_exact(config, what, run, process)
-    if config.kind != "deterministic":
+    if config.kind in choices.VARIATIONAL.entries:
         raise InvalidArgument(
             f"{what} is a posterior over point weights, and {run} is a run of kind {config.kind!r}: run it with "
             "--algorithm fed_opt --kind deterministic."

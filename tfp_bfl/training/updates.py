@@ -56,7 +56,8 @@ def target_of(
     Args:
       kl: one of `KLS`.
       weighting: of the server. Where it is known only after the round, n is N.
-      temperature: n is divided by it: below 1 the posterior is sharper, that of more examples than there are.
+      temperature: n is divided by it: below 1 the posterior is sharper, that of more examples than there are. So it is
+        a cold likelihood: the prior stays, and the mode is that of prior likelihood^(1 / T).
       prior: over the variational weights.
       federation: its size.
       num_examples: N_k, a float.

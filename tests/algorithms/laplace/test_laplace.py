@@ -133,11 +133,16 @@ def test_priors_by_layer():
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_a_temperature_scales_what_the_data_say():
-    state = state_of("diagonal", prior_stddev=0.5, temperature=0.1)
-    cold, warm = (s.pool().posterior.variance for s in (state, state_of("diagonal", prior_stddev=0.5)))
-    for a, b in zip(cold, warm, strict=True):
-        np.testing.assert_allclose(1 / a - 4, 10 * (1 / b - 4), rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("prior_stddev", [None, 0.5])
+def test_a_temperature_scales_the_covariance_alone(structure, prior_stddev):
+    cold, warm = (state_of(structure, prior_stddev=prior_stddev, temperature=T) for T in (0.1, 1.0))
+    for a, b in zip(*(tf.nest.flatten(marginals(s.pool().posterior).variance) for s in (cold, warm)), strict=True):
+        np.testing.assert_allclose(a, 0.1 * b, rtol=1e-4)
+    a, b = (s.settings.approximate(s.rows, s.weights) for s in (cold, warm))
+    for x, y in zip(a.posterior.mean, b.posterior.mean, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert a[1:] == b[1:]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +210,18 @@ def test_an_exported_posterior_predicts_the_same(structure, tmp_path):
     answer = bfl.export.load(tmp_path / "model").predict(SOURCE.features, num_samples=5, seed=1)
     wanted = bfl.evaluation.predict(model, SOURCE.features, num_samples=5, seed=1).mean(0)
     np.testing.assert_allclose(answer["probabilities"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [bfl.algorithms.laplace, bfl.algorithms.last_layer])
+def test_a_model_with_dropout_is_the_network_without_masks(recipe):
+    dropping = lambda: bfl.models.mlp("mc_dropout", hidden=(4,), seed=2, dropout_rate=0.5)
+    found, wanted = (
+        bfl.simulate(recipe(network), clients_of("uneven"), 2, start=mode(), engine="local").model
+        for network in (dropping, model_fn)
+    )
+    predict = functools.partial(bfl.evaluation.predict, features=SOURCE.features, num_samples=4)
+    np.testing.assert_allclose(predict(found), predict(wanted), atol=1e-6)
+    assert bfl.evaluation.is_stochastic(dropping()) and np.ptp(predict(found), 0).max() > 1e-4
 
 
 def test_weights_that_are_no_mode_are_warned_of(caplog):

@@ -32,13 +32,12 @@ def zeros():
 def test_a_full_curvature_gives_the_dense_gaussian(temperature):
     _, _, w, h, nll = regression()
     found = laplace(leaves(w), h, zeros(), nll, prior_stddev=0.8, temperature=temperature)
-    wanted = np.linalg.inv(h / temperature + np.eye(D) / 0.8**2)
+    at_one = np.linalg.inv(h + np.eye(D) / 0.8**2)
     assert isinstance(found.posterior, LowRank)
-    np.testing.assert_allclose(covariance(found.posterior), wanted, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(covariance(found.posterior), temperature * at_one, rtol=1e-5, atol=1e-8)
     for mean, part in zip(found.posterior.mean, leaves(w)):
         np.testing.assert_array_equal(mean, np.float32(part))
-    wanted_gamma = np.trace(h / temperature @ wanted)
-    assert found.effective_parameters == pytest.approx(wanted_gamma, rel=1e-10)
+    assert found.effective_parameters == pytest.approx(np.trace(h @ at_one), rel=1e-10)
 
 
 def test_a_diagonal_gives_the_mean_field_gaussian():
@@ -70,6 +69,7 @@ def test_the_fitted_prior_has_the_largest_evidence(full, temperature):
     at = lambda stddev: laplace(leaves(w), curvature, zeros(), nll, prior_stddev=stddev, temperature=temperature)
     fitted = at(None)
     (stddev,) = fitted.prior_stddev
+    assert fitted[1:] == laplace(leaves(w), curvature, zeros(), nll)[1:]  # T scales the covariance alone.
     evidence = fitted.log_marginal_likelihood
     assert evidence == pytest.approx(at(float(stddev)).log_marginal_likelihood, rel=1e-12)
     for factor in (0.1, 0.5, 0.98, 1.02, 2, 10):

@@ -73,11 +73,11 @@ def design(model_fn=network, source=TABLE):
 def conjugate(prior_stddev, noise_stddev, rows=slice(None), temperature=1.0):
     """The posterior of Bayesian linear regression and its log evidence (Bishop 2006, 3.53 and 3.86)."""
     x, y = design()[rows], np.float64(TABLE.labels)[rows]
-    precision = np.eye(HIDDEN + 1) / prior_stddev**2 + x.T @ x / noise_stddev**2 / temperature
+    precision = np.eye(HIDDEN + 1) / prior_stddev**2 + x.T @ x / noise_stddev**2
     of_labels = noise_stddev**2 * np.eye(len(y)) + prior_stddev**2 * x @ x.T
     evidence = -0.5 * (np.linalg.slogdet(2 * math.pi * of_labels)[1] + y @ np.linalg.solve(of_labels, y))
-    of_mean = np.eye(HIDDEN + 1) / prior_stddev**2 + x.T @ x / noise_stddev**2  # T changes the width alone.
-    return np.linalg.solve(of_mean, x.T @ y / noise_stddev**2), np.linalg.inv(precision), evidence
+    mean = np.linalg.solve(precision, x.T @ y / noise_stddev**2)  # T scales the covariance alone.
+    return mean, temperature * np.linalg.inv(precision), evidence
 
 
 def first_output(q):
@@ -203,6 +203,19 @@ def test_classes_converge_to_the_central_mode(name):
     central = posterior_of(fit(model_fn, clients_of(source), 12, prior_stddev=0.6))
     for a, b in zip(q.mean, central.mean):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("prior_stddev", [None, 0.6])
+def test_the_temperature_of_classes_scales_the_covariance_alone(prior_stddev):
+    """The mode is the same for each, and in the same number of rounds."""
+    model_fn, source, _ = CASES["table"]
+    given = {"prior_stddev": prior_stddev}
+    warm, *colder = (fit(model_fn, uneven(source), 6, temperature=T, **given) for T in (1.0, 0.1, 0.001))
+    for heat, cold in zip((0.1, 0.001), colder, strict=True):
+        for a, b in zip(cold.state.weights.point, warm.state.weights.point, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+        a, b = (covariance(posterior_of(x)).numpy() for x in (cold, warm))
+        np.testing.assert_allclose(a, heat * b, rtol=1e-3, atol=1e-5 * heat)
 
 
 def test_one_round_of_classes_is_one_gauss_newton_step():

@@ -64,7 +64,7 @@ def laplace_factors(
       covariance: FedLap-Cov.
       local_epochs, batch_size, learning_rate, optimizer_fn: of the local training, as of `clients.variational`.
       likelihood: of the labels; for `covariance` one with a fisher_root.
-      temperature: T.
+      temperature: T, of the likelihood and not of the prior: the mode is that of prior likelihood^(1 / T).
       prior_precision: 1 / t^2 of the prior N(0, t^2 I).
       step_size: rho. It holds w_k to w; at 1 the local prior is the server's posterior without the site.
       damping: of the sites, above 0 and at most 1; None for 1 / K.

@@ -1,4 +1,11 @@
-"""Gaussian posteriors from sums over examples: Laplace's approximation at a mode, and that of a linear last layer."""
+"""Gaussian posteriors from sums over examples: Laplace's approximation at a mode, and that of a linear last layer.
+
+The temperature T is that of a cold posterior of the joint, p(w | D)^(1 / T), prior included:
+
+q(w) = N(w*, T P^-1),   w* = argmax log p(D | w) + log p(w),   P = H + 1 / t^2
+
+T scales the covariance alone. Mode, prior, noise and marginal likelihood are those of T = 1.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +34,9 @@ class Laplace(NamedTuple):
       posterior: a `MeanField` for a diagonal curvature, a `LowRank` with D rows for a full one; float32 leaves.
       prior_stddev: t of each group of weights [G].
       log_marginal_likelihood: in nats.
-      effective_parameters: sum_d h_d / (h_d + T / t^2), with the eigenvalues h_d of the curvature; between 0 and D.
-      distance: sqrt(g^T (H + T diag(1 / t^2))^-1 g / D), with the gradient g of the negative log likelihood: the root
-        mean square distance to its mode, in posterior standard deviations at temperature 1. 0 at a mode.
+      effective_parameters: sum_d h_d / (h_d + 1 / t^2), with the eigenvalues h_d of the curvature; between 0 and D.
+      distance: sqrt(g^T P^-1 g / D), with the gradient g of the negative log likelihood: the root mean square distance
+        to its mode, in posterior standard deviations at temperature 1. 0 at a mode.
       noise_stddev: of Gaussian labels (`linear_head`); None for others.
     """
 
@@ -53,13 +60,12 @@ def laplace(
 ) -> Laplace:
     """Compute the Gaussian posterior at a mode w* from sums over all examples.
 
-    q(w) = N(w*, P^-1),   P = diag(1 / t^2) + H / T
+    q(w) = N(w*, T P^-1),   P = diag(1 / t^2) + H
 
-    log Z = -nll / T + sum_d (log(1 / t_d^2) - w*_d^2 / t_d^2) / 2 - log det P / 2
+    log Z = -nll + sum_d (log(1 / t_d^2) - w*_d^2 / t_d^2) / 2 - log det P / 2
 
     log Z approximates the log marginal likelihood log p(D). Its maximum over t is unique: with the eigenvalues h of
-    H / T and the precision a = 1 / t^2, d log Z / d log a = (sum_d h_d / (h_d + a) - a ||w*||^2) / 2 decreases in a.
-    At T other than 1 the likelihood^(1 / T) is not normalised, so that log Z compares priors, and not temperatures.
+    H and the precision a = 1 / t^2, d log Z / d log a = (sum_d h_d / (h_d + a) - a ||w*||^2) / 2 decreases in a.
 
     Args:
       mode: w*, a sequence of arrays [...].
@@ -83,10 +89,10 @@ def laplace(
     vectors = None
     if full:
         matrix = np.asarray(curvature, np.float64)
-        eigenvalues, vectors = np.linalg.eigh((matrix + matrix.T) / (2 * heat))
+        eigenvalues, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
         slope = vectors.T @ slope
     else:
-        eigenvalues = as_vector(cast("Sequence[Array]", curvature)) / heat
+        eigenvalues = as_vector(cast("Sequence[Array]", curvature))
     eigenvalues = np.maximum(eigenvalues, 0.0)
     group = np.repeat([0] * len(mode) if groups is None else groups, [np.size(x) for x in mode])
     squares = np.bincount(group, w**2)
@@ -96,13 +102,13 @@ def laplace(
         prior = np.full(len(squares), 1 / prior_stddev**2)
     each = prior[group]
     precision = eigenvalues + each
-    evidence = -nll / heat + 0.5 * float(np.sum(np.log(each / precision)) - squares @ prior)
+    evidence = -nll + 0.5 * float(np.sum(np.log(each / precision)) - squares @ prior)
     return Laplace(
-        gaussian_of(mode, precision, vectors),
+        gaussian_of(mode, precision / heat, vectors),
         1 / np.sqrt(prior),
         evidence,
         float(np.sum(eigenvalues / precision)),
-        math.sqrt(float(np.mean(slope**2 / (heat * precision)))),
+        math.sqrt(float(np.mean(slope**2 / precision))),
     )
 
 
@@ -153,7 +159,7 @@ class Head(NamedTuple):
       gaussian: labels are numbers, N(y; f_0, s^2): the expansion is of s = 1. False for labels of classes.
       prior_stddev: t of the prior N(0, t^2) of each weight; None for the maximum of the marginal likelihood.
       noise_stddev: s of Gaussian labels; None for the maximum of the marginal likelihood.
-      temperature: T, which narrows or widens the posterior around its mean: mean, prior and noise are those of T = 1.
+      temperature: T.
     """
 
     gaussian: bool = False
@@ -315,7 +321,6 @@ def linear_head(expansion: Expansion, like: Sequence[Array], head: Head) -> Lapl
 
     For Gaussian labels it is the exact posterior, wherever the expansion is taken. For classes it is one Newton step
     from the weights of the expansion, and Laplace's approximation with the curvature there; at the mode the step is 0.
-    With the temperature T the precision is 1 / t^2 + b H / T, around the mean of T = 1.
 
     Args:
       expansion: over kernel [F, C] and bias [C], flattened one after another.
@@ -331,8 +336,8 @@ def linear_head(expansion: Expansion, like: Sequence[Array], head: Head) -> Lapl
     part = active(expansion, num_outputs, head)
     solution = Solution(*(np.asarray(x) for x in solve(part, head)))
     shapes = [np.zeros([*np.shape(x)[:-1], 1 if head.gaussian else num_outputs]) for x in like]
-    precision = solution.prior_precision + solution.curvature / head.temperature
-    q = gaussian_of([np.asarray(x) for x in unflatten(solution.mean, shapes)], precision, solution.vectors)
+    means = [np.asarray(x) for x in unflatten(solution.mean, shapes)]
+    q = gaussian_of(means, solution.precision / head.temperature, solution.vectors)
     assert isinstance(q, LowRank)
     if head.gaussian and num_outputs > 1:
         mean = whole(tf.constant(solution.mean), solution.noise_precision, num_outputs, head)

@@ -1,25 +1,27 @@
 """Laplace's approximation after federated averaging, and the exact posterior of the last layer of a frozen network.
 
-`model_fn` builds a Keras model with point weights that returns logits; or is such a model, with its weights. Sums of
-clients are those of all examples in one place, so that the posterior is the central one, however the examples are
-partitioned. `prior_stddev` is t of the prior, None for the maximum of the marginal likelihood (`laplace.posterior`),
-which needs no held-out data. `temperature` is T; below 1 the posterior is as narrow as if every example were seen 1 / T
-times. None is the default of the likelihood: 0.01 for classes, 1 for regression (`training.TEMPERATURES`).
-`process.settings` states it.
+`model_fn` builds a Keras model with point weights that returns logits; or is such a model, with its weights. Monte
+Carlo dropout is off, in sums and predictions: the posterior is of the network at the mean of the masks. Sums of clients
+are those of all examples in one place, so that the posterior is the central one, however the examples are partitioned.
+`prior_stddev` is t of the prior, None for the maximum of the marginal likelihood (`laplace.posterior`), which needs no
+held-out data. `temperature` is T of the cold posterior p(w | D)^(1 / T): it scales the covariance alone. Mode, prior
+and noise are those of T = 1. None is the default of the likelihood: 0.01 for classes, 1 for regression
+(`training.TEMPERATURES`). At 0.01 neither structure raises the mean NLL of federated averaging on digits (0.101; last
+layer 0.100, diagonal 0.095); at 0.1 the last layer has 0.095, the diagonal 0.244. `process.settings` states it.
 """
 
 from __future__ import annotations
 
 from typing import Any, Unpack, cast
 
-from tfp_bfl import federated, models, rules
+from tfp_bfl import federated, rules
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.laplace.pool import Curvatures
 from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.laplace.step import laplace as laplace_step
 from tfp_bfl.algorithms.laplace.step import last_layer as last_layer_step
 from tfp_bfl.algorithms.laplace.work import laplace as laplace_work
-from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums, layers_of
+from tfp_bfl.algorithms.laplace.work import laplace_weights, last_layer_sums, layers_of, network_of
 from tfp_bfl.algorithms.options import FrozenOptions, GradientOptions
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
@@ -42,7 +44,7 @@ def laplace(
 ) -> federated.BayesianProcess:
     """Build the one round after federated averaging that makes a posterior at its weights w*.
 
-    q(w) = N(w*, (1 / t^2 + (1 / T) sum_k sum_i J_i^T H_i J_i)^-1)
+    q(w) = N(w*, T (1 / t^2 + sum_k sum_i J_i^T H_i J_i)^-1)
 
     Each client sends its sum of Gauss-Newton terms at w*. One round with all clients is the whole method:
     `simulate(process, clients, rounds=1, start=weights)`. Clients may also come in several rounds; one that comes again
@@ -58,7 +60,7 @@ def laplace(
     Source: MacKay 1992; Daxberger et al. 2021 (arXiv:2106.14806); Immer et al. 2021 (arXiv:2104.04975) for the prior.
     """
     work, process = split_options(laplace, options)
-    model_fn = models.as_model_fn(model_fn)
+    model_fn = network_of(model_fn)
     local, full = laplace_work(model_fn, structure=structure, **work), structure == "last_layer"
     if full and prior_by_layer:
         raise InvalidArgument("prior_by_layer is for the structure 'diagonal': the last layer is one, leave it out.")
@@ -94,11 +96,10 @@ def last_layer(
 ) -> federated.BayesianProcess:
     """Build Bayesian regression of the labels on the features of a frozen network, from sums of clients.
 
-    q(W) = N(W*, P^-1),   P = 1 / t^2 + (1 / T) sum_k sum_i J_i^T H_i J_i
+    q(W) = N(W*, T P^-1),   P = 1 / t^2 + sum_k sum_i J_i^T H_i J_i
 
-    over kernel and bias W of the last dense layer; the layers below never change. T changes the width of the posterior
-    alone: W*, the prior and the noise are those of T = 1. Each client sends its sums of curvature and gradient
-    (`laplace.work.last_layer_sums`), from which the server computes W*.
+    over kernel and bias W of the last dense layer; the layers below never change. Each client sends its sums of
+    curvature and gradient (`laplace.work.last_layer_sums`), from which the server computes W*.
 
     "gaussian": one round gives the exact posterior, from any weights of the last layer; with prior and noise at the
     maximum of the marginal likelihood unless they are given. Clients may come in several rounds.
@@ -124,7 +125,7 @@ def last_layer(
       (None, 2)
     """
     work, process = split_options(last_layer, options)
-    model_fn, unit = models.as_model_fn(model_fn), lookup(_UNITS, likelihood, "likelihood")
+    model_fn, unit = network_of(model_fn), lookup(_UNITS, likelihood, "likelihood")
     gaussian = likelihood == "gaussian"
     if noise_stddev is not None and not gaussian:
         raise InvalidArgument("noise_stddev is of the likelihood 'gaussian', and this is 'categorical': leave it out.")

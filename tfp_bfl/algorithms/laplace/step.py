@@ -21,7 +21,7 @@ LARGEST_DISTANCE = 0.5
 
 
 def laplace(num_weights: int, full: bool, settings: Curvatures) -> ServerStep[Stack[ClientCurvature]]:
-    """Make the posterior N(w*, (1 / t^2 + sum_k H_k / T)^-1) at the server's weights w*, which stay as they are.
+    """Make the posterior N(w*, T (1 / t^2 + sum_k H_k)^-1) at the server's weights w*, which stay as they are.
 
     A client may come in any round, and one that comes again replaces its sums: the posterior is that of one round with
     all clients. After the last round a warning is issued if w* is no mode (`laplace.posterior.Laplace.distance`).
@@ -94,7 +94,7 @@ def last_layer(head: Head) -> ServerStep[Stack[ClientCurvature]]:
 
     This is a Newton step. A step that raised the negative log posterior is halved in the next round. The sums of a
     client that is not in the round are its quadratic expansion of an earlier round: exact for Gaussian labels, of which
-    clients send the sums with noise 1. The posterior around w is N(w, (1 / t^2 + sum_k H_k / T)^-1).
+    clients send the sums with noise 1. The posterior around w is N(w, T P^-1).
 
     Returns:
       A step over what `tfp_bfl.rules.stacked` gives of `laplace.work.last_layer_sums`. Memory: K x D_last^2 numbers.

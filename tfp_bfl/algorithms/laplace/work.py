@@ -13,7 +13,7 @@ from tfp_bfl.contracts import CURVATURE, ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.layers import MCDropout, sampling, without_autograph
-from tfp_bfl.models import as_model_fn
+from tfp_bfl.models import as_model_fn, deterministic, kind_of
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
@@ -139,18 +139,27 @@ def check_fisher(likelihood: Likelihood) -> None:
         )
 
 
+def network_of(model_fn: object) -> Callable[[], keras.Model]:
+    """Return the function that builds the one network whose last weights get a posterior.
+
+    A model with Monte Carlo dropout becomes that without masks: its features are those at the mean of the masks.
+    """
+    build = as_model_fn(model_fn)
+    return (lambda: deterministic(build())) if kind_of(build()) == "mc_dropout" else build
+
+
 def laplace_weights(model: keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
-    """Return the model's variables that Laplace's approximation is over: the last of its point weights."""
+    """Return the variables that Laplace's approximation is over: the last point weights of a model of `network_of`."""
     if layout(model).variational:
         raise InvalidArgument(
             f"Laplace's approximation finds a posterior over point weights, and {model.name!r} has variational layers: "
             "build the model with kind 'deterministic'."
         )
-    dropout = [x.name for x in model._flatten_layers() if isinstance(x, MCDropout) and x.rate]
+    dropout = [x.name for x in model._flatten_layers() if isinstance(x, MCDropout) and x.rate and x.at_prediction]
     if dropout:
         raise InvalidArgument(
             f"Laplace's approximation is at the mode of one network, and the layer {dropout[0]!r} draws masks at "
-            "prediction too: build the model with kind 'deterministic'."
+            "prediction too: build the model with kind 'deterministic', or convert it by models.deterministic."
         )
     if structure == "diagonal":
         return layout(model).point

@@ -108,7 +108,7 @@ def _laplace(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int
         from tfp_bfl.algorithms.laplace.posterior import Head
         from tfp_bfl.algorithms.laplace.work import layers_of
 
-        groups = layers_of(model_fn(), options.structure) if options.prior_by_layer else ()
+        groups = layers_of(process.model_fn(), options.structure) if options.prior_by_layer else ()
         head = Head(prior_stddev=options.prior_stddev, temperature=temperature)
         settings = Curvatures(head, groups=groups)
         return bfl.algorithms.held.Held.of_stack(state.step, state.weights, settings)
@@ -145,7 +145,7 @@ def choose_temperature(given: float | None, job: Job, state: Any) -> tuple[float
 
     With held-out rows, T is the value of `GRID` with the smallest negative log likelihood, a sum over these rows, which
     no client trained on; test rows are not used. Otherwise, and for regression, T is the default of
-    `algorithms.laplace`, which the sums `state` have.
+    the algorithm, which the sums `state` have.
     """
     if given is not None:
         return check_number(given, "temperature"), "given"
@@ -167,7 +167,16 @@ def at(temperature: float, state: Any) -> Any:
 
 def model_at(temperature: float, job: Job, state: Any) -> Callable:
     """Return the model that predicts by the posterior of a temperature."""
-    return bfl.weights.predictive_model(job.process.model_fn(), at(temperature, state).pool())
+    return bfl.weights.predictive_model(_model_fn(job.config, job.test, state)(), at(temperature, state).pool())
+
+
+def _model_fn(config: RunConfig, source: bfl.data.Source, state: Any) -> Callable[[], keras.Model]:
+    """Return the function that builds the model that predicts; with sums of Laplace or a last layer without dropout."""
+    from tfp_bfl.algorithms.laplace.pool import Curvatures
+    from tfp_bfl.algorithms.laplace.work import network_of
+
+    model_fn = build.model_fn(config, source)
+    return network_of(model_fn) if isinstance(state.settings, Curvatures) else model_fn
 
 
 CLIENTS = "clients.npz"
@@ -239,9 +248,8 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     `more` are entries of the summary besides the scores on the test set, the clients' names and what the state states.
     """
     train, test = data.train, data.test
-    model = bfl.weights.predictive_model(
-        build.model_fn(config, test)(), state.pool(), _batch_norm_examples(config, data)
-    )
+    make = _model_fn(config, test, state)
+    model = bfl.weights.predictive_model(make(), state.pool(), _batch_norm_examples(config, data))
     scores = build.scorer(config, test)(model, test.features, test.labels).metrics
     names, trained = list(state.rows), more.get("trained") or {}
     weights = resolve.weights_of(build.model_fn(config, test)())
@@ -252,7 +260,7 @@ def write(folder: pathlib.Path, config: RunConfig, data: bfl.data.OwnData, state
     if own:
         exact = "noise_stddev" in found
         weights_are = "with the exact posterior of the last layer" if exact else "with Laplace's posterior"
-        own["weights"] = f"point weights {weights_are}"
+        own["weights"] = f"point weights {weights_are}{', without dropout' * (weights == resolve.DROPOUT)}"
     settings = {**resolve.stated(config, weights, trained), **own}
     summary = {**scores, **found, **more, "method": resolve.method(settings), "clients": names}
     info = build.export_info(config, train, scores, weights, trained, own)
