@@ -106,7 +106,8 @@ def test_linear_pool_averages_variances_but_not_means():
 
 
 def custom(rule):
-    return rules.parse_rule(rule)._replace(averages="", name="own")
+    rule = rules.parse_rule(rule)
+    return rule._replace(traits=rule.traits._replace(averages=""), name="own")
 
 
 @pytest.mark.parametrize(

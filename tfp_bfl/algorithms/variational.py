@@ -44,13 +44,13 @@ def variational(
         likelihood=work.get("likelihood", "categorical"),
         update_prior=work.get("update_prior", False),
         example_privacy=bool(work.get("example_privacy")),
-        one_shot=rule is not None and rules.whole_model(rule).one_shot,
+        one_shot=rule is not None and rules.whole_model(rule).traits.one_shot,
     )
     rule = default_rule(settings.inference) if rule is None else rule
     whole = rules.whole_model(rule)
     counted = "equal" if counts_alike(process.get("robust")) else weighting
     local = clients.variational(model_fn, **{**work, **settings._asdict(), "weighting": counted})
     notices: tuple[str, ...] = ()
-    if not whole.one_shot and not work.get("update_prior"):  # Its target moves with each round.
+    if not whole.traits.one_shot and not work.get("update_prior"):  # Its target moves with each round.
         notices = notices_of(model_fn, whole, work.get("optimizer_fn"), settings.inference)
     return compose(model_fn, local, rule, servers.replace(), weighting=weighting, notices=notices, **process)

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import Pooled, Rule
+from tfp_bfl.contracts import Pooled, Rule, Traits
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
-
-_by_precisions = functools.partial(Rule, linear=True, averages="precision")
 
 
 class _Precisions(NamedTuple):
@@ -68,7 +66,9 @@ def conflation() -> Rule[_Precisions]:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
     pool = _product(lambda total: tf.ones_like(total.weight))
-    return _by_precisions(summarise, add, pool, "conflation", one_shot=True, units=_units)
+    return Rule(
+        summarise, add, pool, "conflation", Traits(one_shot=True, linear=True, averages="precision"), units=_units
+    )
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -95,13 +95,14 @@ def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.] [0.667]
     """
+    traits = Traits(one_shot=True, linear=True, averages="precision")
     if largest_weight is not None:
         most = check_number(largest_weight, "largest_weight")
         pool = _product(lambda total: tf.constant(most))
         units = _units if most == 1 else None
-        return _by_precisions(_weighted_precisions, add, pool, "weighted_conflation", one_shot=True, units=units)
+        return Rule(_weighted_precisions, add, pool, "weighted_conflation", traits, units=units)
     pool = _product(lambda total: total.weight)
-    return _by_precisions(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True)
+    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", traits)
 
 
 @functools.cache
@@ -120,7 +121,9 @@ def log_linear_pool() -> Rule[_Precisions]:
       [1.] [1.333]
     """
     pool = _product(lambda total: total.weight)
-    return _by_precisions(_weighted_precisions, add, pool, "log_linear_pool", units=_units)
+    return Rule(
+        _weighted_precisions, add, pool, "log_linear_pool", Traits(linear=True, averages="precision"), units=_units
+    )
 
 
 class _Consolidation(NamedTuple):
@@ -179,4 +182,4 @@ def distributed_weight_consolidation() -> Rule[_Consolidation]:
         return _Consolidation(*each(double, _units(anchor)[1:]))
 
     name = "distributed_weight_consolidation"
-    return _by_precisions(summarise, add, pool, name, uses_anchor=True, units=units)
+    return Rule(summarise, add, pool, name, Traits(uses_anchor=True, linear=True, averages="precision"), units=units)
