@@ -241,12 +241,15 @@ class Traits(NamedTuple):
         rule is idempotent, and may be repeated.
       linear: for given variances and weights of the clients its means are affine in theirs, and its variances hold
         none of them: noise without bias in what they send has none in the pool.
+      averages: "precision" or "variance", of which its sums and what it pools are linear in the clients'; "" for
+        neither: noise without bias in that has none in what it pools.
     """
 
     uses_anchor: bool = False
     min_clients: int = 1
     one_shot: bool = False
     linear: bool = False
+    averages: str = ""
 
 
 class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):

@@ -92,6 +92,17 @@ def default():
     return given._replace(build=lambda: algorithms.variational(mlp("flipout"), seed=SEED, **FAST))
 
 
+def coarse():
+    given = variational("mean_precision_average", "flipout", **CURVATURE)
+    options = {"seed": SEED, "variance_bits": 8, **CURVATURE}
+    most = 3 * (32 * (NUM_VARIATIONAL + 5) + 8 * NUM_VARIATIONAL + 32 * 2)
+    return given._replace(
+        build=lambda: algorithms.variational(mlp("flipout"), "mean_precision_average", **options),
+        work=clients.coarse_variances(variational_work("flipout", **CURVATURE), "precision"),
+        metrics={**dict.fromkeys(("upload_bits", "upload_bound"), most), "download_bits": 2 * most},
+    )
+
+
 def compressed(**options):
     given, options = variational("log_linear_pool", "flipout", **CURVATURE), {"compressor": "quantiser:16", **options}
     most = 3 * 32 * (2 * NUM_VARIATIONAL + 10)
@@ -337,6 +348,7 @@ METHODS = {
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": functools.partial(compressed, per_tensor=True),
     "compressed with error memory, flipout": functools.partial(compressed, error_memory=True),
+    "compressed, 8-bit variances, flipout": coarse,
     "secure sums, flipout": secure_sums,
     "private, flipout": private,
     "private examples, flipout": private_examples,

@@ -45,7 +45,7 @@ AFTER = (
     (pytest.mark.deep(after="tests/algorithms/chains/test_local_langevin.py"), ("dg_sgld", "fsgld")),
     (
         pytest.mark.deep(after="tests/clients/test_compressed.py"),
-        ("compressed, flipout", "compressed with error memory, flipout"),
+        ("compressed, flipout", "compressed with error memory, flipout", "compressed, 8-bit variances, flipout"),
     ),
     (pytest.mark.deep(after="tests/rules/test_sums.py"), ("secure sums, flipout", "private, flipout")),
     (pytest.mark.deep(after="tests/training/test_example_privacy.py"), ("private examples, flipout",)),

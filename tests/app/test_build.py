@@ -40,7 +40,7 @@ COMMON = {
     *("element_spec", "local_epochs", "batch_size", "learning_rate"),
     *("optimizer_fn", "server_optimizer", "max_change_norm", "augmentation"),
 }
-COMPRESSED = {"compressor", "per_tensor", "error_memory"}
+COMPRESSED = {"compressor", "per_tensor", "error_memory", "variance_bits"}
 
 
 def config_of(algorithm, **options):
@@ -218,6 +218,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
         **{"max_change_norm": None, "compressor": None, "per_tensor": False, "error_memory": False},
+        **{"variance_bits": None},
         **{"augmentation": None},
         **{"update_prior": False, "pretrained": True},
         **(

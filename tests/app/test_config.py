@@ -38,6 +38,7 @@ NEEDS = {
     **{name: {"compressor": "quantiser:4"} for name in ("error_memory", "per_tensor")},
     "last_layer": {"pretrain_share": 0.2},
     "pretrained": {"update_prior": True, "kind": "flipout"},
+    "variance_bits": {"kind": "flipout"},
     "client_noise": {"evaluate_clients": True},
     "privacy_clip_norm": {"cohort_size": 2},
     **{
@@ -54,7 +55,7 @@ SPECIAL = {
     "augmentation": "crop_and_flip:1", "class_weight": "balanced", "inference": "backprop", "kl": "client",
     "learning_rate": 0.07, "learning_rate_decay": 0.1, "noise": "flipout", "optimizer": "adam", "prior_stddev": 0.3,
     "potential_curvature": 50.0, "privacy_delta": 1e-6, "step_size": 1e-5, "rule": "conflation",
-    "schedule": "exponential", "learner": "hessian_free_maml",
+    "schedule": "exponential", "learner": "hessian_free_maml", "variance_bits": 8,
 }  # fmt: skip
 
 
@@ -139,6 +140,7 @@ def test_a_record_gives_the_same_config_and_holds_nothing_of_other_algorithms(tm
     fitting = {"estimator": "anchored", "optimizer": "momentum"}  # `forgetful` and `momentum` are of these.
     given = {name: fitting.get(name, x) for name, x in own_options(algorithm).items()}
     given |= {"evaluate_clients": True} if "client_noise" in given else {}
+    given |= {"kind": "flipout"} if "variance_bits" in given else {}
     config = make_config(None, {"algorithm": algorithm, "pretrain_share": "0.2", **given})
     record = yaml.safe_load(config.record())
     assert {name for name in record if takers(name)} == set(own_options(algorithm))

@@ -60,6 +60,8 @@ def test_kinds_that_an_algorithm_can_not_train_are_refused(algorithm):
         ({"algorithm": "fed_opt", "compressor": "largest:0.1"}, "leaves the same values out for good: give error_mem"),
         ({"algorithm": "fed_opt", "compressor": "largest:2", "error_memory": "true"}, "share is 2"),
         ({"algorithm": "fed_opt", "error_memory": "true"}, "there is none: give compressor"),
+        ({"variance_bits": "16"}, "variance_bits is 16, but must be 8 or 32"),
+        ({"algorithm": "fed_opt", "variance_bits": "8"}, "kind 'deterministic' has none: use kind 'flipout'"),
         ({"algorithm": "qlsd", "estimator": "fixed_point"}, "training.find_mode finds in a program: use 'anchored'"),
         ({"algorithm": "qlsd", "participation": "0"}, "participation is '0', but must be probabilities above 0 and at"),
         ({"algorithm": "qlsd", "participation": "0.5,2", "clients": 2}, "participation is '0.5,2', but must be probab"),

@@ -5,12 +5,13 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.method import CLIENTS, fold, mlp, result_of
-from tfp_bfl import algorithms, clients, compression, simulate
+from tfp_bfl import algorithms, clients, compression, rules, simulate
 from tfp_bfl.algorithms.chains.work import stochastic_gradient
 from tfp_bfl.algorithms.factors.work import factors
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import flatten
+from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics, get_weights
 
 TRAINING = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.02}
@@ -83,6 +84,53 @@ def test_where_its_noise_would_be_a_bias(options, message):
         algorithms.variational(mlp("flipout"), **{"compressor": "quantiser:4", **options})
 
 
+def test_coarse_variances_with_a_compressor_of_means():
+    """The code of the means is that without them, its bits too; variances lie within a step of the client's."""
+    work, before = clients.compressed(clients.variational(mlp("flipout"), **TRAINING), "quantiser:8"), mlp("flipout")
+    fine, coarse = (result_of(x, before, 0) for x in (work, clients.coarse_variances(work, "precision")))
+    start, sizes = get_weights(before()).posterior.variance, 30 * 3 + 3 * 2
+    assert fine.counts["upload_bits"] - coarse.counts["upload_bits"] == 24 * sizes - 2 * 32
+    assert fine.counts["download_bits"] == coarse.counts["download_bits"]
+    np.testing.assert_array_equal(
+        change_of(fine.weights, get_weights(before())), change_of(coarse.weights, get_weights(before()))
+    )
+    for known, v, rounded, step in zip(
+        start, fine.weights.posterior.variance, coarse.weights.posterior.variance, coarse.sent.code[1].steps
+    ):
+        np.testing.assert_allclose(step, np.abs(np.log(v / known)).max() / 127, rtol=1e-4)
+        assert 0 < np.abs(np.log(rounded / v)).max() <= 1.001 * step
+
+
+def test_linear_pool_averages_variances_but_not_means():
+    assert algorithms.variational(mlp("flipout"), "linear_pool", variance_bits=8).client_work.coding
+
+
+def custom(rule):
+    rule = rules.parse_rule(rule)
+    return rule._replace(traits=rule.traits._replace(averages=""), name="own")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("deterministic", {}, "variance_bits is of Gaussian weights, and this model has none: leave it out"),
+        ("flipout", {"variance_bits": 4}, "variance_bits is 4, but must be 8 or 32"),
+        ("flipout", {"rule": custom("linear_pool")}, "the rule 'own' averages neither precisions nor variances: use"),
+        ("flipout", {"robust": "median"}, "as the robust aggregator 'median' is not linear in it"),
+        ("flipout", {"weighting": "distance"}, "as weighting by 'distance' follows from what they"),
+        ("flipout", {"secure_sums": 10.0}, "Under masks each number takes 8 bytes"),
+        (
+            "flipout",
+            {"privacy": Privacy(1.0, 1.0, 5), "weighting": "equal"},
+            "averages neither precisions nor variances",
+        ),
+    ],
+)
+def test_where_coarse_variances_would_be_biased_or_of_no_use(kind, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        algorithms.variational(mlp(kind), **{"variance_bits": 8, **options})
+
+
 def changing(changes):
     """Work whose change in round t is changes[t], and weights [2, 1] and [1] before it."""
     model_fn = lambda: tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=True, input_shape=(2,))])
@@ -142,5 +190,8 @@ def test_work_that_sends_something_else_or_keeps_it():
         clients.compressed(sites, "none")
     with pytest.raises(InvalidArgument, match=r"send a gradient: leave it out, or use algorithms\.qlsd"):
         clients.compressed(gradient, "none")
-    with pytest.raises(InvalidArgument, match="no option of partitioned_vi 'compressor'"):
-        algorithms.partitioned_vi(mlp("flipout"), compressor="none")
+    for name in ("compressor", "variance_bits"):
+        with pytest.raises(InvalidArgument, match=f"no option of partitioned_vi '{name}'"):
+            algorithms.partitioned_vi(mlp("flipout"), **{name: None})
+    with pytest.raises(InvalidArgument, match="no option of meta_vd 'variance_bits'"):
+        algorithms.meta_vd(mlp("flipout"), num_clients=3, variance_bits=8)

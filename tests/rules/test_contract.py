@@ -69,6 +69,17 @@ def test_linear_is_who_pools_noise_without_bias(name):
 
 
 @every_rule
+def test_what_a_rule_averages_it_is_linear_in(name):
+    """Precisions, or variances, at three points of a line through the clients' have no second difference."""
+    stacked, weights, anchor = case()
+    averages, change = rules.parse_rule(name).traits.averages, np.random.default_rng(2).random(stacked.mean.shape)
+    power = {"precision": -1, "variance": 1}[averages]
+    moved = [stacked._replace(variance=(stacked.variance**power * (1 + t * change)) ** power) for t in range(3)]
+    pooled = np.stack([aggregate(name, q, weights, anchor).variance for q in moved]) ** power
+    assert np.abs(np.diff(pooled, 2, axis=0)).max() < 1e-10 < np.abs(np.diff(pooled, axis=0)).max()
+
+
+@every_rule
 @pytest.mark.parametrize("num_clients", [2, 10, 100])
 @pytest.mark.parametrize(
     ("where", "tolerance"),

@@ -17,6 +17,7 @@ from tfp_bfl.algorithms.fitting import (
 )
 from tfp_bfl.algorithms.options import ComposeOptions
 from tfp_bfl.compression import Compressor
+from tfp_bfl.compression.variances import are_coarse
 from tfp_bfl.contracts import WEIGHTS, AnyRule, ClientWork, ModelGatherRule, ModelRule, ServerStep, Work
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -57,6 +58,7 @@ def compose(
     compressor: str | Compressor | None = None,
     per_tensor: bool = False,
     error_memory: bool = False,
+    variance_bits: int | None = None,
     augmentation: str | Augmentation | None = None,
     privacy: Privacy | None = None,
     secure_sums: float | None = None,
@@ -80,6 +82,8 @@ def compose(
         all count the same.
       compressor, per_tensor, error_memory: of the changes that clients send (`clients.compressed`), for a rule that is
         linear and weights that do not follow from what is sent; None for none.
+      variance_bits: 8 for variances as logarithms (`compression.variances`), rounded without bias in what the rule
+        averages, precisions or variances; 32, or None, for float32.
       augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
       privacy: clipping and noise (`rules.private`), for a rule that is a plain sum and clients that weigh the same;
         None for none.
@@ -100,9 +104,8 @@ def compose(
     whole = whole_rule(rule, privacy, weighting, robust)
     check_fit(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
-    if compressor is not None:
-        check_compressible(whole, weighting, robust, secure_sums)
-        work = cast(Any, clients.compressed(cast(Any, work), compressor, per_tensor, error_memory))
+    short = compressor, per_tensor, error_memory, variance_bits
+    work = _shortened(work, model_fn, whole, (weighting, robust, secure_sums), *short)
     if weighting in weightings.COMPARE_POSTERIORS:
         if work.sends != WEIGHTS or not layout(model_fn()).variational:
             raise InvalidArgument(
@@ -120,6 +123,27 @@ def compose(
     )
 
 
+def _shortened(
+    work: Any,
+    model_fn: Callable[[], keras.Model],
+    rule: ModelRule[Any, Any],
+    pooled_by: tuple[str, str | None, float | None],
+    compressor: str | Compressor | None,
+    per_tensor: bool,
+    error_memory: bool,
+    variance_bits: int | None,
+) -> Any:
+    """Return client work with short messages, where their noise is no bias of what is `pooled_by` a weighting, a robust
+    aggregator and secure sums.
+    """
+    coarse = are_coarse(variance_bits)
+    if coarse and not layout(model_fn()).variational:
+        raise InvalidArgument("variance_bits is of Gaussian weights, and this model has none: leave it out.")
+    check_compressible(rule, *pooled_by, compressor is not None, coarse)
+    work = work if compressor is None else clients.compressed(work, compressor, per_tensor, error_memory)
+    return clients.coarse_variances(work, rule.traits.averages) if coarse else work
+
+
 def _with_limits(options: dict[str, object]) -> dict[str, Any]:
     """Return the options for `federated.build_process`, where guards are one object."""
     guards: dict[str, Any] = {name: options.pop(name) for name in _GUARDS if name in options}
@@ -130,7 +154,7 @@ _GUARDS = {name: x for name, x in inspect.signature(Limits).parameters.items() i
 _OF_PROCESS = inspect.signature(federated.build_process).parameters
 PROCESS_OPTIONS = ("element_spec", "seed", *_GUARDS, "thinning", "notices")
 show(compose, [{**_OF_PROCESS, **_GUARDS}[name] for name in PROCESS_OPTIONS])
-COMPRESSION = ("compressor", "per_tensor", "error_memory")
+COMPRESSION = ("compressor", "per_tensor", "error_memory", "variance_bits")
 # Those that a recipe passes on.
 SHARED_OPTIONS = (
     "weighting",

@@ -88,14 +88,24 @@ def check_fit(work: ClientWork[Sent], rule: ModelRule[Sent, Given], step: Server
 
 
 def check_compressible(
-    rule: ModelRule[Sent, Given], weighting: str, robust: str | None, secure_sums: float | None
+    rule: ModelRule[Sent, Given],
+    weighting: str,
+    robust: str | None,
+    secure_sums: float | None,
+    means: bool,
+    variances: bool,
 ) -> None:
-    """Raise InvalidArgument where the noise of a compressor would be a bias of the pool."""
+    """Raise InvalidArgument where the noise of a compressor, of means or of variances, would be a bias of the pool."""
+    if not means and not variances:
+        return
     if secure_sums is not None:
         raise InvalidArgument(
-            "Under masks each number takes 8 bytes, whatever it is: leave out the compressor, or secure_sums."
+            "Under masks each number takes 8 bytes, whatever it is: leave out the compressor and variance_bits, or "
+            "secure_sums."
         )
-    what = "" if rule.traits.linear else f"the rule {rule.name!r} is not linear in the clients' means"
+    what = f"the rule {rule.name!r} is not linear in the clients' means" if means and not rule.traits.linear else ""
+    if variances and not rule.traits.averages:
+        what = f"the rule {rule.name!r} averages neither precisions nor variances"
     if weighting in weightings.COMPARE_POSTERIORS:
         what = f"weighting by {weighting!r} follows from what they send"
     if robust is not None:

@@ -40,6 +40,7 @@ class Sending(Process, total=False):
     compressor: str | Compressor | None
     per_tensor: bool
     error_memory: bool
+    variance_bits: int | None
     augmentation: str | Augmentation | None
     privacy: Privacy | None
     secure_sums: float | None

@@ -4,11 +4,12 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
-from tfp_bfl.clients.changed import augmented, compressed
+from tfp_bfl.clients.changed import augmented, coarse_variances, compressed
 from tfp_bfl.clients.variational import variational
 
 __all__ = [
     "augmented",
+    "coarse_variances",
     "compressed",
     "variational",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
-from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
+from tfp_bfl.compression import Compressor, by_tensor, parse_compressor, variances
 from tfp_bfl.contracts import DYNAMIC, WEIGHTS, ClientWork, Coding, Work
 from tfp_bfl.data import ClientExamples, parse_augmentation
 from tfp_bfl.data.augmentation import Augmentation
@@ -17,8 +17,8 @@ from tfp_bfl.training.batches import Augmenting, augmenting
 from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage
 from tfp_bfl.weights.kinds import Sent
 
-# No client work draws from a seed folded by this.
-_NOISE = 2**30
+# No client work draws from a seed folded by these.
+_NOISE, _NOISE_OF_VARIANCES = 2**30, 2**30 + 1
 
 
 def compressed(
@@ -31,11 +31,11 @@ def compressed(
 
     sent = a C(w_k - w + e_k),   e_k <- w_k - w + e_k - sent,   a = 1 / (1 + omega), or 1 where C is biased
 
-    which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances,
-    extra statistics and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them,
-    `upload_bound` of the literature and `download_bits`, 32 for each number of the server's message. Where the work
-    counts the bits of its own message, as `personal.work.personal` does, the code replaces means and point
-    weights in it.
+    which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances
+    (see `coarse_variances`), extra statistics and what BatchNorm has seen go as they are. The result reports
+    `upload_bits` as the code has them, `upload_bound` of the literature and `download_bits`, 32 for each number of the
+    server's message. Where the work counts the bits of its own message, as `personal.work.personal` does, the code
+    replaces means and point weights in it.
 
     Args:
       work: that sends `WEIGHTS`, such as `clients.variational`; what it keeps must not be what it sent.
@@ -102,7 +102,45 @@ def compressed(
         lambda message, code: of(message.weights)[0].decode(code, of(message.weights)[1]),
     )
     kept_by = memory if keeps or error_memory else None
-    return work.around(run)._replace(shapes=DYNAMIC, memory=kept_by, coding=coding)
+    return work.around(run)._replace(
+        shapes=work.shapes if chosen.name == "none" else DYNAMIC, memory=kept_by, coding=coding
+    )
+
+
+def coarse_variances(work: ClientWork, averages: str) -> ClientWork:
+    """Return the same work with variances sent in 8 bits (`compression.variances`), relative to the broadcast ones.
+
+    Bits are counted as by `compressed`, which may be around the work already. BatchNorm's go as they are.
+
+    Args:
+      work: that sends `WEIGHTS` with Gaussian weights.
+      averages: in which the rounding has no bias, "precision" or "variance" (`Traits.averages`).
+    """
+    work = work if work.coding and work.sends == WEIGHTS else compressed(work, "none")
+    of_means = cast(Coding, work.coding)
+    with_variance = lambda weights, x: weights._replace(posterior=weights.posterior._replace(variance=x))
+    known_of = lambda message: message.weights.posterior.variance
+
+    def expand(message: ServerMessage, sent: Compact) -> ModelWeights:
+        code, levels = sent.code
+        variance = variances.restore_variances(levels, known_of(message), averages)
+        return with_variance(of_means.expand(message, sent._replace(code=code)), variance)
+
+    def run(inner: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
+        result, known = inner(message, examples, seed), known_of(message)
+        noise = tf.random.experimental.stateless_fold_in(seed, _NOISE_OF_VARIANCES)
+        levels = variances.round_variances(result.weights.posterior.variance, known, averages, noise)
+        sent = Compact((result.sent.code, levels), with_variance(result.sent.rest, ()))
+        saved = 32.0 * _size(known) - variances.num_bits(known)
+        bits = {name: result.counts[name] - saved for name in ("upload_bits", "upload_bound")}
+        return result._replace(weights=expand(message, sent), counts={**result.counts, **bits}, sent=sent)
+
+    def decode(message: ServerMessage, sent: bytes) -> Any:
+        levels, code = variances.decode(sent, known_of(message))
+        return of_means.decode(message, code), levels
+
+    encode = lambda message, sent: variances.encode(sent[1]) + of_means.encode(message, sent[0])
+    return work.around(run)._replace(coding=Coding(expand, encode, decode))
 
 
 def _size(structure: TensorTree) -> int:

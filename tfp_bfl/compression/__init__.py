@@ -1,5 +1,6 @@
 """Compressors of messages, with the bytes that they take."""
 
+from tfp_bfl.compression import variances as variances
 from tfp_bfl.compression.bound import elias_bound
 from tfp_bfl.compression.by_client import ChosenMessage, by_client
 from tfp_bfl.compression.compressors import (

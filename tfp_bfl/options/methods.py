@@ -34,6 +34,7 @@ from tfp_bfl.options.server_groups import (
     Aggregation,
     AtWeights,
     Bound,
+    CoarseVariances,
     Compression,
     Defence,
     Density,
@@ -69,7 +70,8 @@ def _only(*names: str) -> frozenset[str]:
 
 POINT, CLASSES, EVEN, START = "point weights", "classes", "equal chances", "start"
 PERSONAL, ADAPTED, SAMPLES = "personal models", "adapted models", "samples"
-_MESSAGES = (Compression, ErrorMemory)
+_OF_POINTS = (Compression, ErrorMemory)
+_MESSAGES = (*_OF_POINTS, CoarseVariances)
 _TRAINING = (Batches, Local, Rounds)
 _PRIVATE = (Weighting, PrivateClients)
 _INFERRED = (*_TRAINING, LocalOptimizer, Inference, Bound)
@@ -186,7 +188,7 @@ _METHODS = (
     _of_samples(
         "fed_sgld",
         "FedAvg with noise after each round; the rounds are samples",
-        (*_AVERAGING, Weighting, BurnIn, RoundSamples, *_MESSAGES),
+        (*_AVERAGING, Weighting, BurnIn, RoundSamples, *_OF_POINTS),
         requires=_only(POINT, EVEN),
         gives=_only(SAMPLES),
     ),
@@ -226,7 +228,7 @@ _METHODS = (
     Method(
         "meta_vd",
         "each client has personal dropout from a hypernetwork on the server",
-        (*_META, *_PRIVATE, OwnVariances, *_MESSAGES),
+        (*_META, *_PRIVATE, OwnVariances, *_OF_POINTS),
         requires=_only("kind variational_dropout", CLASSES),
         gives=_only(ADAPTED, PERSONAL),
         defaults={"kind": "variational_dropout", "rule": "log_linear_pool"},

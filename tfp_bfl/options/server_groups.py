@@ -176,6 +176,24 @@ class ErrorMemory(Group):
             raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
 
 
+class CoarseVariances(Group):
+    """Bits of the clients' variances."""
+
+    variance_bits: int = option(
+        32, "Bits of each variance in the clients' messages: 32, or 8 for logarithms, which are rounded without bias."
+    )
+
+    def check(self, config: Any) -> None:
+        if self.variance_bits == 32:
+            return
+        bfl.compression.variances.are_coarse(self.variance_bits)
+        if config.kind not in (None, *choices.VARIATIONAL.forms()):
+            raise InvalidArgument(
+                f"variance_bits is of Gaussian weights, and kind {config.kind!r} has none: use kind 'flipout', or "
+                "leave it out."
+            )
+
+
 class Distillation(Group):
     """The server learns from unlabelled examples."""
 

@@ -62,7 +62,7 @@ def naive_weighted_average() -> Rule[MixturePart]:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    return Rule(summarise, add, pool, "naive_weighted_average", Traits(linear=True), units=_units)
+    return Rule(summarise, add, pool, "naive_weighted_average", Traits(linear=True, averages="variance"), units=_units)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def mean_precision_average() -> Rule[MixturePart]:
         stddev = stddevs(anchor)
         return MixturePart(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
 
-    return Rule(summarise, add, pool, "mean_precision_average", Traits(linear=True), units=units)
+    return Rule(summarise, add, pool, "mean_precision_average", Traits(linear=True, averages="precision"), units=units)
 
 
 @functools.cache
@@ -123,7 +123,9 @@ def weighted_sum() -> Rule[MixturePart]:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    return Rule(summarise, add, pool, "weighted_sum", Traits(one_shot=True, linear=True), units=_units)
+    return Rule(
+        summarise, add, pool, "weighted_sum", Traits(one_shot=True, linear=True, averages="variance"), units=_units
+    )
 
 
 @functools.cache
@@ -150,7 +152,7 @@ def linear_pool() -> Rule[mixtures.MixtureSums]:
     def pool(total: mixtures.MixtureSums, anchor: MeanField) -> Pooled[MeanField]:
         return Pooled(mixtures.moments(total, anchor))
 
-    return Rule(mixtures.summarise, add, pool, "linear_pool", units=units)
+    return Rule(mixtures.summarise, add, pool, "linear_pool", Traits(averages="variance"), units=units)
 
 
 def client_gaussian() -> ModelRule[ModelWeights, ClientGaussian]:

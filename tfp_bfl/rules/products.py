@@ -66,7 +66,9 @@ def conflation() -> Rule[_Precisions]:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
     pool = _product(lambda total: tf.ones_like(total.weight))
-    return Rule(summarise, add, pool, "conflation", Traits(one_shot=True, linear=True), units=_units)
+    return Rule(
+        summarise, add, pool, "conflation", Traits(one_shot=True, linear=True, averages="precision"), units=_units
+    )
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -93,7 +95,7 @@ def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.] [0.667]
     """
-    traits = Traits(one_shot=True, linear=True)
+    traits = Traits(one_shot=True, linear=True, averages="precision")
     if largest_weight is not None:
         most = check_number(largest_weight, "largest_weight")
         pool = _product(lambda total: tf.constant(most))
@@ -119,7 +121,9 @@ def log_linear_pool() -> Rule[_Precisions]:
       [1.] [1.333]
     """
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, add, pool, "log_linear_pool", Traits(linear=True), units=_units)
+    return Rule(
+        _weighted_precisions, add, pool, "log_linear_pool", Traits(linear=True, averages="precision"), units=_units
+    )
 
 
 class _Consolidation(NamedTuple):
@@ -178,4 +182,4 @@ def distributed_weight_consolidation() -> Rule[_Consolidation]:
         return _Consolidation(*each(double, _units(anchor)[1:]))
 
     name = "distributed_weight_consolidation"
-    return Rule(summarise, add, pool, name, Traits(uses_anchor=True, linear=True), units=units)
+    return Rule(summarise, add, pool, name, Traits(uses_anchor=True, linear=True, averages="precision"), units=units)

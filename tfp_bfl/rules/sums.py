@@ -62,7 +62,7 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
         return with_metrics(pooled, clipped_numbers=total.clipped)
 
     fields = {name: getattr(inner, name) for name in KEPT}
-    fields |= {"name": f"quantised {inner.name}", "traits": inner.traits._replace(linear=False)}
+    fields |= {"name": f"quantised {inner.name}", "traits": inner.traits._replace(linear=False, averages="")}
     return ModelRule(summarise, lambda a, b: each(tf.add, a, b), pool, **fields)
 
 
@@ -159,7 +159,10 @@ def private(
         return with_metrics(pooled, clipped_clients=total.clipped)
 
     fields = {name: getattr(inner, name) for name in KEPT}
-    fields |= {"name": f"private {inner.name}", "traits": inner.traits._replace(uses_anchor=True, linear=False)}
+    fields |= {
+        "name": f"private {inner.name}",
+        "traits": inner.traits._replace(uses_anchor=True, linear=False, averages=""),
+    }
     merge = lambda a, b: each(tf.add, a, b)
     return ModelRule(summarise, merge, pool, **fields, randomise=randomise)
 

@@ -56,7 +56,8 @@ def meta_learning(
     return compose(model_fn, local, rule, step, **process)
 
 
-@passing_on(meta_learning_work)
+# The clients' variances are their own.
+@passing_on(meta_learning_work, tuple(name for name in SHARED_OPTIONS if name != "variance_bits"))
 def meta_vd(
     model_fn: Model,
     *,
