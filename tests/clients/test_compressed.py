@@ -106,8 +106,8 @@ def test_linear_pool_averages_variances_but_not_means():
 
 
 def custom(rule):
-    own = rules.parse_rule(rule)
-    return own._replace(traits=own.traits._replace(averages=""), name="own")
+    rule = rules.parse_rule(rule)
+    return rule._replace(traits=rule.traits._replace(averages=""), name="own")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def naive_weighted_average() -> Rule[MixturePart]:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    return Rule(summarise, add, pool, "naive_weighted_average", _OF_VARIANCES, units=_units)
+    return Rule(summarise, add, pool, "naive_weighted_average", Traits(linear=True, averages="variance"), units=_units)
 
 
 @functools.cache
@@ -99,8 +99,7 @@ def mean_precision_average() -> Rule[MixturePart]:
         stddev = stddevs(anchor)
         return MixturePart(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
 
-    traits = Traits(linear=True, averages="precision")
-    return Rule(summarise, add, pool, "mean_precision_average", traits, units=units)
+    return Rule(summarise, add, pool, "mean_precision_average", Traits(linear=True, averages="precision"), units=units)
 
 
 @functools.cache
@@ -126,7 +125,9 @@ def weighted_sum() -> Rule[MixturePart]:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    return Rule(summarise, add, pool, "weighted_sum", _OF_VARIANCES._replace(one_shot=True), units=_units)
+    return Rule(
+        summarise, add, pool, "weighted_sum", Traits(one_shot=True, linear=True, averages="variance"), units=_units
+    )
 
 
 @functools.cache

@@ -17,8 +17,6 @@ from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 
-_OF_PRECISIONS = Traits(linear=True, averages="precision")
-
 
 class _Precisions(NamedTuple):
     weight: tf.Tensor  # the sum or the largest of the w_k, as the rule needs
@@ -68,7 +66,9 @@ def conflation() -> Rule[_Precisions]:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
     pool = _product(lambda total: tf.ones_like(total.weight))
-    return Rule(summarise, add, pool, "conflation", _OF_PRECISIONS._replace(one_shot=True), units=_units)
+    return Rule(
+        summarise, add, pool, "conflation", Traits(one_shot=True, linear=True, averages="precision"), units=_units
+    )
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -95,7 +95,7 @@ def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.] [0.667]
     """
-    traits = _OF_PRECISIONS._replace(one_shot=True)
+    traits = Traits(one_shot=True, linear=True, averages="precision")
     if largest_weight is not None:
         most = check_number(largest_weight, "largest_weight")
         pool = _product(lambda total: tf.constant(most))
@@ -121,7 +121,9 @@ def log_linear_pool() -> Rule[_Precisions]:
       [1.] [1.333]
     """
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, add, pool, "log_linear_pool", _OF_PRECISIONS, units=_units)
+    return Rule(
+        _weighted_precisions, add, pool, "log_linear_pool", Traits(linear=True, averages="precision"), units=_units
+    )
 
 
 class _Consolidation(NamedTuple):
@@ -180,4 +182,4 @@ def distributed_weight_consolidation() -> Rule[_Consolidation]:
         return _Consolidation(*each(double, _units(anchor)[1:]))
 
     name = "distributed_weight_consolidation"
-    return Rule(summarise, add, pool, name, _OF_PRECISIONS._replace(uses_anchor=True), units=units)
+    return Rule(summarise, add, pool, name, Traits(uses_anchor=True, linear=True, averages="precision"), units=units)

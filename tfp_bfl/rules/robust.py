@@ -72,7 +72,7 @@ def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[Mo
 
     of_inner: Any = inner.units
     units = of_inner and (lambda anchor: _Clipped(of_inner(anchor), tf.constant(1)))
-    traits = inner.traits._replace(uses_anchor=True, linear=False)
+    traits = inner.traits._replace(uses_anchor=True, linear=False, averages="")
     return ModelRule(summarise, merge, pool, f"clipped {inner.name}", traits, gives=inner.gives, units=units)
 
 
@@ -171,7 +171,9 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
         pooled = _pool(inner, left, tf.ones_like(importance), anchor)
         return with_metrics(pooled, clipped_clients=tf.math.count_nonzero(distance > radius, dtype=tf.int32))
 
-    return ModelGatherRule(pool, f"centered_clip {inner.name}", inner.traits._replace(linear=False), gives=inner.gives)
+    return ModelGatherRule(
+        pool, f"centered_clip {inner.name}", inner.traits._replace(linear=False, averages=""), gives=inner.gives
+    )
 
 
 def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int = 200) -> tf.Tensor:
@@ -216,7 +218,9 @@ def _trimmed(
         pooled = _pool(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
         return with_metrics(pooled, trimmed_clients=2 * k)
 
-    return ModelGatherRule(pool, f"{what} {inner.name}", inner.traits._replace(linear=False), gives=inner.gives)
+    return ModelGatherRule(
+        pool, f"{what} {inner.name}", inner.traits._replace(linear=False, averages=""), gives=inner.gives
+    )
 
 
 def _for_stack(rule: AnyRule[ModelWeights, Given], what: str) -> ModelRule[ModelWeights, Given]:
