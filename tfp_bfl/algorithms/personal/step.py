@@ -12,6 +12,7 @@ from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
 from tfp_bfl.posterior import MeanField, flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
+from tfp_bfl.servers.pooled import in_words
 from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
 
@@ -134,7 +135,7 @@ def personal(
         personal=of_client,
         extra=True,
         metrics=metrics,
-        name=f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})",
+        name=f"personal ({in_words(chosen)})",
         most_clients=variances.num_clients,
     )
 
