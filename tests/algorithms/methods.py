@@ -93,7 +93,9 @@ def default():
 
 
 def default_half_way():
-    return half_way(default(), functools.partial(algorithms.variational, mlp("flipout"), seed=SEED, **FAST))
+    return half_way(
+        default()._replace(rounds=40), functools.partial(algorithms.variational, mlp("flipout"), seed=SEED, **FAST)
+    )
 
 
 def compressed(**options):
