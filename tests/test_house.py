@@ -26,7 +26,7 @@ BOUNDS = {
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
     "files that declare prior_stddev": (14, 12),
-    "public names": (456, 420),
+    "public names": (457, 420),
 }
 
 

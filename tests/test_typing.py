@@ -78,7 +78,7 @@ def five(s: Any, w: ModelWeights, p: ModelWeights, seed: tf.Tensor, extra: tf.Te
     return s, w
 def no_state(state: Any, w: ModelWeights, pooled: Sketch, seed: tf.Tensor) -> ModelWeights: return w
 from_sketch: ServerStep[Sketch] = ServerStep(lambda weights: (), advance, takes="sketch")
-ServerStep(lambda weights: (), five, extra=True)
+ServerStep(lambda weights: (), five, takes="weights with extra statistics")
 ServerStep(lambda weights: (), no_state)  # no: "Callable[[Any, ModelWeights, Sketch, Any], ModelWeights]"
 
 def model_fn() -> tf.keras.Model: raise NotImplementedError

@@ -45,6 +45,8 @@ GRADIENT, SCALED_GRADIENT, CHANGE = "gradient", "scaled gradient", "change"
 PADDED, DYNAMIC = "padded", "dynamic"
 # What a rule makes of whatever clients send.
 STACK, TOTAL = "stack", "total"
+# What a server step takes besides: a model's weights, with the clients' extra statistics.
+EXTENDED = "weights with extra statistics"
 
 
 def num_present(examples: ClientExamples) -> tf.Tensor:
@@ -102,6 +104,36 @@ class Coding(NamedTuple):
     decode: Callable[[ServerMessage, bytes], Any]
 
 
+class Needs(NamedTuple):
+    """Needs of a client work or a server step: most of them `simulate` checks before any work.
+
+    Fields:
+      num_clients: the number of clients for which it has settings; None for any number.
+      most_clients: those who have a place in its state, by their numbers; None for any number.
+      most_in_round: for how many clients of a round it is what it says; None for any number.
+      burn_in: rounds before those that make the result: a run must have more.
+      is_chain: the server's weights are a Markov chain, which has the right law only if all clients are drawn with
+        equal probabilities. `simulate` then refuses `popularity`, does not replace faulty clients, and warns if it
+        leaves clients out.
+      is_private: a client's noise hides examples (differential privacy), so that its seed must be secret.
+      keeps_sent: a client's memory must be what it sent, which a compressor would change.
+      checks: each raises InvalidArgument for clients (`data.ClientData`) with other examples than the work's own, and
+        returns a warning that a run of these clients reports, or None.
+      notice: (a step's state, the server's weights) -> a warning about the result in one sentence, after the last
+        round; None for none.
+    """
+
+    num_clients: int | None = None
+    most_clients: int | None = None
+    most_in_round: int | None = None
+    burn_in: int = 0
+    is_chain: bool = False
+    is_private: bool = False
+    keeps_sent: bool = True
+    checks: tuple[Callable[[ClientData], str | None], ...] = ()
+    notice: Callable[[Any, ModelWeights], str | None] = lambda state, weights: None
+
+
 class ClientWork(NamedTuple, Generic[Sent, Kept]):
     """The work of a client in a round.
 
@@ -113,47 +145,30 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
         `ServerMessage.memory` gives it and `ClientResult.memory` replaces. `share` is the client's of all examples
         where the federation begins with it, and 0 where it joins later. None for work that keeps nothing.
       shapes: `PADDED`, `DYNAMIC` or "".
-      personal: (what a client has kept, the server's predictive weights) -> the weights that predict for this client;
-        None where what it keeps is no model of its own.
+      personal: (the message to a client, with the server's predictive weights, and its number) -> the weights that
+        predict for it, or for one that was never in a round; None where all clients have the same.
       coding: of its results' `sent`; None where they have none.
       extra: the server's weights -> zeros in the structure of `ClientResult.extra`, of which the server step gets the
         mean by the clients' weights; None for work that sends none.
         What guards point weights guards these statistics too: robust aggregation, bounds, privacy, secure sums.
-      keeps_sent: its memory must be what it sent, which a compressor would change.
-      check: raises InvalidArgument for clients (`data.ClientData`) with other examples than its own, and returns a
-        warning that a run of these clients reports, or None; None for work that is of no examples in particular.
-      is_private: its noise hides examples (differential privacy), so that its seed must be secret.
-      num_clients: the number of clients for which it has settings; None for any number.
       settings: the options that it trains with, all defaults filled in, by the names of options ("temperature",
         "inference", "optimizer", "learning_rate"), a mapping or pairs: what a run states in its summary, report and
         model card, and what a checkpoint compares.
+      needs: what it needs of a run.
     """
 
     build: Callable[[], Work[Sent]]
     sends: str = WEIGHTS
     memory: Callable[[ModelWeights, Scalar], Kept] | None = None
     shapes: str = ""
-    personal: Callable[[Kept, ModelWeights], ModelWeights] | None = None
+    personal: Callable[[ServerMessage, int], ModelWeights] | None = None
     coding: Coding | None = None
     extra: Callable[[ModelWeights], TensorTree] | None = None
-    keeps_sent: bool = True
-    check: Callable[[ClientData], str | None] | None = None
-    is_private: bool = False
-    num_clients: int | None = None
     settings: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    needs: Needs = Needs()
 
     def __call__(self) -> Work[Sent]:
         return self.build()
-
-    def checked(self, check: Callable[[ClientData], str | None]) -> ClientWork[Sent, Kept]:
-        """Return client work with another check of the clients after its own."""
-        checks = [self.check, check] if self.check else [check]
-
-        def every(clients: ClientData) -> str | None:
-            found = [each(clients) for each in checks]
-            return " ".join(filter(None, found)) or None
-
-        return self._replace(check=every)
 
     def around(self, run: Callable[..., ClientResult[Sent]]) -> ClientWork[Sent, Kept]:
         """Return client work that calls this work as a part of it, of the same `shapes`.
@@ -216,6 +231,24 @@ class Pooled(NamedTuple, Generic[_Pooled]):
     metrics: Mapping[str, TensorTree] = {}
 
 
+class Traits(NamedTuple):
+    """Facts about a rule, which another around it keeps as far as they still hold.
+
+    Fields:
+      uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
+      min_clients: the fewest for whom the rule is what its name says.
+      one_shot: it is for one round: where all clients send what they were given, it gives something else. Any other
+        rule is idempotent, and may be repeated.
+      linear: for given variances and weights of the clients its means are affine in theirs, and its variances hold
+        none of them: noise without bias in what they send has none in the pool.
+    """
+
+    uses_anchor: bool = False
+    min_clients: int = 1
+    one_shot: bool = False
+    linear: bool = False
+
+
 class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):
     """An aggregation rule over a posterior, as pure functions of structures of tensors.
 
@@ -227,14 +260,9 @@ class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):
       merge: (statistics, statistics) -> statistics. Commutative and associative; all zeros change nothing.
       pool: (total, anchor) -> `Pooled`.
       name: as users spell it.
-      uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
-      min_clients: the fewest for whom the rule is what its name says.
+      traits: facts about it.
       takes: of a `ModelRule`: what its clients must send; None for any structure.
       gives: what its server step must take; `STACK` and `TOTAL` are of what clients send.
-      one_shot: it is for one round: where all clients send what they were given, it gives something else. Any other
-        rule is idempotent, and may be repeated.
-      linear: for given variances and weights of the clients its means are affine in theirs, and its variances hold
-        none of them: noise without bias in what they send has none in the pool.
       units: anchor -> statistics of the size of one client's at weight one, by the anchor's standard deviations: in
         these units they are numbers near one, which can be rounded, encrypted or given noise. None where to merge is no
         plain sum.
@@ -245,12 +273,9 @@ class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):
     merge: Callable[[Statistics, Statistics], Statistics]
     pool: Callable[[Statistics, _Anchor], Pooled[_Pool]]
     name: str = "custom"
-    uses_anchor: bool = False
-    min_clients: int = 1
+    traits: Traits = Traits()
     takes: str | None = WEIGHTS
     gives: str = WEIGHTS
-    one_shot: bool = False
-    linear: bool = False
     units: Callable[[_Anchor], Statistics] | None = None
     randomise: Callable[[Statistics, tf.Tensor], Statistics] | None = None
 
@@ -272,19 +297,14 @@ class GatherRule(NamedTuple, Generic[_Local, _Pool, _Anchor]):
     Fields:
       pool: (stacked, importance [K], anchor) -> `Pooled`; `stacked` has leaves [K, ...], K unknown in a
         graph, and `importance` is the clients' weights.
-      name: as users spell it.
-      uses_anchor: the equation itself holds the anchor.
-      min_clients, takes, gives, one_shot, linear: as of `Rule`.
+      name, traits, takes, gives: as of `Rule`.
     """
 
     pool: Callable[[_Local, tf.Tensor, _Anchor], Pooled[_Pool]]
     name: str = "custom"
-    uses_anchor: bool = False
-    min_clients: int = 1
+    traits: Traits = Traits()
     takes: str | None = WEIGHTS
     gives: str = WEIGHTS
-    one_shot: bool = False
-    linear: bool = False
 
 
 class ModelGatherRule(GatherRule[Sent, Given, ModelWeights], Generic[Sent, Given]):
@@ -303,40 +323,27 @@ class ServerStep(NamedTuple, Generic[Given, State]):
     Fields:
       initialize: weights -> the step's own state.
       next: (state, the server's weights, what the rule pooled, a seed [2] for this round) -> (state, the server's next
-        weights). With `extra` a fifth argument is the clients' extra statistics, pooled.
+        weights). Where it takes `EXTENDED`, a fifth argument is the clients' extra statistics, pooled.
       predictive: (state, the server's weights) -> the weights that predict, outside any graph; those of the server
         unless the step has better ones. They may hold a posterior over point weights.
       send: (state, the server's weights) -> what is sent to clients besides the weights, a structure of tensors.
-      personal: (state, the server's weights, a client's number) -> the weights that predict for this client, or one
-        that was never in a round; None where all clients have the same.
       meet: (state, a `RoundSize`) -> state, before each `next`.
-      takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
-      extra: it takes the extra statistics of clients who send them (`ClientWork.extra`).
+      takes: what the rule must give: `WEIGHTS`, `EXTENDED` of clients who send extra statistics (`ClientWork.extra`),
+        `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       metrics: (state, the server's next weights, the pooled extra statistics or ()) -> scalars to report with the
         round, after `next`.
       name: name for users, with the step size if there is one, for messages about divergence.
-      most_clients: those who have a place in its state, by their numbers; None for any number.
-      most_in_round: for how many clients of a round it is what it says; None for any number.
-      notice: (state, the server's weights) -> a warning about the result in one sentence, after the last round; None
-        for none.
       begin: (state, weights) -> the server's weights before the first round, from the step's own first state.
-      is_chain: its weights are a Markov chain, which has the right law only if all clients are drawn with equal
-        probabilities. `simulate` then refuses `popularity`, does not replace faulty clients, and warns if it leaves
-        clients out.
+      needs: what it needs of a run.
     """
 
     initialize: Callable[[ModelWeights], State]
     next: Callable[Concatenate[State, ModelWeights, Given, tf.Tensor, ...], tuple[State, ModelWeights]]
     predictive: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
     send: Callable[[State, ModelWeights], TensorTree] = lambda state, weights: ()
-    personal: Callable[[State, ModelWeights, int], ModelWeights] | None = None
     meet: Callable[[State, RoundSize], State] = lambda state, size: state
     takes: str = WEIGHTS
-    extra: bool = False
     metrics: Callable[[State, ModelWeights, Any], Metrics] = lambda state, weights, extra: {}
     name: str = "custom"
-    most_clients: int | None = None
-    most_in_round: int | None = None
-    notice: Callable[[State, ModelWeights], str | None] = lambda state, weights: None
     begin: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
-    is_chain: bool = False
+    needs: Needs = Needs()

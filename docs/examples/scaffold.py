@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.compose import passing_on, split_options
-from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.contracts import EXTENDED, ClientWork, Needs, ServerStep
 
 
 def flat(weights):  # all means and point weights as one vector [D]
@@ -35,7 +35,7 @@ def client_work(model_fn, *, learning_rate=0.05, local_epochs=1, batch_size=32, 
 
         return work
 
-    return ClientWork(build, memory=zeros, extra=zeros, keeps_sent=False)
+    return ClientWork(build, memory=zeros, extra=zeros, needs=Needs(keeps_sent=False))
 
 
 def server_step(weighting):
@@ -48,7 +48,7 @@ def server_step(weighting):
     def step(state, weights, pooled, seed, extra):  # `extra` is the weighted mean of the clients' changes
         return {**state, "control": state["control"] + state["fraction"] * extra}, pooled
 
-    return ServerStep(initialize, step, send=lambda state, weights: state["control"], meet=meet, extra=True)
+    return ServerStep(initialize, step, send=lambda state, weights: state["control"], meet=meet, takes=EXTENDED)
 
 
 @passing_on(client_work)

@@ -107,7 +107,8 @@ def alone(client_work: ClientWork) -> ClientWork:
 
         return from_own
 
-    return ClientWork(build, memory=lambda weights, share: Kept(weights, tf.constant(0)), personal=own)
+    first = lambda weights, share: Kept(weights, tf.constant(0))
+    return ClientWork(build, memory=first, personal=lambda message, client: own(message.memory, message.weights))
 
 
 def _meta_vd(

@@ -67,7 +67,7 @@ def last_layer():
 def fed_lap(covariance):
     """The mean of the clients' Gaussians and the product of their sites, in natural parameters."""
     model_fn, rho, damping, stddev = mlp("deterministic"), 0.5, 0.3, 2.0
-    options = {"covariance": covariance, "step_size": rho, "damping": damping, "prior_stddev": stddev}
+    options = {"covariance": covariance, "step_size": rho, "damping": damping}
     options |= {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02, "optimizer_fn": "adam"}
     clients_of_all, prior = len(SIZES), 1 / stddev**2
 
@@ -89,12 +89,15 @@ def fed_lap(covariance):
         variance = tuple(np.float32(x) for x in unflat(1 / state.precision, anchor.point))
         return weights._replace(posterior=posterior.MeanField(weights.point, variance), point=())
 
-    own = laplace_factors(model_fn, **options)
+    own = laplace_factors(model_fn, prior_precision=prior, **options)
 
     def started():
         """The work, sent the first precision, which the server has from the prior."""
         run, size = own(), sum(v.shape.num_elements() for v in model_fn().trainable_variables)
         return lambda message, *given: run(message._replace(extra=tf.fill([size], prior)), *given)
 
-    build, work = lambda: algorithms.fed_lap(model_fn, seed=SEED, **options), own._replace(build=started)
+    build, work = (
+        lambda: algorithms.fed_lap(model_fn, seed=SEED, prior_stddev=stddev, **options),
+        own._replace(build=started),
+    )
     return Method(model_fn, build, work, np.ones_like, pool, alone, CLIENTS, rounds=20, metrics={})

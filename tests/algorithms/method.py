@@ -96,7 +96,7 @@ def result_of(work, model_fn, client):
     weights, federation = get_weights(model_fn()), Population(len(SIZES), sum(SIZES))
     row = work.memory(weights, SIZES[client] / sum(SIZES)) if isinstance(work, ClientWork) and work.memory else ()
     message = ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
-    secret = SECRET if isinstance(work, ClientWork) and work.is_private else ()
+    secret = SECRET if isinstance(work, ClientWork) and work.needs.is_private else ()
     return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), fold(0, client, *secret))
 
 

@@ -217,7 +217,7 @@ def test_a_client_that_is_not_finite_is_left_out_and_keeps_what_it_had(name):
 def test_a_run_resumes_to_the_bit(name, tmp_path, monkeypatch):
     monkeypatch.setattr(federated.simulation, "secret_seed", lambda: np.int32(SECRET))
     process = process_of(name)
-    size = process.privacy.cohort_size if process.privacy else process.server_step.most_in_round or 2
+    size = process.privacy.cohort_size if process.privacy else process.server_step.needs.most_in_round or 2
     run = lambda rounds, folder=None: federated.simulate(
         process, CLIENTS, rounds, size, seed=SEED, checkpoints=folder, engine="local"
     )
@@ -247,7 +247,7 @@ def test_learns(name, runtime):
     test, method = load("breast_cancer", split="test"), method_of(name)
     score = lambda model: evaluation.evaluate(model, test.features, test.labels, num_samples=5).metrics
     process = process_of(name)
-    given = {"cohort_size": process.server_step.most_in_round, "seed": SEED, "runtime": runtime}
+    given = {"cohort_size": process.server_step.needs.most_in_round, "seed": SEED, "runtime": runtime}
     result = federated.simulate(process, method.data, method.rounds, **given)
     assert score(result.model)["accuracy"] > 0.75
     assert score(result.model)["test_nll"] < score(method.model_fn())["test_nll"]

@@ -32,7 +32,7 @@ def precise(width=2.0):
         (mean, variance), metrics = plain.pool(total, anchor)
         wide = bfl.posterior.MeanField(mean, tuple(width * v for v in variance))
         return bfl.rules.Pooled(wide, {"width": width})
-    return plain._replace(pool=pool, name="precise", units=None, linear=False)
+    return plain._replace(pool=pool, name="precise", units=None, traits=bfl.rules.Traits())
 
 def lost():
     plain = bfl.rules.naive_weighted_average()

@@ -41,7 +41,7 @@ def wide(strength: float = 2.0):
     def pool(total, anchor):
         (mean, variance), metrics = rule.pool(total, anchor)
         return bfl.rules.Pooled(bfl.posterior.MeanField(mean, tuple(strength * v for v in variance)), metrics)
-    return rule._replace(pool=pool, name="wide", units=None, linear=False)
+    return rule._replace(pool=pool, name="wide", units=None, traits=bfl.rules.Traits())
 
 def waves(noise: float = 0.1, number: int = 120):
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from tfp_bfl import algorithms, data, federated, models, servers
 from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
 from tfp_bfl.algorithms.personal.work import meta_learning, personal
-from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.contracts import EXTENDED, ClientWork, ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import simulation
 from tfp_bfl.privacy import Privacy
@@ -41,7 +41,7 @@ def keep():
     """A step that takes the pool, and keeps the pooled statistics as its state."""
     zeros = lambda weights: {"number": tf.constant(0.0), "pair": tf.zeros(2)}
     step = lambda state, weights, pooled, seed, extra: (extra, pooled)
-    return ServerStep(zeros, step, extra=True, metrics=lambda *given: {"number": given[-1]["number"]}, name="keep")
+    return ServerStep(zeros, step, takes=EXTENDED, metrics=lambda *given: {"number": given[-1]["number"]}, name="keep")
 
 
 def run(client_work, rounds=1, engine="local", federation=toys.UNEQUAL, step=None, **options):

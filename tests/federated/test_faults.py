@@ -72,7 +72,7 @@ def build(rule="naive_weighted_average", raising=(7,), **options):
         weigh=lambda local, anchor, num_examples: tf.constant(1.0),
         rule=rules.whole_model(rules.parse_rule(rule)),
         server_step=servers.replace(),
-        max_change_norm=100.0,
+        limits=Limits(max_change_norm=100.0),
     )
 
 

@@ -15,6 +15,7 @@ from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients, cohort
 from tfp_bfl.errors import ComputationError, Diverged, InvalidArgument
 from tfp_bfl.federated import simulate
+from tfp_bfl.federated.faults import Limits
 from tfp_bfl.federated.round import fold
 from tfp_bfl.layers.noise import standard_normal
 
@@ -169,7 +170,10 @@ def test_the_floor_is_on_what_the_step_returns():
         (lambda: run(toys.process(), runtime=object()), "runtime holds workers of the engine tff or ray, and this is"),
         (lambda: run(toys.process(), clients=[CLIENTS.dataset(0)]), "must be Clients, such as .* gives, not list"),
         (lambda: toys.process(rule=rules.conflation()), r"'conflation' is no rule over one: wrap it in tfp_bfl\.rules"),
-        (lambda: toys.langevin_like(step=toys.descend(0.05), max_change_norm=1.0), "these clients send no weights"),
+        (
+            lambda: toys.langevin_like(step=toys.descend(0.05), limits=Limits(max_change_norm=1.0)),
+            "these clients send no weights",
+        ),
     ],
 )
 def test_refused(call, message):

@@ -20,7 +20,7 @@ def scaled(factor, name="mine"):
         q, metrics = average.pool(total, anchor)
         return rules.Pooled(q._replace(variance=each(lambda v: factor * v, q.variance)), metrics)
 
-    return average._replace(pool=pool, name=name, linear=False)
+    return average._replace(pool=pool, name=name, traits=rules.Traits())
 
 
 def run(rule, engine="local", **options):

@@ -161,7 +161,7 @@ def test_capped_weights_by_hand():
 )
 def test_bounds_out_of_range(name, value):
     with pytest.raises(errors.InvalidArgument, match=f"{name} is .*, but must be"):
-        toys.process(**{name: value})
+        toys.process(limits=federated.faults.Limits(**{name: value}))
 
 
 def units(factor):

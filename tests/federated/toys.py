@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import federated, rules, servers, weighting
-from tfp_bfl.contracts import ClientWork, ModelRule, ServerStep
+from tfp_bfl.contracts import ClientWork, ServerStep
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.layers.noise import standard_normal
 from tfp_bfl.weights import ClientResult, TrainingMetrics
@@ -51,10 +51,10 @@ def towards(message, examples, seed):
 
 
 @functools.cache
-def process(work=towards, step=None, rule=None, memory=None, **options):
+def process(work=towards, step=None, rule=None, memory=None, sends="weights", personal=None, **options):
     return federated.build_process(
         model_fn,
-        client_work=ClientWork(lambda: work, memory=memory, sends=options.pop("sends", "weights")),
+        client_work=ClientWork(lambda: work, memory=memory, sends=sends, personal=personal),
         weigh=options.pop("weigh", weighting.equal),
         rule=rule or rules.whole_model(rules.naive_weighted_average()),
         server_step=step or servers.replace(),
@@ -80,37 +80,25 @@ def gradient(message, examples, seed):
 
 def total():
     """The plain sum of what clients send."""
-    each = tf.nest.map_structure
-    return ModelRule(
-        lambda local, anchor, weight: local,
-        lambda a, b: each(tf.add, a, b),
-        lambda total, anchor: rules.Pooled(total),
-        "total",
-        takes=None,
-        gives="force",
-    )
+    return rules.total()._replace(gives="force")
 
 
 @functools.cache
 def descend(step_size):
-    """bias <- bias - step_size sum_k force_k; tells the bias, and personal weights are moved by the client's number."""
+    """bias <- bias - step_size sum_k force_k; tells the bias."""
 
     def advance(state, weights, pooled, seed):
         kernel, bias = weights.point
         return state + 1.0, weights._replace(point=(kernel, bias - step_size * pooled["force"]))
 
-    def personal(state, weights, client):
-        kernel, bias = weights.point
-        return weights._replace(point=(kernel, bias + client))
-
-    return ServerStep(
-        lambda weights: tf.constant(0.0),
-        advance,
-        send=lambda state, weights: weights.point[1],
-        personal=personal,
-        takes="force",
-        name=f"descend (step size {step_size:g})",
-    )
+    send, name = lambda state, weights: weights.point[1], f"descend (step size {step_size:g})"
+    return ServerStep(lambda weights: tf.constant(0.0), advance, send=send, takes="force", name=name)
 
 
-langevin_like = functools.partial(process, gradient, rule=total(), sends="force")
+def personal(message, client):
+    """The server's weights, moved by the client's number."""
+    kernel, bias = message.weights.point
+    return message.weights._replace(point=(kernel, bias + client))
+
+
+langevin_like = functools.partial(process, gradient, rule=total(), sends="force", personal=personal)

@@ -1,4 +1,4 @@
-"""Clients in this process that answer by the rules of `glm.protocol`, as sites do."""
+"""Clients in this process that answer by the rules of `glm.protocol`, as sites do; rows and derivatives for tests."""
 
 import functools
 
@@ -39,6 +39,22 @@ class Guarded:
         return self._fit(self)
 
 
+def outcomes(rng, family, eta, noise=1.0):
+    """Draw outcomes from linear predictors."""
+    if family == "gaussian":
+        return eta + noise * rng.normal(size=len(eta))
+    drawn = rng.poisson(np.exp(eta)) if family == "poisson" else rng.random(len(eta)) < 1 / (1 + np.exp(-eta))
+    return drawn.astype(float)
+
+
+def derivatives(value, at, size):
+    """Gradient and Hessian of a function by central differences."""
+    steps, signs = size * np.eye(len(at)), (1, -1)
+    gradient = [sum(i * value(at + i * s) for i in signs) for s in steps]
+    hessian = [[sum(i * j * value(at + i * s + j * t) for i in signs for j in signs) for t in steps] for s in steps]
+    return np.array(gradient) / (2 * size), np.array(hessian) / (4 * size**2)
+
+
 def clients_of(family, seed=0, sizes=(100, 100, 100), columns=9, steepness=0.3, between=0.0):
     """Rows of clients with independent columns; `between`: sd of intercepts and slopes of x0 between clients."""
     rng = np.random.default_rng(seed)
@@ -47,15 +63,12 @@ def clients_of(family, seed=0, sizes=(100, 100, 100), columns=9, steepness=0.3, 
         x = rng.normal(size=(count, columns))
         eta = x @ coefficients - 0.5 + between * (rng.normal() + rng.normal() * x[:, 0])
         offset, design = np.zeros(count), np.column_stack([np.ones(count), x])
-        if family == "bernoulli":
-            outcome = (rng.random(count) < 1 / (1 + np.exp(-eta))).astype(float)
-        elif family == "poisson":
+        if family == "poisson":
             offset = np.log(rng.uniform(0.5, 3.0, count))
-            outcome = rng.poisson(np.exp(eta + offset)).astype(float)
-        elif family == "gaussian":
-            outcome = eta + rng.normal(size=count)
-        else:
+        if family == "cox":
             times, ends = rng.exponential(np.exp(-eta)), rng.exponential(2.0, count)
             outcome, design = np.stack([np.minimum(times, ends), times < ends], 1).astype(float), x
+        else:
+            outcome = outcomes(rng, family, eta + offset)
         clients.append(Rows(design, outcome, offset))
     return clients

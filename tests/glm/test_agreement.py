@@ -133,11 +133,8 @@ def test_rows_are_encoded_in_the_columns_of_the_fit_or_refused(tmp_path):
 
 def test_a_site_that_adds_zeros_is_found():
     """By a stratified Cox model also one without events; by another model its rows are in the risk sets of others."""
-    outcome, tables, options = (
-        Outcome("days", "cox", "ill"),
-        sites_of(table(), "site"),
-        TableOptions(categorical=("stage",)),
-    )
+    outcome, options = Outcome("days", "cox", "ill"), TableOptions(categorical=("stage",))
+    tables = sites_of(table(), "site")
     quiet = pyarrow.array(["N"] * tables["s1"].num_rows)
     tables["s1"] = tables["s1"].set_column(tables["s1"].column_names.index("ill"), "ill", quiet)
     plan = agree({site: describe(own, outcome, site, options) for site, own in tables.items()}, outcome, "indicate")

@@ -3,10 +3,12 @@
 import csv
 import math
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
+from tests.glm.guarded import derivatives
 from tests.kit import refuses
 from tfp_bfl import glm
 from tfp_bfl.glm import cox
@@ -48,12 +50,9 @@ def test_derivatives_are_those_of_the_partial_likelihood(ties):
     of = Rows(features, outcome, np.zeros(len(features)))
     sums = cox.partial_sums(cox.risk_sums(of, b, cox.event_times(of)))
     assert sums.log_likelihood == pytest.approx(efron(features, outcome, b), rel=1e-10)
-    step = 1e-4 * np.eye(2)
-    gradient = [(efron(features, outcome, b + s) - efron(features, outcome, b - s)) / 2e-4 for s in step]
+    gradient, hessian = derivatives(lambda x: efron(features, outcome, x), b, 1e-4)
     np.testing.assert_allclose(sums.gradient, gradient, rtol=1e-5)
-    second = [[efron(features, outcome, b + s + t) - efron(features, outcome, b + s - t) for t in step] for s in step]
-    third = [[efron(features, outcome, b - s + t) - efron(features, outcome, b - s - t) for t in step] for s in step]
-    np.testing.assert_allclose(sums.information, (np.array(third) - second) / 4e-8, rtol=1e-3)
+    np.testing.assert_allclose(sums.information, -hessian, rtol=1e-3)
 
 
 def test_the_posterior_is_that_of_all_rows_in_one_place():
@@ -151,6 +150,4 @@ def test_lung_cancer_has_the_coefficients_of_r():
     ],
 )
 def test_bad_input_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=r".") as error:
-        glm.fit([change(*rows())], "cox")
-    assert message in str(error.value)
+    refuses(re.escape(message), glm.fit, [change(*rows())], "cox")

@@ -4,12 +4,11 @@ import csv
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from scipy import stats
 
+from tests.glm.test_command import output_of
 from tests.glm.test_hierarchical import federation, gaussian_marginal
 from tfp_bfl import glm
-from tfp_bfl.app.cli import cli
 from tfp_bfl.glm.effects import EffectsLayout
 
 SIZE = 8
@@ -75,16 +74,12 @@ def test_degrees_of_freedom_of_a_new_client_count_the_variance_between_clients()
 @pytest.mark.parametrize("random", [[], ["--random", "(intercept)"]])
 def test_files_of_coefficients_and_predictions_agree(tmp_path, random):
     """The row of zeros has the interval of the intercept, and both files its degrees of freedom."""
-    lines = [
-        f"{k},{y[i]},{x[i, 0]}"
-        for k, (x, y) in enumerate(with_columns(np.random.default_rng(3), 5))
-        for i in range(SIZE)
-    ]
+    pairs = enumerate(with_columns(np.random.default_rng(3), 5))
+    lines = [f"{k},{y[i]},{x[i, 0]}" for k, (x, y) in pairs for i in range(SIZE)]
     (tmp_path / "rows.csv").write_text("\n".join(["client,y,x", *lines]))
     (tmp_path / "new.csv").write_text("client,x\nnone,0\n")
     given = ["--outcome", "y", "--client-column", "client", "--predict", tmp_path / "new.csv", *random]
-    result = CliRunner().invoke(cli, ["glm", *map(str, [tmp_path / "rows.csv", *given, "--output", tmp_path / "fit"])])
-    assert result.exit_code == 0, (result.output, result.exception)
+    output_of(tmp_path / "rows.csv", *given, "--output", tmp_path / "fit")
     files = (tmp_path / "fit" / f"{name}.csv" for name in ("coefficients", "predictions"))
     intercept, row = (next(csv.DictReader(path.open())) for path in files)
     degrees = float(row["df"])

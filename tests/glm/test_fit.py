@@ -7,6 +7,7 @@ import pytest
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 
+from tests.glm.guarded import derivatives, outcomes
 from tests.kit import refuses
 from tfp_bfl import data, glm
 from tfp_bfl.glm import report
@@ -22,12 +23,7 @@ def rows(family, seed=0, count=400):
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(count, 3)) * SPREAD + [50, 0, 0.3]
     eta = features @ [0.03, 0.5, 2.0] - 2.0
-    draw = {
-        "gaussian": lambda: eta + 0.7 * rng.normal(size=count),
-        "bernoulli": lambda: (rng.random(count) < 1 / (1 + np.exp(-eta))).astype(float),
-        "poisson": lambda: rng.poisson(np.exp(eta)).astype(float),
-    }
-    return features, draw[family]()
+    return features, outcomes(rng, family, eta, noise=0.7)
 
 
 def split(features, outcome, clients=7, seed=1):
@@ -130,13 +126,7 @@ def test_mean_and_covariance_are_mode_and_curvature_of_the_log_posterior(family)
     ours = glm.fit(split(scaled, outcome), family, prior_stddev=1.5)
     best = optimize.minimize(lambda b: -log_posterior(b), np.zeros(4), method="BFGS", options={"gtol": 1e-8}).x
     np.testing.assert_allclose(ours.mean, best, atol=1e-5)
-    step = 1e-3 * np.eye(4)
-    second = [
-        [log_posterior(best + sign * a + b) - log_posterior(best + sign * a - b) for sign in (1, -1)]
-        for a in step
-        for b in step
-    ]
-    curvature = np.array([up - down for up, down in second]).reshape(4, 4) / (4e-6)
+    curvature = derivatives(log_posterior, best, 1e-3)[1]
     np.testing.assert_allclose(np.linalg.inv(-curvature), ours.covariance, rtol=1e-4, atol=1e-9)
 
 

@@ -46,7 +46,7 @@ def test_every_rule_is_in_the_tables():
 @every_rule
 def test_fields(name):
     rule, entry = rules.parse_rule(name), rules.RULES[plain(name)]
-    assert rule.name.partition(":")[0] == plain(name) and rule.uses_anchor == CONTRACT[name].uses_anchor
+    assert rule.name.partition(":")[0] == plain(name) and rule.traits.uses_anchor == CONTRACT[name].uses_anchor
     assert getattr(rules, plain(name)) is getattr(entry, "make", entry)
 
 
@@ -64,7 +64,7 @@ def test_linear_is_who_pools_noise_without_bias(name):
     pools = [aggregate(name, stacked._replace(mean=stacked.mean + t * direction), weights, anchor) for t in range(3)]
     means, variances = (np.stack([p[i] for p in pools]) for i in range(2))
     straight = np.abs(np.diff(means, 2, axis=0)).max() < 1e-10 and np.abs(np.diff(variances, axis=0)).max() < 1e-10
-    linear = rules.parse_rule(name).linear
+    linear = rules.parse_rule(name).traits.linear
     assert linear == CONTRACT[name].linear and (straight or not linear)
 
 

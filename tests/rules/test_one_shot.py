@@ -59,7 +59,7 @@ def assert_narrower(pooled):
 
 
 def test_which_rules_are_for_one_round():
-    assert {plain(form) for form in CONTRACT if rules.parse_rule(form).one_shot} == set(ONE_SHOT)
+    assert {plain(form) for form in CONTRACT if rules.parse_rule(form).traits.one_shot} == set(ONE_SHOT)
 
 
 @every_rule
@@ -74,22 +74,22 @@ def test_nobody_moved(name, weights):
 def test_lifted_rules_keep_what_they_are(name, lift):
     """Of four clients trimmed and median leave two."""
     lifted = LIFTS[lift](rules.parse_rule(name))
-    assert lifted.one_shot is (plain(name) in ONE_SHOT)
-    assert rules.whole_model(lifted).one_shot is (plain(name) in ONE_SHOT)
+    assert lifted.traits.one_shot is (plain(name) in ONE_SHOT)
+    assert rules.whole_model(lifted).traits.one_shot is (plain(name) in ONE_SHOT)
     check = assert_narrower if plain(name) in ONE_SHOT else assert_unmoved
     check(nobody_moved(lifted, WEIGHTS[1]))
 
 
 @pytest.mark.parametrize("one_shot", [False, True])
 def test_rules_over_the_stack_keep_what_they_are(one_shot):
-    rule = GatherRule(lambda stacked, importance, anchor: rules.Pooled(anchor), "own", one_shot=one_shot)
-    assert rules.whole_model(rule).one_shot is one_shot
+    rule = GatherRule(lambda stacked, importance, anchor: rules.Pooled(anchor), "own", rules.Traits(one_shot=one_shot))
+    assert rules.whole_model(rule).traits.one_shot is one_shot
 
 
 @pytest.mark.parametrize("start", ["mean", "clients"])
 def test_modes_of_clients_that_agree(start):
     rule = kernel_posterior(start)
-    assert not rule.one_shot
+    assert not rule.traits.one_shot
     assert_unmoved(nobody_moved(rule, WEIGHTS[1]))
 
 

@@ -62,11 +62,11 @@ def test_one_client_of_any_size_is_trimmed(name):
 def test_fields_of_the_rule_stay(text, fewest):
     """Trimming leaves five values of so many clients or more: 7 - 2, 11 - 6, 201 - 196, and of none below."""
     rule = kernel_posterior(bandwidth="adaptive")
-    assert defended(text, rule).min_clients == fewest
-    assert defended(text, rules.naive_weighted_average()).min_clients == 1
-    assert rules.trimmed(rules.linear_pool(), 0.49999999999).min_clients == 1  # At once.
-    assert rules.reweighted(rule, weighting.max_discrepancy_weights).min_clients == 5
-    assert rules.whole_model(rule).min_clients == 5
+    assert defended(text, rule).traits.min_clients == fewest
+    assert defended(text, rules.naive_weighted_average()).traits.min_clients == 1
+    assert rules.trimmed(rules.linear_pool(), 0.49999999999).traits.min_clients == 1  # At once.
+    assert rules.reweighted(rule, weighting.max_discrepancy_weights).traits.min_clients == 5
+    assert rules.whole_model(rule).traits.min_clients == 5
 
 
 @every_defence

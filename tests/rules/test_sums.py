@@ -143,7 +143,7 @@ def test_numbers_beyond_the_bound_are_counted():
 
 
 NOISE = {"clip_norm": 3.0, "noise_multiplier": 1.5, "cohort_size": 8, "variance_clip_norm": 0.5}
-CAN_HIDE = [form for form in CONTRACT if (rule := rules.parse_rule(form)).units and not rule.uses_anchor]
+CAN_HIDE = [form for form in CONTRACT if (rule := rules.parse_rule(form)).units and not rule.traits.uses_anchor]
 
 
 private = functools.partial(rules.private, **NOISE)
@@ -261,7 +261,7 @@ def test_noise_changes_no_variance_by_more_than_its_factor(name):
     pooled = rule.pool(total, anchor).weights.posterior
     assert np.all(np.isfinite(pooled.mean[0]))
     # Rules for one round give an eighth besides; the linear pool's is a difference, which a round raises to its floor.
-    share = pooled.variance[0] / anchor.posterior.variance[0] * (8 if rule.one_shot else 1)
+    share = pooled.variance[0] / anchor.posterior.variance[0] * (8 if rule.traits.one_shot else 1)
     assert np.all(share < 4.001) and (name == "linear_pool" or np.all(share > 0.2499))
 
 

@@ -55,7 +55,7 @@ def test_each_part_has_its_rule(name, locals_and_anchor, raw):
     clients, anchor = locals_and_anchor
     rule = rules.parse_rule(name)
     lifted = rules.whole_model(rule)
-    assert (lifted.name, lifted.uses_anchor) == (rule.name, rule.uses_anchor)
+    assert (lifted.name, lifted.traits) == (rule.name, rule.traits)
     pooled, metrics = pool(lifted, clients, anchor)
     tf.nest.assert_same_structure(pooled, clients[0])
 

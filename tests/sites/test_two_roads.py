@@ -39,13 +39,12 @@ def at_sites(folder, table, options):
     return columns_of(agree("sites", described, TableOptions(**options)))
 
 
-def test_both_roads_have_the_same_columns(tmp_path):
-    assert compare(tmp_path, range(40), (in_one_place, at_sites), labelled, rtol=1e-9) > 15
+LATER = pytest.mark.deep(after="tests/sites/test_two_roads.py")
 
 
-@pytest.mark.deep(after="tests/sites/test_two_roads.py")
-def test_both_roads_have_the_same_columns_of_2000_tables(tmp_path):
-    assert compare(tmp_path, range(2000), (in_one_place, at_sites), labelled, rtol=1e-9) > 1000
+@pytest.mark.parametrize(("tables", "least"), [(40, 15), pytest.param(2000, 1000, marks=LATER)])
+def test_both_roads_have_the_same_columns(tmp_path, tables, least):
+    assert compare(tmp_path, range(tables), (in_one_place, at_sites), labelled, rtol=1e-9) > least
 
 
 @pytest.mark.parametrize("order", ["by site", "any"])

@@ -21,6 +21,7 @@ from tfp_bfl.contracts import WEIGHTS, AnyRule, ClientWork, ModelGatherRule, Mod
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.defaults import check_refused
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.federated.faults import Limits
 from tfp_bfl.keywords import keywords_of, show
 from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import ModelWeights, layout
@@ -85,9 +86,8 @@ def compose(
         None for none.
       secure_sums: the largest weight that a client may have: clients send whole numbers (`rules.quantised`); their sum
         is all that the server need see; None for numbers as they are.
-      **process_options: of `federated.build_process`: element_spec, seed, max_magnitude, max_change_norm,
-        max_weight_ratio (10 where weights follow from what clients send), min_examples, notices, and the burn_in_rounds
-        of the parts, so that `simulate` can refuse a run of no more rounds.
+      **process_options: of `federated.build_process`: element_spec, seed, thinning and notices; and of its `Limits`:
+        max_magnitude, max_change_norm, max_weight_ratio (10 where weights follow from what clients send), min_examples.
 
     Example:
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
@@ -117,16 +117,20 @@ def compose(
         rule=defended_rule(whole, work, weighting, robust, process_options.get("max_weight_ratio"), secure_sums),
         server_step=server_step,
         privacy=privacy,
-        **process_options,
+        **_with_limits(process_options),
     )
 
 
-PROCESS_OPTIONS = tuple(
-    name
-    for name in inspect.signature(federated.build_process).parameters
-    if name not in ("model_fn", "client_work", "weigh", "rule", "server_step", "privacy")
-)
-show(compose, [inspect.signature(federated.build_process).parameters[name] for name in PROCESS_OPTIONS])
+def _with_limits(options: dict[str, object]) -> dict[str, Any]:
+    """Return the options for `federated.build_process`, where guards are one object."""
+    guards: dict[str, Any] = {name: options.pop(name) for name in _GUARDS if name in options}
+    return {**options, "limits": Limits(**guards)}
+
+
+_GUARDS = {name: x for name, x in inspect.signature(Limits).parameters.items() if name != "min_stddev"}
+_OF_PROCESS = inspect.signature(federated.build_process).parameters
+PROCESS_OPTIONS = ("element_spec", "seed", *_GUARDS, "thinning", "notices")
+show(compose, [{**_OF_PROCESS, **_GUARDS}[name] for name in PROCESS_OPTIONS])
 COMPRESSION = ("compressor", "per_tensor", "error_memory")
 # Those that a recipe passes on.
 SHARED_OPTIONS = (
@@ -136,7 +140,7 @@ SHARED_OPTIONS = (
     "augmentation",
     "privacy",
     "secure_sums",
-    *(name for name in PROCESS_OPTIONS if name not in ("burn_in_rounds", "notices", "thinning")),
+    *(name for name in PROCESS_OPTIONS if name not in ("notices", "thinning")),
 )
 
 

@@ -17,7 +17,7 @@ from tfp_bfl import clients, federated, servers
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.options import WeighedOptions
-from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
+from tfp_bfl.contracts import EXTENDED, AnyRule, ClientWork, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.defaults import LOCAL_EPOCHS
 from tfp_bfl.errors import InvalidArgument, check_number, shown
@@ -154,7 +154,7 @@ def scaffold(
 
     send, metrics = lambda state, weights: state.mean, lambda *given: {"control_change": tf.norm(given[-1])}
     step = _server(inner, advance, work, process)
-    step = step._replace(send=send, extra=True, metrics=metrics, name=f"scaffold ({inner.name})")
+    step = step._replace(send=send, takes=EXTENDED, metrics=metrics, name=f"scaffold ({inner.name})")
     return _compose(model_fn, _keeping(local, run)._replace(extra=_zeros), rule, step, work, process)
 
 
@@ -245,7 +245,7 @@ def fed_nova(
         return inner.next(state, weights, _scaled(weights, pooled, 1 + extra), seed)
 
     metrics = lambda state, weights, extra: {"relative_steps": 1 + extra}
-    step = ServerStep(inner.initialize, advance, extra=True, metrics=metrics, name=f"fed_nova ({inner.name})")
+    step = ServerStep(inner.initialize, advance, takes=EXTENDED, metrics=metrics, name=f"fed_nova ({inner.name})")
     sending = local.around(run)._replace(extra=lambda weights: tf.constant(0.0))
     return _compose(model_fn, sending, rule, step, work, process)
 
@@ -268,7 +268,7 @@ def _zeros(weights: ModelWeights, *_: object) -> tf.Tensor:
 
 def _keeping(local: ClientWork, run: Callable[..., ClientResult]) -> ClientWork:
     """Return client work with a vector [D + P] as its memory, zero at first, which no compressor may change."""
-    return local.around(run)._replace(memory=_zeros, keeps_sent=False)
+    return local.around(run)._replace(memory=_zeros, needs=local.needs._replace(keeps_sent=False))
 
 
 def _server(

@@ -10,6 +10,7 @@ from tfp_bfl.contracts import (
     CHANGE,
     CLIENT_POSTERIOR,
     CURVATURE,
+    EXTENDED,
     GAUSSIAN,
     GRADIENT,
     SCALED_GRADIENT,
@@ -31,7 +32,7 @@ from tfp_bfl.weights.kinds import Given, Sent
 _GRADIENTS = total_of(GRADIENT), total_of(SCALED_GRADIENT)
 # Who gives and who takes what, as an error advises.
 _RULES = {
-    WEIGHTS: "a rule such as 'naive_weighted_average'",
+    **dict.fromkeys((WEIGHTS, EXTENDED), "a rule such as 'naive_weighted_average'"),
     GAUSSIAN: "rules.client_gaussian()",
     stack_of(WEIGHTS): "rules.stacked()",
     stack_of(CLIENT_POSTERIOR): "swag.work.swag(...) with rules.stacked()",
@@ -64,17 +65,18 @@ def check_fit(work: ClientWork[Sent], rule: ModelRule[Sent, Given], step: Server
             "other client work, such as clients.variational(...)."
         )
     given = {STACK: stack_of, TOTAL: total_of}.get(rule.gives, lambda what: rule.gives)(work.sends)
-    if given != step.takes:
+    extended = step.takes == EXTENDED
+    if given != (WEIGHTS if extended else step.takes):
         use, instead = _RULES.get(step.takes, f"a rule that gives {step.takes}"), _STEPS.get(given)
         raise InvalidArgument(
             f"The server step {step.name!r} takes {step.takes}, which {use} gives, but the rule {rule.name!r} gives "
             f"{given}: use that{f', or {instead}' if instead else ''}."
         )
-    if step.extra != (work.extra is not None):
+    if extended != (work.extra is not None):
         raise InvalidArgument(
             f"The server step {step.name!r} needs statistics beside the weights, and these clients send none: use it "
             "with the client work that its docstring names."
-            if step.extra
+            if extended
             else f"The clients send statistics beside their weights, and the server step {step.name!r} takes none: use "
             "the step of their algorithm."
         )
@@ -93,7 +95,7 @@ def check_compressible(
         raise InvalidArgument(
             "Under masks each number takes 8 bytes, whatever it is: leave out the compressor, or secure_sums."
         )
-    what = "" if rule.linear else f"the rule {rule.name!r} is not linear in the clients' means"
+    what = "" if rule.traits.linear else f"the rule {rule.name!r} is not linear in the clients' means"
     if weighting in weightings.COMPARE_POSTERIORS:
         what = f"weighting by {weighting!r} follows from what they send"
     if robust is not None:

@@ -52,7 +52,6 @@ class ComposeOptions(Sending, total=False):
     """The keyword arguments of `compose`: its own, and those of `federated.build_process`."""
 
     weighting: str
-    burn_in_rounds: int
     thinning: Thinning | None
     notices: Sequence[str]
 

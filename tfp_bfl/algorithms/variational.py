@@ -50,12 +50,16 @@ def variational(
         likelihood=work.get("likelihood", "categorical"),
         update_prior=work.get("update_prior", False),
         example_privacy=bool(work.get("example_privacy")),
-        one_shot=rule is not None and rules.whole_model(rule).one_shot,
+        one_shot=rule is not None and rules.whole_model(rule).traits.one_shot,
     )
     rule = default_rule(settings.inference) if rule is None else rule
     whole = rules.whole_model(rule)
-    if server_optimizer is not None and (whole.one_shot or work.get("update_prior")):
-        pool = f"the rule {whole.name!r} pools the result" if whole.one_shot else "update_prior makes it the next prior"
+    if server_optimizer is not None and (whole.traits.one_shot or work.get("update_prior")):
+        pool = (
+            f"the rule {whole.name!r} pools the result"
+            if whole.traits.one_shot
+            else "update_prior makes it the next prior"
+        )
         raise InvalidArgument(
             f"server_optimizer goes elsewhere than to the pooled posterior, and {pool}: leave it out."
         )
@@ -63,6 +67,6 @@ def variational(
     local = clients.variational(model_fn, **{**work, **settings._asdict(), "weighting": counted})
     notices: tuple[str, ...] = ()
     step = servers.optimize(server_optimizer)
-    if not whole.one_shot and not work.get("update_prior"):  # Its target moves with each round.
+    if not whole.traits.one_shot and not work.get("update_prior"):  # Its target moves with each round.
         notices = notices_of(model_fn, whole, work.get("optimizer_fn"), settings.inference)
     return compose(model_fn, local, rule, step, weighting=weighting, notices=notices, **process)

@@ -195,7 +195,7 @@ def _train(task: Task, evaluate: bool) -> _Trained:
         result = pipeline.train(job, monitor)
         after = _afterwards(task, job, result) if task.then is not None else None
         clock.add_rest()
-    of_sums = {"posterior_temperature": after[1].settings.temperature} if after else {}
+    of_sums = {"posterior_temperature": after[1].settings.head.temperature} if after else {}
     return _Trained(
         job,
         held[0],

@@ -26,7 +26,7 @@ def compressed(
 ) -> ClientWork:
     """Return the same work with the change of means and point weights w_k sent compressed: w + C(w_k - w).
 
-    E C(x) = x, so that a rule that is linear (`Rule.linear`) pools without bias. With an error memory a client sends
+    E C(x) = x, so that a rule that is linear (`Traits.linear`) pools without bias. With an error memory a client sends
     next time what it did not send this time:
 
     sent = a C(w_k - w + e_k),   e_k <- w_k - w + e_k - sent,   a = 1 / (1 + omega), or 1 where C is biased
@@ -48,7 +48,7 @@ def compressed(
     """
     chosen = compressor if isinstance(compressor, Compressor) else parse_compressor(compressor)
     keeps = work.memory
-    if work.sends != WEIGHTS or (keeps is not None and work.keeps_sent):
+    if work.sends != WEIGHTS or (keeps is not None and work.needs.keeps_sent):
         what = f"send a {work.sends}" if work.sends != WEIGHTS else "keep a memory that must be what they sent"
         raise InvalidArgument(
             f"A compressor is of a model's weights, but the clients {what}: leave it out, or use algorithms.qlsd."
@@ -126,7 +126,7 @@ def augmented(work: ClientWork[Sent], augmentation: str | Augmentation) -> Clien
       augmentation: (features [B, ...] in [0, 1], a seed [2]) -> features, such as `data.crop_and_flip(4)`; or its name,
         "crop_and_flip:PADDING".
     """
-    if work.is_private:
+    if work.needs.is_private:
         raise InvalidArgument(
             "An augmentation changes batches, and differential privacy of examples clips the gradient of each example "
             "as it is: leave augmentation or example_privacy (--example-clip-norm) out."

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from tfp_bfl import keras
-from tfp_bfl.contracts import DYNAMIC, PADDED, ClientWork, Work, num_present
+from tfp_bfl.contracts import DYNAMIC, PADDED, ClientWork, Needs, Work, num_present
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_number, lookup
 from tfp_bfl.models import as_model_fn
@@ -123,4 +123,5 @@ def variational(
         return work
 
     # Batches of examples in private have a chance for each example, and any size.
-    return ClientWork(build, is_private=example_privacy is not None, shapes=DYNAMIC if example_privacy else PADDED)
+    needs = Needs(is_private=example_privacy is not None)
+    return ClientWork(build, shapes=DYNAMIC if example_privacy else PADDED, needs=needs)

@@ -153,10 +153,10 @@ class Attempts:
                     num_dropped = len(chosen) - len(present)
                     return outcome._replace(num_dropped=num_dropped, retries=attempt, restarts=self._restarts)
                 reasons = f"every client was faulty: {outcome.described}{self._rather() if outcome.diverges else ''}"
-                if self._process.server_step.is_chain:
+                if self._process.server_step.needs.is_chain:
                     reasons += "; with other clients in their place the chain would be of another posterior"
             logger.warning("Attempt %d at round %d failed: %s.", attempt + 1, number, reasons)
-            if present and self._process.server_step.is_chain:
+            if present and self._process.server_step.needs.is_chain:
                 break
         attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
         raise Error(f"No training succeeded in round {number}, in {attempts}: {reasons}.")

@@ -82,28 +82,27 @@ def check_clients(
             f"A round has {size} clients, but the rule, {process.description['rule']}, needs at least "
             f"{process.min_clients}: take larger cohorts, or another rule."
         )
-    if popularity is not None and process.server_step.is_chain and size < clients.num_clients:
+    step, needs = process.server_step.name, process.server_step.needs
+    if popularity is not None and needs.is_chain and size < clients.num_clients:
         raise InvalidArgument(
             "popularity draws clients unevenly, and a chain by their gradients would be of another posterior: leave it "
             "out."
         )
-    number = process.client_work.num_clients
+    number = process.client_work.needs.num_clients
     if number not in (None, clients.num_clients):
         raise InvalidArgument(
             f"There are {clients.num_clients} clients, but their settings have {number} entries: give one entry for "
             "each client, or one value for all of them."
         )
-    most = process.server_step.most_clients
-    if most is not None and clients.num_clients > most:
+    if needs.most_clients is not None and clients.num_clients > needs.most_clients:
         raise InvalidArgument(
-            f"There are {clients.num_clients} clients, but the server step {process.server_step.name} has a place for "
-            f"{most}: build it for so many, or leave the others out of training."
+            f"There are {clients.num_clients} clients, but the server step {step} has a place for "
+            f"{needs.most_clients}: build it for so many, or leave the others out of training."
         )
-    most = process.server_step.most_in_round
-    if most is not None and size > most:
+    if needs.most_in_round is not None and size > needs.most_in_round:
         raise InvalidArgument(
-            f"A round has {size} clients, but the server step {process.server_step.name} is of {most} a round: give "
-            f"cohort_size={most}."
+            f"A round has {size} clients, but the server step {step} is of {needs.most_in_round} a round: give "
+            f"cohort_size={needs.most_in_round}."
         )
     few = np.flatnonzero(clients.sizes < process.min_examples)
     if few.size:
@@ -128,6 +127,7 @@ def check_clients(
 
 
 def work_warning(process: BayesianProcess, clients: ClientData | Parties) -> str | None:
-    """Return the warning of the client work's own check of the clients; None without one."""
-    check = process.client_work.check
-    return check(clients) if check is not None and isinstance(clients, ClientData) else None
+    """Return the warnings of the client work's own checks of the clients; None without any."""
+    checks = process.client_work.needs.checks
+    found = [check(clients) for check in checks] if isinstance(clients, ClientData) else []
+    return " ".join(filter(None, found)) or None

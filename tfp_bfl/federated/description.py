@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import keras
-from tfp_bfl.contracts import ClientWork, Rule, ServerStep
+from tfp_bfl.contracts import ClientWork, Needs, Rule, ServerStep, Traits
 
 
 def describe(model: keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
@@ -82,7 +82,7 @@ def settings_of(**parts: Any) -> dict[str, str]:
 # What builds a model, and the model itself; noise is of the run's seed.
 _NOT_MET = ("model_fn", "model", "self", "seed")
 # What the parts promise each other follows from which they are.
-_NOT_STATED = {*ClientWork._fields, *Rule._fields, *ServerStep._fields}
+_NOT_STATED = {x for part in (ClientWork, Needs, Rule, ServerStep, Traits) for x in part._fields}
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:

@@ -71,7 +71,7 @@ def ensemble(make_process: Callable[[int], BayesianProcess], members: int = 5, s
             "An ensemble predicts with one model of all members, and this algorithm trains a model for each client: "
             "choose another algorithm."
         )
-    if first.privacy or first.client_work.is_private:
+    if first.privacy or first.client_work.needs.is_private:
         raise InvalidArgument(
             "The epsilon of differential privacy is that of one run, and an ensemble trains several on the same "
             "clients: leave privacy or the ensemble out."

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.posterior import MeanField, positive_leaves
 from tfp_bfl.posterior.families import map_positive
 from tfp_bfl.tensors import Scalar, TensorTree
@@ -44,7 +44,8 @@ class Limits(NamedTuple):
       max_change_norm: of `weights.change_norm`; None for any.
       min_examples: of a client.
       min_stddev: the floor of the model's own standard deviations.
-      max_weight_ratio: of its weight to the median one of its round; None for any.
+      max_weight_ratio: of its weight to the median one of its round; None for any. `simulate` runs a round with a
+        weight above it again, with weights cut.
     """
 
     max_magnitude: float = 1e6
@@ -53,22 +54,29 @@ class Limits(NamedTuple):
     min_stddev: float = 0.0
     max_weight_ratio: float | None = None
 
+    def checked(self, sends_weights: bool = True) -> Limits:
+        """Return the limits; raise InvalidArgument for one out of its range, or on messages that it does not fit."""
+        change, ratio = self.max_change_norm, self.max_weight_ratio
+        if change is not None and not change > 0:
+            raise InvalidArgument(
+                f"max_change_norm is {change}, but must be above zero, or None for changes of any size."
+            )
+        if change is not None and not sends_weights:
+            raise InvalidArgument(
+                "max_change_norm bounds how far a client's weights move, and these clients send no weights: leave it "
+                "out."
+            )
+        check_number(self.max_magnitude, "max_magnitude")
+        check_count(self.min_examples, "min_examples")
+        check_number(self.min_stddev, "min_stddev", zero=True)
+        if ratio is not None and not ratio >= 1:
+            raise InvalidArgument(
+                f"max_weight_ratio is {shown(ratio)}, but must be at least 1, or None for weights of any size."
+            )
+        return self
+
 
 LIMITS = Limits()
-
-
-def check_max_change_norm(max_change_norm: float | None, sends_weights: bool = True) -> None:
-    """Raise InvalidArgument for a bound that is not above zero, or on messages that are no model's weights."""
-    if max_change_norm is None:
-        return
-    if not max_change_norm > 0:
-        raise InvalidArgument(
-            f"max_change_norm is {max_change_norm}, but must be above zero, or None for changes of any size."
-        )
-    if not sends_weights:
-        raise InvalidArgument(
-            "max_change_norm bounds how far a client's weights move, and these clients send no weights: leave it out."
-        )
 
 
 def find_fault(

@@ -12,12 +12,12 @@ import tensorflow as tf
 from tfp_bfl import keras
 from tfp_bfl.contracts import PADDED, TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import engine
 from tfp_bfl.federated.compiled import CompiledEngine
 from tfp_bfl.federated.description import describe, settings_of
 from tfp_bfl.federated.draws import Thinning
-from tfp_bfl.federated.faults import LIMITS, Limits, check_max_change_norm
+from tfp_bfl.federated.faults import LIMITS, Limits
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
@@ -27,6 +27,7 @@ from tfp_bfl.privacy import Privacy
 from tfp_bfl.weights import (
     ModelWeights,
     Population,
+    ServerMessage,
     check_form,
     check_layers,
     check_logits,
@@ -68,7 +69,6 @@ class BayesianProcess:
         rule: ModelRule[Any, Any],
         server_step: ServerStep[Any],
         round: Round,
-        burn_in_rounds: int,
         thinning: Thinning | None,
         limits: Limits = LIMITS,
         weigh: Weigh | None = None,
@@ -83,10 +83,11 @@ class BayesianProcess:
         self.num_outputs = model.output_shape[-1]
         self.element_spec = round.element_spec
         self.min_examples = limits.min_examples
-        self.min_clients = rule.min_clients
+        self.min_clients = rule.traits.min_clients
         self.is_sum = rule.units is not None or rule.gives == TOTAL
-        self.one_shot = rule.one_shot and bool(tf.nest.flatten(round.initialize().weights.posterior))
-        self.burn_in_rounds = burn_in_rounds
+        self.one_shot = rule.traits.one_shot and bool(tf.nest.flatten(round.initialize().weights.posterior))
+        burn_in = thinning.burn_in if thinning else 0
+        self.burn_in_rounds = max(burn_in, client_work.needs.burn_in, server_step.needs.burn_in)
         self.thinning = thinning
         self.privacy = privacy
         self.notices = tuple(notices)
@@ -146,7 +147,7 @@ class BayesianProcess:
     @property
     def is_personal(self) -> bool:
         """Whether clients have personal models (`personal_weights`)."""
-        return self.server_step.personal is not None or self.client_work.personal is not None
+        return self.client_work.personal is not None
 
     @property
     def _computations(self) -> Any:
@@ -194,19 +195,13 @@ class BayesianProcess:
         return self.server_step.predictive(step, weights)
 
     def personal_weights(self, state: ServerState, client: int) -> ModelWeights:
-        """Return the weights that predict for a client.
-
-        They are its own by what the server has for it (`ServerStep.personal`) or by what it keeps
-        (`ClientWork.personal`), else those for all.
-        """
-        if self.server_step.personal is not None:
-            step, weights = tf.nest.map_structure(np.asarray, (state.step, state.weights))
-            return self.server_step.personal(step, weights, client)
+        """Return the weights that predict for a client: its own (`ClientWork.personal`), else those for all."""
         weights = self.predictive_weights(state)
         if self.client_work.personal is None:
             return weights
-        row, known = find_row(state.memory, tf.constant(client))
-        return self.client_work.personal(row, weights) if known else weights
+        step, own = tf.nest.map_structure(np.asarray, (state.step, state.weights))
+        extra, (row, _) = self.server_step.send(step, own), find_row(state.memory, tf.constant(client))
+        return self.client_work.personal(ServerMessage(weights, state.round, extra, row, state.federation), client)
 
 
 def build_process(
@@ -218,11 +213,7 @@ def build_process(
     server_step: ServerStep[Given],
     element_spec: ClientExamples | None = None,
     seed: int = 0,
-    max_magnitude: float = LIMITS.max_magnitude,
-    max_change_norm: float | None = None,
-    max_weight_ratio: float | None = None,
-    min_examples: int = 1,
-    burn_in_rounds: int = 0,
+    limits: Limits = LIMITS,
     thinning: Thinning | None = None,
     privacy: Privacy | None = None,
     notices: Sequence[str] = (),
@@ -243,10 +234,8 @@ def build_process(
         for uint8 images or float32 tables in the model's input shape.
       seed: Random seed of the initial weights, as far as initializers have no seed of their own (`weights.seeded`), and
         of the noise where `simulate` names no other seed.
-      max_magnitude, max_change_norm, min_examples: a client beyond these `faults.Limits` is faulty; `simulate` refuses
-        one with fewer examples before the first round.
-      max_weight_ratio: of `faults.Limits`: `simulate` runs a round with a weight above it again, with weights cut.
-      burn_in_rounds: of the client work or the server step: `simulate` refuses runs of no more rounds.
+      limits: a client beyond them is faulty; `simulate` refuses one with fewer examples before the first round. The
+        floor of standard deviations is the model's own.
       thinning: for a chain with rounds that are samples of a posterior over point weights: which `simulate` keeps.
       privacy: what the rule's clipping and noise are (`rules.private`), by which `simulate` draws clients and accounts.
       notices: warnings that a run of several rounds logs and reports.
@@ -263,20 +252,13 @@ def build_process(
             f"A round pools whole models, and {getattr(rule, 'name', rule)!r} is no rule over one: wrap it in "
             "tfp_bfl.rules.whole_model, or use tfp_bfl.algorithms.compose, which does."
         )
-    check_max_change_norm(max_change_norm, work.sends == WEIGHTS)
-    check_number(max_magnitude, "max_magnitude")
-    check_count(min_examples, "min_examples")
-    if max_weight_ratio is not None and not max_weight_ratio >= 1:
-        raise InvalidArgument(
-            f"max_weight_ratio is {shown(max_weight_ratio)}, but must be at least 1, or None for weights of any size."
-        )
-    check_count(burn_in_rounds, "burn_in_rounds", 0)
+    limits.checked(work.sends == WEIGHTS)
     with seeded(seed):
         model = model_fn()
     check_form(model)
     check_layers(model)
     check_logits(model, element_spec is None or element_spec.labels.dtype.is_integer)
-    limits = Limits(max_magnitude, max_change_norm, min_examples, min_stddev(model), max_weight_ratio)
+    limits = limits._replace(min_stddev=min_stddev(model))
     round = make_round(
         tf.nest.map_structure(lambda x: x.numpy(), get_weights(model)),
         client_work=work,
@@ -287,9 +269,7 @@ def build_process(
         seed=seed,
         limits=limits,
     )
-    return BayesianProcess(
-        model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh, privacy, notices, model
-    )
+    return BayesianProcess(model_fn, work, rule, server_step, round, thinning, limits, weigh, privacy, notices, model)
 
 
 def _client_spec(model: keras.Model) -> ClientExamples:

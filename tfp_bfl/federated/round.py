@@ -134,7 +134,9 @@ def make_round(
 
     The limits' floor of standard deviations is also that of what the server step returns.
     """
-    if not client_work.is_private:  # Whether an example is finite is what noise hides; one that is not adds nothing.
+    if (
+        not client_work.needs.is_private
+    ):  # Whether an example is finite is what noise hides; one that is not adds nothing.
         client_work = client_work.around(_of_finite)
 
     def initialize() -> ServerState:
@@ -143,7 +145,7 @@ def make_round(
         nobody = Population(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Population().most_weight))
         step = server_step.initialize(weights)
         weights = server_step.begin(step, weights)
-        noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.is_private else ()
+        noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.needs.is_private else ()
         return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody, noise)
 
     def broadcast(state: ServerState) -> Broadcast:
@@ -182,7 +184,7 @@ def make_round(
             message = sent.message
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has neither examples nor number.
             row, known = find_row(message.memory, client)
-            secret = tf.unstack(sent.noise) if client_work.is_private else ()
+            secret = tf.unstack(sent.noise) if client_work.needs.is_private else ()
             result = work(message._replace(memory=row), examples, fold(sent.seed, message.round, client, *secret))
             return take(message, result, client, num_present(examples), known)
 
@@ -201,10 +203,16 @@ def make_round(
         pooled, reported = seed_alone(f"rule {rule.name}", rule.pool, *given)
         pooled, extra = parted(client_work, pooled)
         pooled = infinite_where_unsound(pooled) if rule.gives == WEIGHTS else pooled
-        metrics = _round_metrics(total.report, client_work.is_private)
+        metrics = _round_metrics(total.report, client_work.needs.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size)
-        given = met, state.weights, pooled, fold(state.seed, state.round, -2), *((extra,) if server_step.extra else ())
+        given = (
+            met,
+            state.weights,
+            pooled,
+            fold(state.seed, state.round, -2),
+            *((extra,) if client_work.extra else ()),
+        )
         step, weights = seed_alone("server step", server_step.next, *given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
         # A rule with noise hides whether there was anybody.

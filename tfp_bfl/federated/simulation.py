@@ -277,10 +277,10 @@ class _Simulation:
             averaged = Averaged(self._num_averaged, weights, metrics)
         if record.collapsed:
             self._warnings.append(collapse_warning(record.collapsed))
-        for warning in warnings_after(record.rows, process.server_step.is_chain):
+        for warning in warnings_after(record.rows, process.server_step.needs.is_chain):
             self._warn(warning)
         self._warn(process.privacy and everyone_clipped_warning(process.privacy, record.rows))
-        self._warn(process.server_step.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights))))
+        self._warn(process.server_step.needs.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights))))
         warnings = [*self._warnings, *self._attempts.warnings.values()]
         draws = self._draws.samples() if self._draws else None
         return SimulationResult(model, state, record.rows, record.collapsed, draws, warnings, averaged)

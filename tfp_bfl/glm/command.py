@@ -33,51 +33,37 @@ def names_of(text: str | None) -> list[str]:
     return [name for name in as_names((text or "").split(",")) if name]
 
 
+# Metavariable and help of the options of a linear model; a switch has no metavariable.
+_OPTIONS = {
+    "outcome": ("COLUMN", "Outcome; the time of survival for cox."),
+    "family": ("NAME", f"Distribution: {', '.join(FAMILIES)}."),
+    "event": ("COLUMN", "Event of each row for cox: of two values the larger one is an event."),
+    "event_value": ("VALUES", "Values that count as an event, such as 1,2,3."),
+    "exposure": ("COLUMN", "Time or size at which counts were collected."),
+    "only": ("COLUMNS", "Columns to use; all others but the outcome if not given."),
+    "drop": ("COLUMNS", "Columns to leave out."),
+    "categorical": ("COLUMNS", "Columns of numbers that are categories."),
+    "date_unit": ("UNIT", "Unit in which dates become numbers: days, weeks, months or years."),
+    "missing": ("WAY", "Rows with empty cells: drop them, or indicate empty cells by a column."),
+    "random": ("NAMES", 'Coefficients that differ between clients, such as "(intercept),age".'),
+    "prior_stddev": ("NUMBER", "Standard deviation of the prior; flat if not given."),
+    "intercept_stddev": ("NUMBER", "Standard deviation of the intercept's prior."),
+    "stratified": ("", "A baseline hazard for each client (cox)."),
+    "second_order": ("", "Mean and covariance to second order, for few events."),
+    "level": ("SHARE", "Probability of intervals."),
+}
+DEFAULTS: dict[str, Any] = {"family": "gaussian", "missing": "drop", "level": 0.95}
+
+
 def model_options(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a linear model."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
+    for name, (metavar, words) in reversed(_OPTIONS.items()):
+        kind: dict[str, Any] = {"metavar": metavar, "type": float if metavar in ("NUMBER", "SHARE") else str}
+        kind |= {"default": DEFAULTS[name], "show_default": True} if name in DEFAULTS else {}
+        kind = kind if metavar else {"is_flag": True}
+        flag = f"--{name.replace('_', '-')}"
+        function = click.option(flag, required=name == "outcome", help=words, **kind)(function)
     return function
-
-
-_OPTIONS = (
-    click.option("--outcome", required=True, metavar="COLUMN", help="Outcome; the time of survival for cox."),
-    click.option(
-        "--family", default="gaussian", show_default=True, metavar="NAME", help=f"Distribution: {', '.join(FAMILIES)}."
-    ),
-    click.option(
-        "--event", metavar="COLUMN", help="Event of each row for cox: of two values the larger one is an event."
-    ),
-    click.option("--event-value", metavar="VALUES", help="Values that count as an event, such as 1,2,3."),
-    click.option("--exposure", metavar="COLUMN", help="Time or size at which counts were collected."),
-    click.option("--only", metavar="COLUMNS", help="Columns to use; all others but the outcome if not given."),
-    click.option("--drop", metavar="COLUMNS", help="Columns to leave out."),
-    click.option("--categorical", metavar="COLUMNS", help="Columns of numbers that are categories."),
-    click.option(
-        "--date-unit", metavar="UNIT", help="Unit in which dates become numbers: days, weeks, months or years."
-    ),
-    click.option(
-        "--missing",
-        default="drop",
-        show_default=True,
-        metavar="WAY",
-        help="Rows with empty cells: drop them, or indicate empty cells by a column.",
-    ),
-    click.option(
-        "--random", metavar="NAMES", help='Coefficients that differ between clients, such as "(intercept),age".'
-    ),
-    click.option(
-        "--prior-stddev", type=float, metavar="NUMBER", help="Standard deviation of the prior; flat if not given."
-    ),
-    click.option(
-        "--intercept-stddev", type=float, metavar="NUMBER", help="Standard deviation of the intercept's prior."
-    ),
-    click.option("--stratified", is_flag=True, help="A baseline hazard for each client (cox)."),
-    click.option("--second-order", is_flag=True, help="Mean and covariance to second order, for few events."),
-    click.option(
-        "--level", type=float, default=0.95, show_default=True, metavar="SHARE", help="Probability of intervals."
-    ),
-)
 
 
 @click.command("glm", epilog=EXAMPLES)

@@ -38,6 +38,15 @@ class Outcome(NamedTuple):
         """The columns that are no features."""
         return [x for x in (self.column, self.event, self.exposure) if x]
 
+    def check(self) -> None:
+        """Raise InvalidArgument for a column that the family lacks, or that is of another one."""
+        if (self.event is None) != (self.family != "cox"):
+            raise InvalidArgument("--event names the column with the event, for the family cox and no other.")
+        if self.event_values and self.family not in ("bernoulli", "cox"):
+            raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {self.family}.")
+        if self.exposure and self.family != "poisson":
+            raise InvalidArgument(f"--exposure is for poisson, but the family is {self.family}.")
+
     def in_one_form(self) -> Outcome:
         """Return the outcome with `data.names.canonical` names."""
         form = lambda name: None if name is None else canonical(name)
@@ -55,18 +64,11 @@ def read_outcome(table: Columns, outcome: Outcome, where: str, events: Sequence[
         found = find_events(cells, name, outcome.event_values, where) if events is None else events
         return np.where(cells == "", np.nan, np.isin(cells, list(found)))
 
-    if outcome.family == "cox":
-        if outcome.event is None:
-            raise InvalidArgument("The family cox needs the column with the event: give --event.")
+    outcome.check()
+    if outcome.event is not None:
         event = binary(outcome.event)
         return np.stack([numbers(table, outcome.column, where), event], 1)
-    if outcome.event is not None:
-        raise InvalidArgument(f"--event is of the family cox, but the family is {outcome.family}.")
-    if outcome.family == "bernoulli":
-        return binary(outcome.column)
-    if outcome.event_values:
-        raise InvalidArgument(f"--event-value is of bernoulli and cox, but the family is {outcome.family}.")
-    return numbers(table, outcome.column, where)
+    return binary(outcome.column) if outcome.family == "bernoulli" else numbers(table, outcome.column, where)
 
 
 def are_filled(values: np.ndarray, exposure: np.ndarray | None) -> np.ndarray:

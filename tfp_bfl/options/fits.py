@@ -101,7 +101,7 @@ def is_private(config: Any, process: Any = None) -> bool:
     """Return whether a run hides clients or examples by noise; `process` shows it of an algorithm of the user."""
     if config.privacy_clip_norm or config.example_clip_norm:
         return True
-    return process is not None and (process.privacy is not None or process.client_work.is_private)
+    return process is not None and (process.privacy is not None or process.client_work.needs.is_private)
 
 
 def check_exact(config: Any, what: str, run: str, process: Any = None) -> None:

@@ -14,7 +14,7 @@ A new rule is one function in a file of this folder and one entry in `RULES`: th
 `WithArgument(function, "parameter")`, which text names "function:NUMBER".
 """
 
-from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
+from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule, Traits
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked, total
@@ -55,6 +55,7 @@ __all__ = [
     "ModelRule",
     "Pooled",
     "Rule",
+    "Traits",
     "WithArgument",
     "aggregate",
     "centered_clip",

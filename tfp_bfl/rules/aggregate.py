@@ -69,7 +69,7 @@ def aggregate(
     shares = tf.ones([num_clients], dtype) if weights is None else tf.cast(tf.convert_to_tensor(weights), dtype)
     if shares.shape.rank != 1 or shares.shape[0] != num_clients:
         raise InvalidArgument(f"weights must be [{num_clients}], one a client, but have shape {shares.shape}.")
-    if rule.uses_anchor and anchor is None:
+    if rule.traits.uses_anchor and anchor is None:
         raise InvalidArgument(f"{rule.name} subtracts the posterior that the clients started from: pass it as anchor.")
     compiled = (
         tf.executing_eagerly()
@@ -82,7 +82,7 @@ def aggregate(
         _check_values(means, variances, shares, unsound)
     # Every rule is the same for weights of any scale; at this one, squares neither overflow nor lose equal weights.
     shares = shares / tf.reduce_max(shares)
-    anchor = _checked_anchor(anchor, stacked, unsound) if rule.uses_anchor and anchor else None
+    anchor = _checked_anchor(anchor, stacked, unsound) if rule.traits.uses_anchor and anchor else None
     pool = _compile(_pool) if compiled else _pool
     pooled = pool(rule, stacked, shares, anchor)
     if tf.executing_eagerly() and not all(bool(tf.reduce_all(tf.math.is_finite(x))) for x in tf.nest.flatten(pooled)):

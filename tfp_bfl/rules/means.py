@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import GAUSSIAN, ModelRule, Pooled, Rule
+from tfp_bfl.contracts import GAUSSIAN, ModelRule, Pooled, Rule, Traits
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 from tfp_bfl.weights import ModelWeights
@@ -62,7 +62,7 @@ def naive_weighted_average() -> Rule[MixturePart]:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    return Rule(summarise, add, pool, "naive_weighted_average", linear=True, units=_units)
+    return Rule(summarise, add, pool, "naive_weighted_average", Traits(linear=True), units=_units)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def mean_precision_average() -> Rule[MixturePart]:
         stddev = stddevs(anchor)
         return MixturePart(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
 
-    return Rule(summarise, add, pool, "mean_precision_average", linear=True, units=units)
+    return Rule(summarise, add, pool, "mean_precision_average", Traits(linear=True), units=units)
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def weighted_sum() -> Rule[MixturePart]:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    return Rule(summarise, add, pool, "weighted_sum", one_shot=True, linear=True, units=_units)
+    return Rule(summarise, add, pool, "weighted_sum", Traits(one_shot=True, linear=True), units=_units)
 
 
 @functools.cache
@@ -186,7 +186,7 @@ def client_gaussian() -> ModelRule[ModelWeights, ClientGaussian]:
         pool_moments.merge,
         pool,
         "client_gaussian",
-        min_clients=2,
+        Traits(min_clients=2),
         gives=GAUSSIAN,
         units=lambda anchor: units(as_moments(anchor)),
     )

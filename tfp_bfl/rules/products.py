@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import Pooled, Rule
+from tfp_bfl.contracts import Pooled, Rule, Traits
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
@@ -66,7 +66,7 @@ def conflation() -> Rule[_Precisions]:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
     pool = _product(lambda total: tf.ones_like(total.weight))
-    return Rule(summarise, add, pool, "conflation", one_shot=True, linear=True, units=_units)
+    return Rule(summarise, add, pool, "conflation", Traits(one_shot=True, linear=True), units=_units)
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -93,13 +93,14 @@ def weighted_conflation(largest_weight: float | None = None) -> Rule[_Precisions
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.] [0.667]
     """
+    traits = Traits(one_shot=True, linear=True)
     if largest_weight is not None:
         most = check_number(largest_weight, "largest_weight")
         pool = _product(lambda total: tf.constant(most))
         units = _units if most == 1 else None
-        return Rule(_weighted_precisions, add, pool, "weighted_conflation", one_shot=True, linear=True, units=units)
+        return Rule(_weighted_precisions, add, pool, "weighted_conflation", traits, units=units)
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True, linear=True)
+    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", traits)
 
 
 @functools.cache
@@ -118,7 +119,7 @@ def log_linear_pool() -> Rule[_Precisions]:
       [1.] [1.333]
     """
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, add, pool, "log_linear_pool", linear=True, units=_units)
+    return Rule(_weighted_precisions, add, pool, "log_linear_pool", Traits(linear=True), units=_units)
 
 
 class _Consolidation(NamedTuple):
@@ -177,4 +178,4 @@ def distributed_weight_consolidation() -> Rule[_Consolidation]:
         return _Consolidation(*each(double, _units(anchor)[1:]))
 
     name = "distributed_weight_consolidation"
-    return Rule(summarise, add, pool, name, uses_anchor=True, linear=True, units=units)
+    return Rule(summarise, add, pool, name, Traits(uses_anchor=True, linear=True), units=units)

@@ -72,9 +72,8 @@ def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[Mo
 
     of_inner: Any = inner.units
     units = of_inner and (lambda anchor: _Clipped(of_inner(anchor), tf.constant(1)))
-    fields: dict[str, Any] = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives}
-    fields |= {"one_shot": inner.one_shot, "units": units}
-    return ModelRule(summarise, merge, pool, name=f"clipped {inner.name}", **fields)
+    traits = inner.traits._replace(uses_anchor=True, linear=False)
+    return ModelRule(summarise, merge, pool, f"clipped {inner.name}", traits, gives=inner.gives, units=units)
 
 
 def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGatherRule[ModelWeights, Given]:
@@ -103,7 +102,7 @@ def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGath
         return tf.cast(tf.floor(share * tf.cast(num_clients, tf.float64) + 1e-9), tf.int32)
 
     trim = _trimmed(rule, at_each_end, "trimmed")
-    return trim._replace(min_clients=_fewest(trim.min_clients, share))
+    return trim._replace(traits=trim.traits._replace(min_clients=_fewest(trim.traits.min_clients, share)))
 
 
 def _fewest(left: int, share: float) -> int:
@@ -125,10 +124,10 @@ def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, 
     Source: Yin et al. 2018 (arXiv:1803.01498), Definition 1, for the means of odd K.
     """
     trim = _trimmed(rule, lambda num_clients: num_clients, "median")
-    if trim.min_clients > 1:
+    if trim.traits.min_clients > 1:
         raise InvalidArgument(
             f"A median leaves one or two values of each weight, but the rule {trim.name.partition(' ')[2]} needs at "
-            f"least {trim.min_clients}: use trimmed or centered_clip."
+            f"least {trim.traits.min_clients}: use trimmed or centered_clip."
         )
     return trim
 
@@ -172,7 +171,7 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
         pooled = _pool(inner, left, tf.ones_like(importance), anchor)
         return with_metrics(pooled, clipped_clients=tf.math.count_nonzero(distance > radius, dtype=tf.int32))
 
-    return _robust(inner, "centered_clip", pool)
+    return ModelGatherRule(pool, f"centered_clip {inner.name}", inner.traits._replace(linear=False), gives=inner.gives)
 
 
 def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int = 200) -> tf.Tensor:
@@ -217,7 +216,7 @@ def _trimmed(
         pooled = _pool(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
         return with_metrics(pooled, trimmed_clients=2 * k)
 
-    return _robust(inner, what, pool)
+    return ModelGatherRule(pool, f"{what} {inner.name}", inner.traits._replace(linear=False), gives=inner.gives)
 
 
 def _for_stack(rule: AnyRule[ModelWeights, Given], what: str) -> ModelRule[ModelWeights, Given]:
@@ -234,23 +233,8 @@ def _pool(
     inner: ModelRule[ModelWeights, Given], left: ModelWeights, importance: tf.Tensor, anchor: ModelWeights
 ) -> Pooled[Given]:
     # An anchor that only centres the sums may itself be the mean of honest and other clients.
-    anchor = anchor if inner.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
+    anchor = anchor if inner.traits.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
     return inner.pool(summarise_stack(inner, left, importance, anchor), anchor)
-
-
-def _robust(
-    inner: ModelRule[ModelWeights, Given],
-    what: str,
-    pool: Callable[[ModelWeights, tf.Tensor, ModelWeights], Pooled[Given]],
-) -> ModelGatherRule[ModelWeights, Given]:
-    return ModelGatherRule(
-        pool,
-        name=f"{what} {inner.name}",
-        uses_anchor=inner.uses_anchor,
-        min_clients=inner.min_clients,
-        gives=inner.gives,
-        one_shot=inner.one_shot,
-    )
 
 
 def _of_weights(rule: AnyRule[ModelWeights, Given]) -> ModelRule[ModelWeights, Given]:

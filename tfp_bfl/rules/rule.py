@@ -17,7 +17,7 @@ Weights = TypeVar("Weights")
 Structure = TypeVar("Structure")
 # `tfp_bfl.rules` fills it.
 RULES: dict[str, Any] = {}
-# Those of them that are for one round (`Rule.one_shot`), for whoever must not import TensorFlow.
+# Those of them that are for one round (`Traits.one_shot`), for whoever must not import TensorFlow.
 ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
 
 
@@ -42,7 +42,7 @@ def stddevs(q: MeanField) -> Any:
 
 
 # What a rule keeps of itself when it is lifted.
-KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot", "linear")
+KEPT = ("name", "traits", "takes", "gives")
 
 
 def without_noise_of_server(rule: Structure) -> Structure:

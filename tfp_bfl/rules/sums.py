@@ -61,7 +61,8 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
         pooled = inner.pool(each(back, total.sums, units(anchor)), anchor)
         return with_metrics(pooled, clipped_numbers=total.clipped)
 
-    fields = {name: getattr(inner, name) for name in KEPT} | {"name": f"quantised {inner.name}", "linear": False}
+    fields = {name: getattr(inner, name) for name in KEPT}
+    fields |= {"name": f"quantised {inner.name}", "traits": inner.traits._replace(linear=False)}
     return ModelRule(summarise, lambda a, b: each(tf.add, a, b), pool, **fields)
 
 
@@ -105,7 +106,7 @@ def private(
       units are ours.
     """
     inner, of_anchor = _plain_sum(rule)
-    if inner.uses_anchor or inner.gives != WEIGHTS:
+    if inner.traits.uses_anchor or inner.gives != WEIGHTS:
         raise InvalidArgument(
             f"The rule {inner.name!r} is no mean of what clients send, and noise would not stay in bounds: use one "
             "such as 'naive_weighted_average' or 'log_linear_pool', without a robust aggregator."
@@ -158,7 +159,7 @@ def private(
         return with_metrics(pooled, clipped_clients=total.clipped)
 
     fields = {name: getattr(inner, name) for name in KEPT}
-    fields |= {"name": f"private {inner.name}", "uses_anchor": True, "linear": False}
+    fields |= {"name": f"private {inner.name}", "traits": inner.traits._replace(uses_anchor=True, linear=False)}
     merge = lambda a, b: each(tf.add, a, b)
     return ModelRule(summarise, merge, pool, **fields, randomise=randomise)
 

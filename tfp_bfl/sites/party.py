@@ -99,7 +99,7 @@ class Party:
         self.number, self._rounds, self._steps = number, rounds, steps
         self._size = min(source.num_examples, max_examples or source.num_examples)
         self._secret, self._run, self._charge, self._job = secret, run, charge, job
-        self._is_private = process.client_work.is_private
+        self._is_private = process.client_work.needs.is_private
         self._versions: ByRound[dict[str, np.ndarray]] = {} if memory is None else memory
         self._first, self._coding = process.client_work.memory, process.client_work.coding
         self._examples = ClientExamples(

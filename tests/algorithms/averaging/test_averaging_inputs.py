@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tests.algorithms.method import CLIENTS, SOURCE
 from tests.federated.toys import spoilt
-from tfp_bfl import algorithms, clients, federated, models, rules, servers
+from tfp_bfl import algorithms, federated, models, servers
+from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.chains.step import langevin
 from tfp_bfl.algorithms.kernel import KernelModes, kernel_modes
 from tfp_bfl.data import Clients
@@ -88,13 +89,11 @@ def test_one_round_after_the_burn_in_will_do(name, runtime):
     assert len(federated.simulate(burning(name, 1), CLIENTS, 2, runtime=runtime).rounds) == 2
 
 
-def test_a_composition_says_its_burn_in():
-    parts = clients.variational(MODEL), rules.whole_model(rules.naive_weighted_average())
+def test_a_composition_has_the_burn_in_of_its_parts():
     step = langevin(servers.replace(), 1e-6)
-    process = algorithms.compose(MODEL, *parts, step, burn_in_rounds=5)
+    step, work = step._replace(needs=step.needs._replace(burn_in=5)), posterior_averaging(MODEL, burn_in_rounds=4)
+    process = algorithms.compose(MODEL, work, "naive_weighted_average", step)
     refused(process, CLIENTS, 5, "burn_in_rounds is 5, but the run has 5 rounds")
-    with pytest.raises(InvalidArgument, match="burn_in_rounds is -1, but must be an integer of at least 0"):
-        algorithms.compose(MODEL, *parts, step, burn_in_rounds=-1)
     assert algorithms.fed_opt(MODEL).burn_in_rounds == 0
 
 

@@ -158,7 +158,7 @@ SPEC = ClientExamples(
 )
 # Gradient descent near the optimum: the largest curvature of a client is 25 to 30 times N.
 EXACT = {"local_epochs": 200, "batch_size": N, "learning_rate": 0.02, "optimizer_fn": tf.keras.optimizers.SGD}
-EXACT |= {"likelihood": f"gaussian:{NOISE}", "prior_stddev": PRIOR_STDDEV}
+EXACT["likelihood"] = f"gaussian:{NOISE}"
 
 
 def model_fn():
@@ -193,7 +193,8 @@ def dataset(k):
 
 
 def at_rest(rounds, **options):
-    process = algorithms.fed_lap(model_fn, element_spec=SPEC, **{**EXACT, "local_epochs": 20}, **options)
+    given = {**EXACT, "local_epochs": 20, "prior_stddev": PRIOR_STDDEV, **options}
+    process = algorithms.fed_lap(model_fn, element_spec=SPEC, **given)
     state = process.with_clients(process.local.initialize(), range(K), [N] * K)
     for _ in range(rounds):
         state = process.local.next(state, [dataset(k) for k in range(K)]).state
@@ -226,7 +227,7 @@ def test_fed_lap_cov_rests_at_the_exact_mean_and_diagonal_precision():
 def test_one_client_finds_its_optimum_in_closed_form(rho, temperature):
     """From a server's Gaussian and a site that are not at rest."""
     options = {"covariance": True, "step_size": rho, "damping": 0.3, "temperature": temperature}
-    work = laplace_factors(model_fn, **EXACT, **options)
+    work = laplace_factors(model_fn, prior_precision=1 / PRIOR_STDDEV**2, **EXACT, **options)
     mean, precision = np.array([0.3, -0.5, 1.0]), np.array([60.0, 80.0, 40.0])
     site = Factor(np.array([20.0, 30.0, 10.0]), np.array([5.0, -8.0, 2.0]))
     weights = get_weights(model_fn())._replace(point=(np.float32(mean)[:, None],))

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.held import Held
 from tfp_bfl.algorithms.laplace.pool import Curvatures
+from tfp_bfl.algorithms.laplace.posterior import Head
 from tfp_bfl.algorithms.laplace.work import STRUCTURES, layers_of
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
@@ -49,9 +50,9 @@ def posterior_of(result):
     return bfl.weights.predictive_weights(result.model).posterior
 
 
-def state_of(structure, partition="uneven", **settings):
+def state_of(structure, partition="uneven", groups=(), **settings):
     state = result_of(structure, partition).state  # The sums do not depend on the settings.
-    return Held.of_stack(state.step, state.weights, Curvatures(**settings))
+    return Held.of_stack(state.step, state.weights, Curvatures(Head(**settings), groups=groups))
 
 
 @pytest.mark.parametrize("partition", [name for name in PARTITIONS if name != "one client"])
@@ -106,8 +107,8 @@ def test_clients_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("settings/temperature", np.array(0.0)),
-        ("settings/prior_stddev", np.array(-1.0)),
+        ("settings/head/temperature", np.array(0.0)),
+        ("settings/head/prior_stddev", np.array(-1.0)),
         ("rows/1/gradient/0", np.zeros((3, 2), np.float32)),
         ("rows/1/curvature/0", np.full((30, 4), -1, np.float32)),
         ("rows/1/nll", np.array([1.0, 2.0], np.float32)),

@@ -214,8 +214,7 @@ def test_rows_of_absent_clients_stay_unless_they_decay(absent_decay):
 
 
 def test_a_client_never_seen_has_the_mean_embedding_and_known_ones_their_own():
-    step = personal_step(LINEAR)
-    state = step.initialize(ANCHOR)._replace(parameters=PARAMETERS)
+    of_client = personal(by_change(), LINEAR).personal
     for client, row in (
         (0, PARAMETERS.rows[0]),
         (1, PARAMETERS.rows[1]),
@@ -223,7 +222,8 @@ def test_a_client_never_seen_has_the_mean_embedding_and_known_ones_their_own():
         (9, PARAMETERS.rows.mean(0)),
     ):
         expected = np.exp(LINEAR.logits(PARAMETERS.shared, row))
-        np.testing.assert_allclose(step.personal(state, ANCHOR, client).posterior.variance[0], expected, rtol=1e-6)
+        own = of_client(ServerMessage(ANCHOR, 0, PARAMETERS), client)
+        np.testing.assert_allclose(own.posterior.variance[0], expected, rtol=1e-6)
 
 
 def test_logits_by_rate_go_round_and_their_middle_stays():

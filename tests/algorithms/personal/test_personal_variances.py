@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import layers
-from tfp_bfl.algorithms.personal.step import personal
 from tfp_bfl.algorithms.personal.variances import PERSONAL_VARIANCES
+from tfp_bfl.algorithms.personal.work import personal
+from tfp_bfl.contracts import ClientWork
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights import ModelWeights, ServerMessage
 
 SOURCES = PERSONAL_VARIANCES
 THETA = np.array([0.5, -0.5], np.float32)
@@ -97,12 +98,12 @@ def test_a_start_by_rate_is_relative_to_each_layers_weights(source):
     given |= {} if source == "constant_variances" else {"ranged": "clamped"}
     variances = SOURCES[source](2, initial_rate=0.35, **given)
     anchor = ModelWeights(MeanField(means, tuple(map(tf.zeros_like, means))), (), NOTHING)
-    step = personal(variances)
-    state = step.initialize(anchor)
+    parameters = variances.start(means, 0)
     if source == "hypernetwork":
-        state = state._replace(parameters=state.parameters._replace(rows=np.zeros((2, 1), np.float32)))
+        parameters = parameters._replace(rows=np.zeros((2, 1), np.float32))
+    of_client = personal(ClientWork(lambda: None), variances).personal
     for client in (0, 1, 7):
-        first, second = step.personal(state, anchor, client).posterior.variance
+        first, second = of_client(ServerMessage(anchor, 0, parameters), client).posterior.variance
         np.testing.assert_allclose(first, [[ALPHA * 0.01] * 2], rtol=1e-2)
         np.testing.assert_allclose(second, [ALPHA * 0.04], rtol=1e-2)
     theta = tf.constant([0.1, -0.1, 0.2])

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from tests.algorithms.personal.test_meta_vd import ANCHOR, LINEAR, SOURCES, by_change, pooled, results
 from tfp_bfl import algorithms, clients, models
-from tfp_bfl.algorithms.personal.step import personal as personal_step
 from tfp_bfl.algorithms.personal.variances import Parameters, kept_weights
 from tfp_bfl.algorithms.personal.work import personal as personal_variances_work
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
+from tfp_bfl.weights import ServerMessage
 
 
 def test_by_log_alpha_a_published_threshold_prunes():
@@ -51,8 +51,7 @@ def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
     pool, extra = pooled(personal, found, anchor=anchor)
     np.testing.assert_allclose(pool.posterior.mean[0], [0.8, 0.1], rtol=1e-6)
     assert extra.shared[0][1] == 0 and extra.shared[0][0] != 0
-    step = personal_step(source, threshold=0.8)
-    own = step.personal(step.initialize(anchor), anchor, 0)
+    own = personal.personal(ServerMessage(anchor, 0, source.initialize(2, 0)), 0)
     np.testing.assert_array_equal(own.posterior.mean[0], [0.5, 0.0])
 
 

@@ -200,7 +200,7 @@ def fed_sgld(
     step = langevin(servers.optimize(server_optimizer), step_size)
     work, process = _options(fed_sgld, _sampling(options))
     local = clients.variational(model_fn, **work)
-    return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, thinning=thinning, **process)
+    return compose(model_fn, local, MEAN, step, thinning=thinning, **process)
 
 
 def _averaged(
@@ -225,8 +225,8 @@ def _sampled(
 ) -> federated.BayesianProcess:
     """Return the process of a recipe with clients that sample (`averaging.work.posterior_averaging`)."""
     work, process = _options(recipe, _sampling(options))
-    step, burn_in = servers.optimize(server_optimizer), work.get("burn_in_rounds", 0)
-    return compose(model_fn, posterior_averaging(model_fn, **work), rule, step, burn_in_rounds=burn_in, **process)
+    local, step = posterior_averaging(model_fn, **work), servers.optimize(server_optimizer)
+    return compose(model_fn, local, rule, step, **process)
 
 
 def _options(recipe: Callable[..., object], options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Unpack
 import tensorflow as tf
 
 from tfp_bfl import keras
-from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.contracts import ClientWork, Needs, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number
 from tfp_bfl.layers import without_autograph
@@ -156,4 +156,4 @@ def posterior_averaging(
 
         return work
 
-    return ClientWork(build)
+    return ClientWork(build, needs=Needs(burn_in=burn_in_rounds))

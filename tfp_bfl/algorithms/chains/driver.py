@@ -138,7 +138,7 @@ def simulate_chains(
             )
     if process.privacy is not None:
         raise InvalidArgument("Rounds in one graph draw cohorts of one size, and privacy must not: use simulate.")
-    if process.client_work.is_private:
+    if process.client_work.needs.is_private:
         raise InvalidArgument("Rounds in one graph have noise of the seed, which would hide no example: use simulate.")
     thinning = check_thinning(thinning or process.thinning or Thinning())
     first = process.round.seed if seed is None else seed

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.algorithms.chains.work import check_batch_size, draw_batch, number_of
-from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
+from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Needs, Work
 from tfp_bfl.data import ClientData, ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, check_numbers
 from tfp_bfl.models import as_model_fn
@@ -119,7 +119,7 @@ def conducive_langevin(
         return prior_precision * z + clients * gradient(z) + away
 
     work = _local(model_fn, drift, step_size, local_steps, batch_size, likelihood, keeps=False)
-    return work._replace(num_clients=clients)
+    return work._replace(needs=Needs(clients))
 
 
 def fit_surrogate(

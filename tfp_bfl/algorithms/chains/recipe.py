@@ -75,7 +75,8 @@ def qlsd(
     if curvature is not None:
         how = {**work, "memory_rate": rate, "prior_stddev": prior_stddev}
         check = lambda data: check_step_size(as_model_fn(model_fn), data, step_size, curvature, **how)
-        local = local.checked(functools.lru_cache(maxsize=1)(check))  # A run checks its clients more than once.
+        once: Any = functools.lru_cache(maxsize=1)(check)  # A run checks its clients more than once.
+        local = local._replace(needs=local.needs._replace(checks=(*local.needs.checks, once)))
     if mode is not None and mode.prior_stddev != prior_stddev:
         raise InvalidArgument(
             f"fixed_point is the mode with the prior_stddev {shown(mode.prior_stddev)}, but the chain's is "
@@ -140,7 +141,8 @@ def fsgld(
     return _chain(model_fn, local, follow(len(surrogates)), thinning, process)
 
 
-def _chain(model_fn: Model, work: Any, step: Any, thinning: Any, process: dict[str, Any]) -> federated.BayesianProcess:
+def _chain(
+    model_fn: Model, work: Any, step: Any, thinning: federated.Thinning | None, process: dict[str, Any]
+) -> federated.BayesianProcess:
     chain = federated.check_thinning(thinning or federated.Thinning())
-    shared = {**process, "weighting": "equal", "thinning": chain, "burn_in_rounds": chain.burn_in}
-    return compose(model_fn, work, rules.total(), step, **shared)
+    return compose(model_fn, work, rules.total(), step, **{**process, "weighting": "equal", "thinning": chain})

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import CHANGE, GRADIENT, SCALED_GRADIENT, ServerStep, total_of
+from tfp_bfl.contracts import CHANGE, GRADIENT, SCALED_GRADIENT, Needs, ServerStep, total_of
 from tfp_bfl.errors import check_count, check_number, check_probabilities, is_by_client
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.pooled import after, check_point_weights, check_step
@@ -46,7 +46,7 @@ def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
         return state, moved._replace(point=tuple(noisy))
 
     name = after(f"langevin (step size {step_size:g})", step)
-    return step._replace(initialize=initialize, next=advance, name=name, is_chain=True)
+    return step._replace(initialize=initialize, next=advance, name=name, needs=step.needs._replace(is_chain=True))
 
 
 class Descent(NamedTuple):
@@ -153,7 +153,7 @@ def descend(
         meet=meet,
         takes=total_of(SCALED_GRADIENT if is_scaled else GRADIENT),
         name=f"descend (step size {step_size:g})",
-        is_chain=True,
+        needs=Needs(is_chain=True),
     )
 
 
@@ -237,7 +237,5 @@ def follow(num_clients: int | None = None) -> ServerStep[tf.Tensor]:
         meet=lambda present, size: size.present.num_clients,
         takes=total_of(CHANGE),
         name="follow",
-        most_clients=num_clients,
-        most_in_round=1,
-        is_chain=True,
+        needs=Needs(most_clients=num_clients, most_in_round=1, is_chain=True),
     )

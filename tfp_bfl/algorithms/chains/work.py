@@ -17,6 +17,7 @@ from tfp_bfl.contracts import (
     SCALED_GRADIENT,
     ClientWork,
     Coding,
+    Needs,
     Work,
 )
 from tfp_bfl.data import ClientExamples
@@ -144,10 +145,10 @@ def stochastic_gradient(
         return tf.function(work, autograph=False)
 
     check = fixed_point and (lambda clients: check_mode(fixed_point, Potential(model_fn(), likelihood), clients))
+    needs = Needs(settings.num_clients, checks=(check,) if check else ())
     keeps = first if anchored or remembers else None
     sends, shapes = SCALED_GRADIENT if settings.is_scaled else GRADIENT, DYNAMIC if count_bits else PADDED
-    work = ClientWork(build, sends, keeps, shapes, coding=_coding(settings, potential.size), check=check)
-    return work._replace(num_clients=settings.num_clients)
+    return ClientWork(build, sends, keeps, shapes, coding=_coding(settings, potential.size), needs=needs)
 
 
 def _met(message: ServerMessage, potential: Potential, examples: ClientExamples) -> tuple[Kept, tf.Tensor]:

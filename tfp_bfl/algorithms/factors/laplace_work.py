@@ -42,7 +42,7 @@ def laplace_factors(
     optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
     likelihood: str | Likelihood = "categorical",
     temperature: float = 1.0,
-    prior_stddev: float = 1.0,
+    prior_precision: float = 1.0,
     step_size: float = 1.0,
     damping: float | None = None,
     **passes: Unpack[Passes],
@@ -65,7 +65,7 @@ def laplace_factors(
       local_epochs, batch_size, learning_rate, optimizer_fn: of the local training, as of `clients.variational`.
       likelihood: of the labels; for `covariance` one with a fisher_root.
       temperature: T.
-      prior_stddev: t of the prior N(0, t^2 I).
+      prior_precision: 1 / t^2 of the prior N(0, t^2 I).
       step_size: rho. It holds w_k to w; at 1 the local prior is the server's posterior without the site.
       damping: of the sites, above 0 and at most 1; None for 1 / K.
 
@@ -77,7 +77,7 @@ def laplace_factors(
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     local_epochs, batch_size = checked(passes)
-    check_numbers(temperature=temperature, step_size=step_size, prior_stddev=prior_stddev)
+    check_numbers(temperature=temperature, step_size=step_size, prior_precision=prior_precision)
     check_schedules(learning_rate=learning_rate)
     check_damping(damping)
     if covariance:
@@ -85,7 +85,6 @@ def laplace_factors(
     model = model_fn()
     laplace_weights(model, "diagonal")
     check_independent(model)
-    prior_precision = 1 / prior_stddev**2
 
     def memory(weights: ModelWeights, share: Scalar) -> Factor:
         del share

@@ -88,7 +88,7 @@ def bayesian_admm(
     return compose(model_fn, local, rules.log_linear_pool(), step, weighting="equal", **process)
 
 
-@passing_on(laplace_factors, ("element_spec", "seed", "min_examples"))
+@passing_on(laplace_factors, ("element_spec", "seed", "min_examples"), ("prior_precision",))
 def fed_lap(
     model_fn: Model,
     *,
@@ -118,6 +118,6 @@ def fed_lap(
     """
     work, process = split_options(fed_lap, options)
     held: dict[str, Any] = {"covariance": covariance, "step_size": step_size, "damping": damping}
-    local = laplace_factors(model_fn, prior_stddev=prior_stddev, **held, **work)
-    step = laplace_dual(prior_precision(prior_stddev), **held)
+    held["prior_precision"] = prior_precision(prior_stddev)
+    local, step = laplace_factors(model_fn, **held, **work), laplace_dual(**held)
     return compose(model_fn, local, rules.total(), step, weighting="equal", **process)

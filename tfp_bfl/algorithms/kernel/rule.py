@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.algorithms.kernel import bandwidths, mean_shift
 from tfp_bfl.algorithms.kernel.mean_shift import Rest, ScaledClients
-from tfp_bfl.contracts import ModelGatherRule, Pooled
+from tfp_bfl.contracts import ModelGatherRule, Pooled, Traits
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import each
@@ -170,7 +170,7 @@ def kernel_posterior(
         return Pooled(ModelWeights(pooled, point, mixtures.mixture(stacked.moments, importance)), counts)
 
     min_clients = bandwidths.NEIGHBOURS if bandwidth == bandwidths.ADAPTIVE else 1
-    return ModelGatherRule(pool, name=f"kernel posterior ({bandwidth})", min_clients=min_clients)
+    return ModelGatherRule(pool, f"kernel posterior ({bandwidth})", Traits(min_clients=min_clients))
 
 
 def _run(options: KernelOptions, values: tf.Tensor, weights: tf.Tensor | None) -> KernelModes:

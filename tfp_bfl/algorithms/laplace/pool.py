@@ -25,21 +25,18 @@ class Curvatures(NamedTuple):
     that the other clients' sums give.
 
     Fields:
-      prior_stddev: None for the maximum of the marginal likelihood.
-      temperature: T.
+      head: prior and temperature; of an exact last layer also likelihood and noise.
+      exact: the posterior is that of a last layer, whose mean moves (`linear_head`).
       groups: the number of each weight tensor's group, which has a prior of its own; () for one prior.
-      head: of an exact last layer; its mean moves (`linear_head`); None for Laplace's approximation at the weights.
     """
 
-    prior_stddev: float | None = None
-    temperature: float = 1.0
+    head: Head = Head()
+    exact: bool = False
     groups: tuple[int, ...] = ()
-    head: Head | None = None
 
     def at(self, temperature: float) -> Curvatures:
         """Return the settings with another posterior temperature."""
-        head = None if self.head is None else self.head._replace(temperature=temperature)
-        return self._replace(temperature=temperature, head=head)
+        return self._replace(head=self.head._replace(temperature=temperature))
 
     def approximate(self, rows: Rows, weights: ModelWeights) -> Laplace:
         """Compute Laplace's approximation (`laplace.posterior.laplace`), or the posterior of a last layer, from the
@@ -52,7 +49,7 @@ class Curvatures(NamedTuple):
             lambda *x: np.sum(np.stack(x).astype(np.float64), 0), *(getattr(part, field) for part in parts)
         )
         mode = _mode(rows, weights)
-        if self.head is not None:
+        if self.exact:
             number = sum(int(part.num_examples) for part in parts)
             sums = total("curvature"), as_vector(total("gradient")), total("nll"), as_vector(mode), np.float64(number)
             return linear_head(Expansion(*sums), mode, self.head)
@@ -61,9 +58,9 @@ class Curvatures(NamedTuple):
             total("curvature"),
             total("gradient"),
             float(total("nll")),
-            prior_stddev=self.prior_stddev,
+            prior_stddev=self.head.prior_stddev,
             groups=self.groups or None,
-            temperature=self.temperature,
+            temperature=self.head.temperature,
         )
 
     def pool(self, rows: Rows, weights: ModelWeights) -> ModelWeights:
@@ -79,7 +76,7 @@ class Curvatures(NamedTuple):
         mode = [np.shape(x) for x in _mode(rows, weights)]
         size = sum(math.prod(shape) for shape in mode)
         full, dtypes = _is_full(rows), {np.asarray(x).dtype for row in rows.values() for x in tf.nest.flatten(row[2:])}
-        fits = dtypes == {np.dtype(np.float32 if self.head is None else np.float64)}
+        fits = dtypes == {np.dtype(np.float64 if self.exact else np.float32)}
         for row in rows.values():
             fits = fits and mode == [np.shape(x) for x in row.gradient] and np.shape(row.nll) == ()
             fits = fits and (np.shape(row.curvature) == (size, size) if full else _is_diagonal(row.curvature, mode))
@@ -88,8 +85,8 @@ class Curvatures(NamedTuple):
         fits = fits and all(bool(np.all(np.asarray(x) >= 0)) for x in variance)
         fits = fits and set(self.groups) == set(range(len(set(self.groups))))
         fits = fits and len(self.groups) in (0, len(mode)) and not (full and self.groups)
-        numbers = [self.temperature] + [x for x in (self.prior_stddev, *(self.head or ())[1:]) if x is not None]
-        fits = fits and (self.head is None or (full and len(mode) == NUM_HEAD_WEIGHTS))
+        numbers = [x for x in self.head[1:] if x is not None]
+        fits = fits and (not self.exact or (full and len(mode) == NUM_HEAD_WEIGHTS))
         if not fits or any(check_number(x, "a setting") <= 0 for x in numbers):
             raise ValueError
 
@@ -101,8 +98,8 @@ class Curvatures(NamedTuple):
         """
         rows: Rows = others.rows
         weights = others.weights
-        alike = _form(own.rows) == _form(rows) and (self.head is None) == (others.settings.head is None)
-        if alike and self.head is not None:
+        alike = _form(own.rows) == _form(rows) and self.exact == others.settings.exact
+        if alike and self.exact:
             mode = _mode(own.rows, own.weights)
             rows = _expanded(rows, as_vector(_mode(rows, weights)), as_vector(mode))
             weights = weights._replace(point=(*weights.point[: -len(mode)], *mode))
@@ -124,7 +121,7 @@ class Curvatures(NamedTuple):
         found, structure = self.approximate(rows, weights), "last_layer" if _is_full(rows) else "diagonal"
         noise = {} if found.noise_stddev is None else {"noise_stddev": found.noise_stddev}
         numbers = {x: getattr(found, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")}
-        of_all = {"structure": structure, "temperature": self.temperature}
+        of_all = {"structure": structure, "temperature": self.head.temperature}
         return {"prior_stddev": found.prior_stddev.tolist(), **numbers, **noise, **of_all}
 
 

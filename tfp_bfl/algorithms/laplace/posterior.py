@@ -147,7 +147,7 @@ _GRIDS, _POINTS = 7, 65
 
 
 class Head(NamedTuple):
-    """Settings of the posterior of a last layer.
+    """Settings of the posterior of a last layer, and of Laplace's approximation, for which noise is none.
 
     Fields:
       gaussian: labels are numbers, N(y; f_0, s^2): the expansion is of s = 1. False for labels of classes.

@@ -64,7 +64,8 @@ def laplace(
         raise InvalidArgument("prior_by_layer is for the structure 'diagonal': the last layer is one, leave it out.")
     layers = layers_of(model_fn(), structure)
     local, heat = _tempered(local, temperature, work.get("likelihood", "categorical"), prior_stddev=prior_stddev)
-    step = laplace_step(len(layers), full, Curvatures(prior_stddev, heat, layers if prior_by_layer else ()))
+    head = Head(prior_stddev=prior_stddev, temperature=heat)
+    step = laplace_step(len(layers), full, Curvatures(head, groups=layers if prior_by_layer else ()))
     return compose(model_fn, local, rules.stacked(), step, weighting="equal", **process)
 
 

@@ -11,7 +11,7 @@ from tfp_bfl.algorithms.held import Held
 from tfp_bfl.algorithms.laplace.pool import NUM_HEAD_WEIGHTS, Curvatures, expanded_at
 from tfp_bfl.algorithms.laplace.posterior import Expansion, Head, active, solve, whole
 from tfp_bfl.algorithms.rows import by_client, growing, keep_newest
-from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
+from tfp_bfl.contracts import CURVATURE, Needs, ServerStep, Stack, stack_of
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.pooled import check_point_weights
 from tfp_bfl.weights import ClientCurvature, ModelWeights
@@ -60,7 +60,7 @@ def laplace(num_weights: int, full: bool, settings: Curvatures) -> ServerStep[St
         )
 
     takes = stack_of(CURVATURE)
-    return ServerStep(initialize, keep_newest, predictive, takes=takes, name="laplace", notice=notice)
+    return ServerStep(initialize, keep_newest, predictive, takes=takes, name="laplace", needs=Needs(notice=notice))
 
 
 # In posterior standard deviations, root mean square over the weights.
@@ -150,7 +150,7 @@ def last_layer(head: Head) -> ServerStep[Stack[ClientCurvature]]:
         )
 
     takes = stack_of(CURVATURE)
-    return ServerStep(initialize, advance, predictive, takes=takes, name="last_layer", notice=notice)
+    return ServerStep(initialize, advance, predictive, takes=takes, name="last_layer", needs=Needs(notice=notice))
 
 
 def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> Held[ClientCurvature]:
@@ -158,7 +158,7 @@ def held_sums(state: LastLayer, weights: ModelWeights, head: Head) -> Held[Clien
     layer = tuple(np.asarray(x) for x in weights.point[-NUM_HEAD_WEIGHTS:])
     at = tuple(np.float32(x) for x in unflatten(tf.convert_to_tensor(state.at), layer))
     weights = weights._replace(point=(*weights.point[:-NUM_HEAD_WEIGHTS], *at))
-    return Held.of_stack(state.rows, weights, Curvatures(head.prior_stddev, head.temperature, head=head))
+    return Held.of_stack(state.rows, weights, Curvatures(head, exact=True))
 
 
 def _total(rows: ClientCurvature, at: tf.Tensor) -> Expansion:

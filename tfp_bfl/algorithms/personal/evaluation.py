@@ -204,19 +204,20 @@ def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: Cli
             "adaptation must be client work that sends a model's weights and keeps nothing, such as "
             "clients.variational(model_fn)."
         )
-    work, state, step = adaptation.build(), result.state, process.server_step
+    work, state = adaptation.build(), result.state
+    has_rows = hasattr(state.step, "parameters")
     # Work with statistics of its own, such as that of the training, gets the message of the server.
-    is_plain = step.personal is not None and adaptation.extra is None
-    message_of_step = step.send(state.step, state.weights)
+    is_plain = has_rows and adaptation.extra is None
+    message_of_step = process.server_step.send(state.step, state.weights)
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def run(weights: ModelWeights, examples: Any, seed: tf.Tensor) -> ModelWeights:
+    def run(weights: ModelWeights, examples: ClientExamples, seed: tf.Tensor) -> ModelWeights:
         kept = [tf.cast(tf.reshape(x != 0, [-1]), x.dtype) for x in tf.nest.flatten(weights.posterior.mean)]
         # A pruned weight is 0, and adaptation leaves it so.
         given = Pruned(tf.concat(kept, 0)) if is_plain else message_of_step
         message = ServerMessage(weights, tf.convert_to_tensor(state.round), given, (), state.federation)
         adapted = work(message, examples, seed).weights
-        if step.personal is None:
+        if not has_rows:
             return adapted
         each, before, after = tf.nest.map_structure, weights.posterior, adapted.posterior
         restored = [each(lambda m, x, y: tf.where(m == 0, x, y), before.mean, *pair) for pair in zip(before, after)]
@@ -255,7 +256,7 @@ def fit_newcomers(
     """
     check_count(rounds, "rounds")
     step, weights = tf.nest.map_structure(tf.convert_to_tensor, (state.step, state.weights))
-    parameters, personal = getattr(step, "parameters", None), process.server_step.personal
+    parameters, personal = getattr(step, "parameters", None), process.client_work.personal
     if process.client_work.extra is None or parameters is None or personal is None or parameters.rows == ():
         raise InvalidArgument(
             "A newcomer's row requires a process with rows of clients, such as algorithms.meta_vd with a hypernetwork: "
@@ -264,12 +265,12 @@ def fit_newcomers(
     number = parameters.rows.shape[0]
     # All rows are the newcomer's, who comes in the place of client 0.
     same = lambda row: parameters._replace(rows=tf.repeat(row[tf.newaxis], number, 0))
+    message = lambda row: ServerMessage(weights, tf.convert_to_tensor(state.round), same(row), (), state.federation)
     work = process.client_work.build()
 
     @tf.function(autograph=False, reduce_retracing=True)
     def moved(row: tf.Tensor, examples: ClientExamples, key: tf.Tensor) -> tf.Tensor:
-        message = ServerMessage(weights, tf.convert_to_tensor(state.round), same(row), (), state.federation)
-        sent = work(message, examples, key).extra
+        sent = work(message(row), examples, key).extra
         gradient = sent.rows[0]
         return row - gradient * tf.math.divide_no_nan(sent.moved, tf.reduce_sum(tf.square(gradient)))
 
@@ -279,5 +280,5 @@ def fit_newcomers(
         data, row = tf.nest.map_structure(tf.convert_to_tensor, data), tf.reduce_mean(parameters.rows, 0)
         for i in range(rounds):
             row = moved(row, data, fold(seed, i, k, _NEWCOMER))
-        fitted.append(personal(step._replace(parameters=same(row)), weights, number))
+        fitted.append(personal(message(row), number))
     return fitted

@@ -132,7 +132,7 @@ def personal_posterior(
 
         return work
 
-    return ClientWork(build, memory=memory, personal=_own)
+    return ClientWork(build, memory=memory, personal=lambda message, client: _own(message.memory, message.weights))
 
 
 def _own(stored: PersonalPosterior, weights: ModelWeights) -> ModelWeights:

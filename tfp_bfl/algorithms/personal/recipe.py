@@ -104,9 +104,9 @@ def meta_vd(
     if threshold is not None:
         _check_pooling(rule, process)
     local = personal(meta_learning_work(model_fn, learner=learner, **work), source, threshold)
-    own = ("variances", "optimizer", "threshold", "seed")
+    own = ("variances", "optimizer", "seed")
     given = known_options(personal_step, server_options, "the server", own)
-    step = personal_step(source, server_optimizer, threshold=threshold, seed=process.get("seed", 0), **given)
+    step = personal_step(source, server_optimizer, seed=process.get("seed", 0), **given)
     return compose(model_fn, local, rule, step, **process)
 
 

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.algorithms.personal.variances import LogitGradient, Parameters, PersonalVariances, kept_weights
-from tfp_bfl.contracts import Metrics, ServerStep
+from tfp_bfl.algorithms.personal.variances import LogitGradient, Parameters, PersonalVariances
+from tfp_bfl.contracts import EXTENDED, Metrics, Needs, ServerStep
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
-from tfp_bfl.posterior import MeanField, flatten, unflatten
+from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
 from tfp_bfl.servers.pooled import in_words
 from tfp_bfl.tensors import TensorTree
@@ -48,7 +47,6 @@ def personal(
     capped: bool = True,
     absent_decay: bool = False,
     clip_norm: float = 100.0,
-    threshold: float | None = None,
     seed: int = 0,
 ) -> ServerStep:
     """Update weights by the pooled change, and parameters of the variances by the gradients that clients pulled back.
@@ -73,7 +71,6 @@ def personal(
       capped: False for the rates as they are, as published.
       absent_decay: whether decay and momentum apply to the rows of absent clients too, as in the authors' program.
       clip_norm: of all gradients, the change of the weights included.
-      threshold: of `personal.work.personal`: a client's own model does without the same weights.
       seed: of the first parameters.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates by the authors' program.
@@ -95,8 +92,9 @@ def personal(
         return PersonalState(parameters, momenta, each(tf.convert_to_tensor, state))
 
     def begin(state: PersonalState, weights: ModelWeights) -> ModelWeights:
-        theta = flatten(weights.posterior.mean)
-        return _with(weights, theta, variances.of_client(state.parameters, variances.num_clients, theta))
+        q = weights.posterior
+        variance = variances.of_client(state.parameters, variances.num_clients, flatten(q.mean))
+        return weights._replace(posterior=q._replace(variance=unflatten(variance, q.variance)))
 
     def step(
         state: PersonalState, weights: ModelWeights, pool: ModelWeights, seed: tf.Tensor, extra: LogitGradient
@@ -117,12 +115,6 @@ def personal(
         new = PersonalState(parameters, momenta, optimizer_state)
         return new, begin(new, moved)
 
-    def of_client(state: PersonalState, weights: ModelWeights, client: int) -> ModelWeights:
-        theta = flatten(weights.posterior.mean)
-        variance = variances.of_client(state.parameters, client, theta)
-        mask = kept_weights(theta, variance, threshold)
-        return _with(weights, mask * theta, tf.where(mask > 0, variance, MIN_VARIANCE))
-
     def metrics(state: PersonalState, weights: ModelWeights, extra: LogitGradient) -> Metrics:
         rates = dropout_rates(variances, state.parameters, flatten(weights.posterior.mean), extra.present)
         return {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0)), **rates._asdict()}
@@ -132,18 +124,11 @@ def personal(
         step,
         begin=begin,
         send=lambda state, weights: state.parameters,
-        personal=of_client,
-        extra=True,
+        takes=EXTENDED,
         metrics=metrics,
         name=f"personal ({in_words(chosen)})",
-        most_clients=variances.num_clients,
+        needs=Needs(most_clients=variances.num_clients),
     )
-
-
-def _with(weights: ModelWeights, mean: tf.Tensor, variance: tf.Tensor) -> ModelWeights:
-    """Return the weights with this posterior, of vectors [D]."""
-    q = weights.posterior
-    return weights._replace(posterior=MeanField(unflatten(mean, q.mean), unflatten(variance, q.variance)))
 
 
 def _learn(

@@ -14,8 +14,9 @@ from tfp_bfl.contracts import WEIGHTS, ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_numbers, lookup
 from tfp_bfl.layers import sampling
+from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
 from tfp_bfl.models import as_model_fn
-from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.posterior import MeanField, flatten, unflatten
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.inference import stated_training, stating
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
@@ -316,7 +317,15 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: float | 
         shared, rows, _ = tf.nest.map_structure(np.zeros_like, variances.initialize(number, 0))
         return LogitGradient(shared, rows, np.zeros(variances.num_clients, np.float32), np.float32(0))
 
-    return ClientWork(build, extra=extra, is_private=work.is_private, settings=work.settings)
+    def of_client(message: ServerMessage, client: int) -> ModelWeights:
+        q = message.weights.posterior
+        theta = flatten(q.mean)
+        variance = variances.of_client(message.extra, client, theta)
+        mask = kept_weights(theta, variance, threshold)
+        own = mask * theta, tf.where(mask > 0, variance, MIN_VARIANCE)
+        return message.weights._replace(posterior=MeanField(*(unflatten(x, q.mean) for x in own)))
+
+    return ClientWork(build, personal=of_client, extra=extra, settings=work.settings, needs=work.needs)
 
 
 def _bits(weights: ModelWeights, mask: tf.Tensor, threshold: float | None, of_each: float) -> tf.Tensor:

@@ -105,10 +105,12 @@ def _laplace(job: Job, options: Any) -> tuple[bfl.federated.BayesianProcess, int
 
     def held(state: Any, temperature: float) -> Any:
         from tfp_bfl.algorithms.laplace.pool import Curvatures
+        from tfp_bfl.algorithms.laplace.posterior import Head
         from tfp_bfl.algorithms.laplace.work import layers_of
 
         groups = layers_of(model_fn(), options.structure) if options.prior_by_layer else ()
-        settings = Curvatures(options.prior_stddev, temperature, groups)
+        head = Head(prior_stddev=options.prior_stddev, temperature=temperature)
+        settings = Curvatures(head, groups=groups)
         return bfl.algorithms.held.Held.of_stack(state.step, state.weights, settings)
 
     return process, 1, held
@@ -148,9 +150,9 @@ def choose_temperature(given: float | None, job: Job, state: Any) -> tuple[float
     if given is not None:
         return check_number(given, "temperature"), "given"
     if job.train.target is not None:
-        return state.settings.temperature, "the default for regression"
+        return state.settings.head.temperature, "the default for regression"
     if job.shares.calibration is None:
-        return state.settings.temperature, "the default: the run has no held-out rows (--hold-out)"
+        return state.settings.head.temperature, "the default: the run has no held-out rows (--hold-out)"
     _, features, labels = job.shares.calibration.examples(0)
     score = build.scorer(job.config, job.test)
     nll = {T: score(model_at(T, job, state), features, labels).metrics["test_nll"] for T in GRID}

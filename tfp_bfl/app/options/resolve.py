@@ -79,7 +79,7 @@ def settings_of(config: RunConfig, regression: bool) -> inference.PosteriorSetti
         likelihood=LIKELIHOOD if regression else "categorical",
         update_prior=config.update_prior,
         example_privacy=config.example_clip_norm is not None,
-        one_shot=rule is not None and not names_code(rule) and bfl.rules.whole_model(rule).one_shot,
+        one_shot=rule is not None and not names_code(rule) and bfl.rules.whole_model(rule).traits.one_shot,
     )
 
 

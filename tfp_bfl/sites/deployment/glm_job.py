@@ -15,6 +15,7 @@ from tfp_bfl.data.agreement import TableOptions
 from tfp_bfl.data.names import as_names
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.glm.agreement import MISSING, AgreedColumns, Encoding
+from tfp_bfl.glm.command import DEFAULTS
 from tfp_bfl.glm.federation import TIMES, Question
 from tfp_bfl.glm.outcomes import Outcome
 from tfp_bfl.glm.posterior import Model
@@ -66,8 +67,8 @@ class GlmJob(pydantic.BaseModel):
     event: str | None = None
     event_value: list[str] = []
     exposure: str | None = None
-    missing: str = "drop"
-    level: float = 0.95
+    missing: str = DEFAULTS["missing"]
+    level: float = DEFAULTS["level"]
     revise: Revision | None = None
 
     _random = pydantic.field_validator("model")(lambda model: model._replace(random=list(as_names(model.random))))
@@ -89,7 +90,7 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
     try:
         of_fit, of_table = ({x: options[x] for x in names if x in options} for names in (_OF_FIT, TableOptions._fields))
         rest = {name: x for name, x in options.items() if name not in (*of_fit, *of_table)}
-        job = GlmJob(model=Model(**{"family": "gaussian", **of_fit}), table=parse_options(of_table), **rest)
+        job = GlmJob(model=Model(**{"family": DEFAULTS["family"], **of_fit}), table=parse_options(of_table), **rest)
         model, family = job.model, job.model.family
     except (TypeError, pydantic.ValidationError):
         raise InvalidArgument("The options of the linear model do not have the required form.") from None
@@ -97,12 +98,7 @@ def make_glm_job(options: Any, secure_sums: bool, without: Sequence[str] = ()) -
     model.check()
     if not 0 < check_number(job.level, "--level") < 1:
         raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
-    if (job.event is None) != (family != "cox"):
-        raise InvalidArgument("--event names the column with the event, for the family cox and no other.")
-    if job.event_value and family not in ("bernoulli", "cox"):
-        raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {family}.")
-    if job.exposure and family != "poisson":
-        raise InvalidArgument(f"--exposure is for poisson, but the family is {family}.")
+    job.columns.check()
     if model.random and family == "cox":
         raise InvalidArgument("--random is for gaussian, bernoulli and poisson, but the family is cox.")
     if job.revise is not None:

@@ -17,7 +17,7 @@ from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.names import canonical, natural
 from tfp_bfl.errors import Error, InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.federated.description import settings_of
-from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, check_max_change_norm, spoilt
+from tfp_bfl.federated.faults import FAULTS, LIMITS, Limits, spoilt
 from tfp_bfl.federated.local import as_arrays
 from tfp_bfl.federated.round import Contribution, make_round
 from tfp_bfl.files import Path
@@ -169,10 +169,7 @@ class Server:
     ):
         lookup(dict.fromkeys(WEIGHTINGS), weighting, "weighting")
         self._names = _Names(mean, variance, point or {})
-        check_max_change_norm(max_change_norm)
-        check_number(max_magnitude, "max_magnitude")
-        check_number(min_stddev, "min_stddev", zero=True)
-        limits = Limits(max_magnitude, max_change_norm, check_count(min_examples, "min_examples"), min_stddev)
+        limits = Limits(max_magnitude, max_change_norm, min_examples, min_stddev).checked()
         self._step = servers.replace() if server_step is None else server_step
         whole = rules.whole_model(rule)
         if whole.randomise is not None:
