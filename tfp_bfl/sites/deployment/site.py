@@ -165,7 +165,11 @@ class Site(member.Member):
         loaded = bfl.sites.from_arrays(weights, bfl.weights.predictive_spec(model, weights))
         model = bfl.weights.predictive_model(model, loaded)
         config, data = self._config, (model, self._held.features, self._held.labels)
-        drawn: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "precision": config.evaluation_precision}
+        drawn: dict[str, Any] = {
+            "num_samples": config.num_samples,
+            "seed": config.seed,
+            "precision": config.evaluation_precision,
+        }
         if (target := self._held.target) is not None:
             loaded = bfl.evaluation.evaluate_regression(*data, **drawn, scale=target.scale, shift=target.mean)
             truth = target.mean + target.scale * np.asarray(self._held.labels, np.float64)
