@@ -17,7 +17,7 @@ EDGES = ("glm", "sites", "bench")
 BOUNDS = {
     "core lines": (46_750, 38_000),
     "edge lines": (13_900, 11_500),
-    "test lines": (57_550, 48_000),
+    "test lines": (57_750, 48_000),
     "largest circle of files": (3, 3),
     "imports of an edge from the core": (0, 0),
     "class names in two files": (9, 9),
@@ -25,8 +25,8 @@ BOUNDS = {
     "files with tf.keras": (3, 3),
     "largest number of own base classes": (5, 5),
     "files that declare local_epochs": (4, 4),
-    "files that declare prior_stddev": (14, 12),
-    "public names": (456, 420),
+    "files that declare prior_stddev": (12, 12),
+    "public names": (457, 420),
 }
 
 

@@ -15,11 +15,11 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tests import processes
-from tfp_bfl import algorithms, models
+from tfp_bfl import algorithms, models, servers
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.data import ClientExamples, Source, dirichlet, load
 from tfp_bfl.layers import DenseFlipout
-from tfp_bfl.training import exponential_decay
+from tfp_bfl.training import cosine_decay, exponential_decay
 
 SIZES = (5, 8, 10, 12, 15, 20, 25, 30, 45, 60)
 EQUAL = (23,) * 10
@@ -84,6 +84,17 @@ TABLE = {
         ),
         *(0.5, (0.9, 1.1), 0.1, 900, 300, EQUAL),
     ),
+    **{
+        f"variational, server Adam, {how} rate": Row(
+            functools.partial(
+                algorithms.variational,
+                **{**VARIATIONAL, "local_epochs": 10, "learning_rate": 3e-4},
+                server_optimizer=servers.server_optimizer("adam", rate),
+            ),
+            *(1.0, (0.9, 1.1), 0.1, 300, 1),
+        )
+        for how, rate in (("constant", 0.1), ("falling", cosine_decay(0.1, 300, last=0)))
+    },
     "partitioned_vi": Row(functools.partial(sites, **NATURAL), 0.5, (0.9, 1.1), 0.1),
     "bayesian_admm": Row(functools.partial(admm, **NATURAL), 1.0, (0.9, 1.1), 0.2, 300),
     "log-linear pool, KL / N": Row(functools.partial(pool, kl="total", **NATURAL), 1.0, (0.9, 1.1), 2.5),
@@ -198,6 +209,18 @@ def test_the_table(name, seed):
     problems: 0.1 is 2.5 times that.
     """
     assert_in_table(name, seed)
+
+
+@pytest.mark.deep(after="tests/servers/test_optimizers.py")
+@pytest.mark.statistical
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+def test_a_server_optimizer_ends_at_the_posterior_if_its_rate_falls_to_zero(seed):
+    """Means after the last round are .030, .060 and .048 standard deviations off on problems 0 to 2, and variances
+    1.01, 1.00 and .98 times the exact ones; at a constant rate means are .23, .20 and .13 off in the last 30 rounds.
+    """
+    assert_in_table("variational, server Adam, falling rate", seed)
+    errors, _ = course("variational, server Adam, constant rate", seed)
+    assert np.mean([rms(error) for error in errors[-LAST:]]) > 0.1
 
 
 def test_the_row_named_default_has_no_option():

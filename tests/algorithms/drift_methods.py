@@ -8,7 +8,7 @@ from tfp_bfl import algorithms
 from tfp_bfl.algorithms.drift import Corrected
 
 from .chain_methods import sent
-from .method import ALIKE, SEED, SIZES, Method, mlp, unflat
+from .method import ALIKE, SEED, SIZES, Method, half_way, mlp, unflat
 from .personal_methods import flat, shares_of
 
 WORK = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.1, "optimizer_fn": "sgd", "temperature": 0.1}
@@ -84,9 +84,16 @@ def fed_nova(kind):
     return method(build, pool, kind, (), {"relative_steps": 10})
 
 
+def under_optimizer(make, **options):
+    recipe = functools.partial(getattr(algorithms, make.__name__), mlp("flipout"), seed=SEED, **options, **WORK)
+    return half_way(make("flipout"), recipe)
+
+
 DRIFT = {
     "scaffold, deterministic": functools.partial(scaffold, "deterministic"),
     "scaffold, flipout": functools.partial(scaffold, "flipout"),
     "fed_dyn, flipout": functools.partial(fed_dyn, "flipout"),
     "fed_nova, flipout": functools.partial(fed_nova, "flipout"),
+    "fed_dyn under a server optimizer, flipout": functools.partial(under_optimizer, fed_dyn, alpha=ALPHA),
+    "fed_nova under a server optimizer, flipout": functools.partial(under_optimizer, fed_nova),
 }

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import models
+from tfp_bfl import models, servers
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients, iid, load
+from tfp_bfl.training import cosine_decay
 from tfp_bfl.weights import ModelWeights, Population, ServerMessage, get_weights
 
 FLOOR = 1e-3
@@ -60,6 +61,27 @@ def mlp(kind):
 @functools.cache
 def built(work):
     return work()
+
+
+def half_way(given, build):
+    """`given` under SGD of the server, by `build(server_optimizer)`: at first half way to where it goes without."""
+    optimizer = servers.server_optimizer("sgd", cosine_decay(0.5, given.rounds, last=0), momentum=0.5)
+    trained = lambda weights: (weights.posterior.mean, weights.point)
+    half = lambda a, b: np.float32((np.float64(a) + b) / 2)
+
+    def towards(weights, anchor):
+        mean, point = tf.nest.map_structure(half, trained(anchor), trained(weights))
+        return weights._replace(posterior=weights.posterior._replace(mean=mean), point=point)
+
+    def pool(results, anchor):
+        own, pooled = given.pool(results, anchor)
+        # The first round's velocity is the gradient, w - pool.
+        velocity = tf.nest.map_structure(lambda a, b: np.float32(a - b), trained(anchor), trained(pooled))
+        state = {"accumulator": velocity, "round": np.int32(1)}
+        return state if own == () else own._replace(inner=state), towards(pooled, anchor)
+
+    alone = lambda result, anchor: towards(given.alone(result, anchor), anchor)
+    return given._replace(build=lambda: build(server_optimizer=optimizer), pool=pool, alone=alone)
 
 
 def begin(process):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests import kit
 from tests.rules.forms import CONTRACT
-from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
+from tfp_bfl import algorithms, clients, models, posterior, rules
 from tfp_bfl.algorithms.averaging.step import distil
 from tfp_bfl.algorithms.averaging.work import posterior_averaging
 from tfp_bfl.algorithms.factors.step import Dual
@@ -25,7 +25,7 @@ from tfp_bfl.weights import prior as prior_weights
 from .chain_methods import BY_CLIENT, dg_sgld, fsgld, qlsd
 from .drift_methods import DRIFT
 from .laplace_method import fed_lap, laplace, last_layer
-from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
+from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, half_way, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
 
 assert_same = functools.partial(kit.assert_same, rtol=1e-05, atol=1e-06)
@@ -100,6 +100,12 @@ def coarse():
         build=lambda: algorithms.variational(mlp("flipout"), "mean_precision_average", **options),
         work=clients.coarse_variances(variational_work("flipout", **CURVATURE), "precision"),
         metrics={**dict.fromkeys(("upload_bits", "upload_bound"), most), "download_bits": 2 * most},
+    )
+
+
+def default_half_way():
+    return half_way(
+        default()._replace(rounds=40), functools.partial(algorithms.variational, mlp("flipout"), seed=SEED, **FAST)
     )
 
 
@@ -257,24 +263,8 @@ def third_family(build, pool, alone=lambda result, anchor: result.weights, work=
 
 
 def fed_opt_sgd():
-    """Half way to the mean, in the first round also with momentum."""
-    optimizer = federated.server_optimizer("sgd", 0.5, momentum=0.5)
-    half = lambda point, anchor: [(np.float64(a) + b) / 2 for a, b in zip(anchor.point, point)]
-
-    def pool(results, anchor):
-        pooled = mean_of(results)
-        step = servers.optimize(optimizer)
-        state = step.initialize(anchor)
-        # The first round's velocity is the gradient, w - mean.
-        velocity = tuple(np.float32(a - b) for a, b in zip(anchor.point, pooled))
-        state = {**state, "accumulator": ((), velocity)}
-        return state, of_points(half(pooled, anchor), anchor)
-
-    return third_family(
-        lambda **options: algorithms.fed_opt(mlp(POINT), server_optimizer=optimizer, **options),
-        pool,
-        lambda result, anchor: of_points(half(result.weights.point, anchor), anchor),
-    )
+    given = third_family(functools.partial(algorithms.fed_opt, mlp(POINT)), fed_pa().pool)
+    return half_way(given, functools.partial(algorithms.fed_opt, mlp(POINT), seed=SEED, **ADAM))
 
 
 def fed_ag():
@@ -345,6 +335,7 @@ METHODS = {
         for rule, kind in [*((rule, "flipout") for rule in CONTRACT), *OTHERS]
     },
     "variational by default, flipout": default,
+    "variational under a server optimizer, flipout": default_half_way,
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": functools.partial(compressed, per_tensor=True),
     "compressed with error memory, flipout": functools.partial(compressed, error_memory=True),

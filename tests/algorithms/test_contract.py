@@ -60,7 +60,10 @@ AFTER = (
     (pytest.mark.deep(after="tests/algorithms/personal/test_personal_posterior.py"), ("p_fed_bayes, flipout",)),
     (
         pytest.mark.deep(after="tests/algorithms/test_drift.py"),
-        ("scaffold, deterministic", "fed_dyn, flipout", "fed_nova, flipout"),
+        (
+            *("scaffold, deterministic", "fed_dyn, flipout", "fed_nova, flipout"),
+            *(f"{name} under a server optimizer, flipout" for name in ("variational", "fed_dyn", "fed_nova")),
+        ),
     ),
 )
 ALIKE = {name: mark for mark, names in AFTER for name in names}

@@ -7,12 +7,13 @@ import pytest
 import tensorflow as tf
 
 from tests import gaussians
-from tfp_bfl import algorithms, clients, models
+from tfp_bfl import algorithms, clients, models, servers
 from tfp_bfl.algorithms.chains.driver import simulate_chains
 from tfp_bfl.algorithms.drift import reach_of
 from tfp_bfl.data import Clients, Column, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.training import cosine_decay
 from tfp_bfl.weights import ModelWeights, Population, ServerMessage, get_weights
 
 SIZES = (8, 24, 40)
@@ -103,18 +104,28 @@ def test_cohorts_rest_at_the_minimum_of_all_clients(build, options, how):
     np.testing.assert_allclose(chains.draws.point[0][:, -1], wanted, atol=0.02)
 
 
-def test_fed_dyn_rests_at_the_minimum_of_equal_clients():
+UNDER = [
+    {"server_optimizer": servers.server_optimizer("sgd", 0.5, momentum=0.5), "rounds": 200},
+    {"server_optimizer": servers.server_optimizer("adam", cosine_decay(0.1, 400, last=0)), "rounds": 400},
+]
+later = pytest.mark.deep(after="tests/algorithms/test_drift.py")
+under_each = pytest.mark.parametrize("server", [{}, *(pytest.param(given, marks=later) for given in UNDER)])
+
+
+@under_each
+def test_fed_dyn_rests_at_the_minimum_of_equal_clients(server):
     """Its h is a plain mean over clients, whose regularised loss of each counts once."""
     wanted = least_squares((1, 1, 1))
-    given = {"alpha": 1.0, "weighting": "equal"}
+    given = {"alpha": 1.0, "weighting": "equal", **server}
     missed = np.linalg.norm(rest(algorithms.fed_opt, weighting="equal") - wanted)
     assert missed > 0.05
     assert np.linalg.norm(rest(algorithms.fed_dyn, **given) - wanted) < 1e-2 * missed
 
 
-def test_fed_nova_rests_at_the_minimum_where_clients_take_unequal_numbers_of_steps():
+@under_each
+def test_fed_nova_rests_at_the_minimum_where_clients_take_unequal_numbers_of_steps(server):
     """In batches of 8 clients take 1, 3 and 5 steps a pass. To first order in the rate, so at small rates."""
-    small = {"learning_rate": 0.01, "batch_size": 8, "local_epochs": 1, "rounds": 200}
+    small = {"learning_rate": 0.01, "batch_size": 8, "local_epochs": 1, "rounds": 200, **server}
     wanted = least_squares()
     missed, found = (
         np.linalg.norm(rest(build, **small) - wanted) for build in (algorithms.fed_opt, algorithms.fed_nova)

@@ -6,6 +6,7 @@ TensorFlow.
 
 import functools
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tfp_bfl.algorithms.kernel import kernel_posterior
 from tfp_bfl.algorithms.swag.step import online_product
 from tfp_bfl.algorithms.swag.work import swag as swag_work
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.training import linear_decay
 from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics, get_weights, min_stddev, prior
 
 from .method import CLIENTS, SOURCE
@@ -239,6 +241,21 @@ def test_an_option_that_there_is_not(name, option, meant, parts):
     assert text.startswith(f"There is no option of {name} {option!r}: did you mean {meant!r}")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("qlsd", {"step_size": 1e-4}, "a step of the chain, and step_size is its size: leave"),
+        *((name, {}, "would part it from them; damping") for name in (*KEEP_SITES, "fed_lap")),
+        *((name, {}, "its one round gives the posterior itself") for name in ("fl_swag", "laplace", "last_layer")),
+        ("variational", {"rule": "conflation"}, "elsewhere .* the rule 'conflation' pools the result: leave"),
+        ("variational", {"update_prior": True}, "elsewhere .* update_prior makes it the next prior: leave"),
+    ],
+)
+def test_a_server_optimizer_is_refused_with_the_reason(name, options, reason, parts):
+    steps = {"server_optimizer": servers.server_optimizer("adam")}
+    assert re.search(reason, refusal(lambda: getattr(algorithms, name)(MODELS["flipout"], **options, **steps)))
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_model_in_the_place_of_its_function(name, parts):
     """It is built anew, with the weights that the model had."""
@@ -331,5 +348,8 @@ def test_steps_say_their_rates():
         "langevin (step size 1e-06)": langevin(servers.replace(), 1e-6),
         "langevin (step size 0.1) after optimize (sgd, learning rate 0.5)": langevin(half, 0.1),
         "keep_gaussian": servers.keep_gaussian(),
+        "optimize (sgd, learning rate 0.5, schedule linear)": servers.optimize(
+            servers.server_optimizer("sgd", linear_decay(0.5, 9))
+        ),
     }
     assert [step.name for step in names.values()] == list(names)

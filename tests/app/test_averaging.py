@@ -21,6 +21,8 @@ SAMPLES = ["--num-samples", "4"]
         ("--average-rounds 2 --algorithm fed_sgld", "samples of a chain"),
         ("--average-rounds 2 --algorithm meta_vd", "trains a model for each client"),
         ("--average-rounds 2 --algorithm fl_swag --local-epochs 9", "covariances between weights"),
+        ("--server-optimizer adam --algorithm partitioned_vi", "partitioned_vi takes no server_optimizer, as the"),
+        ("--server-optimizer adam --rule conflation", "the rule 'conflation' pools the result: leave it out"),
         ("--ensemble 5 --num-samples 4", "num_samples is 4, but the ensemble has 5 members: give at least as many"),
         ("--ensemble 2 --pretrain-share 0.1", "pretrain_share belongs to runs of one model"),
         ("--ensemble 2 --cohort-size 2 --privacy-clip-norm 1", "privacy_clip_norm belongs to runs of one model"),

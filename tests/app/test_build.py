@@ -175,6 +175,9 @@ def test_server_optimizers_have_rates_of_their_own(options_of):
     one = tf.constant(1.0)
     state, weights = optimizer.next(optimizer.initialize(tf.TensorSpec([])), one, one)
     assert weights == 0.5 and optimizer.next(state, weights, one)[1] == 0.5 - 0.5 * 1.25
+    falling = {"server_optimizer": "adam", "server_schedule": "cosine"}
+    rate = options_of(config_of("fed_ag", **falling))["server_optimizer"].learning_rate
+    np.testing.assert_allclose([rate(tf.constant(r)) for r in range(4)], [0.01, 0.0075, 0.0025, 0], atol=1e-8)
     assert options_of(config_of("fed_ag"))["server_optimizer"] is None
 
 
@@ -218,8 +221,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
         **{"max_change_norm": None, "compressor": None, "per_tensor": False, "error_memory": False},
-        **{"variance_bits": None},
-        **{"augmentation": None},
+        **{"variance_bits": None, "augmentation": None, "server_optimizer": None},
         **{"update_prior": False, "pretrained": True},
         **(
             {"inference": "backprop", "temperature": 1.0, "optimizer_fn": default_optimizer(update_prior=True)}

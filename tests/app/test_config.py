@@ -34,6 +34,7 @@ def test_file_then_flags(tmp_path):
 NEEDS = {
     "server_learning_rate": {"server_optimizer": "adam"},
     "server_momentum": {"server_optimizer": "sgd"},
+    "server_schedule": {"server_optimizer": "adam"},
     "silent_rounds": {"learning_rate_decay": 0.1},
     **{name: {"compressor": "quantiser:4"} for name in ("error_memory", "per_tensor")},
     "last_layer": {"pretrain_share": 0.2},
@@ -112,6 +113,8 @@ def test_options_of_other_algorithms_are_refused(algorithm):
             assert getattr(make_config(None, {**NEEDS.get(name, {}), **options}), name) == value
         else:
             message = f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
+            if name in ("server_optimizer", "schedule"):
+                message = f"{algorithm} takes no {name}, as "
             with pytest.raises(InvalidArgument, match=re.escape(message)):
                 make_config(None, options)
 

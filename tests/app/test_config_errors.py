@@ -84,6 +84,10 @@ def test_kinds_that_an_algorithm_can_not_train_are_refused(algorithm):
         ({"algorithm": "fed_opt", "server_learning_rate": "1"}, "server_learning_rate is of the server's optimizer,"),
         ({"algorithm": "fed_opt", "server_momentum": "0.5"}, "server_momentum is of the server's optimizer, and there"),
         ({"algorithm": "fed_opt", "server_optimizer": "yogi", "server_momentum": "0.5"}, "server_momentum is of the"),
+        (
+            {"server_schedule": "cosine"},
+            "server_schedule is of the server's optimizer, and there is none: give server_o",
+        ),
         ({"algorithm": "fed_be", "unlabelled_share": "0.5", "pretrain_share": "0.5"}, "together they must be below 1"),
         ({"algorithm": "meta_vd", "weighting": "distance"}, "variances of the clients' own: use 'equal' or 'train_s"),
         ({"algorithm": "meta_learning", "server_momentum": "0.5"}, "there is none: give server_optimizer."),

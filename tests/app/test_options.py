@@ -23,6 +23,7 @@ from tfp_bfl.models.blocks import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.options import choices
 from tfp_bfl.options.group import Group, extra, option
 from tfp_bfl.options.methods import ALGORITHMS, OWN, POSTERIORS, argument_names, arguments, method_of, serves
+from tfp_bfl.options.server_groups import SERVER_SCHEDULES
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.training.schedules import SCHEDULES
@@ -149,6 +150,7 @@ def test_names_are_those_of_the_tables():
         choices.AUGMENTATIONS: named.forms(bfl.data.AUGMENTATIONS),
         choices.COMPRESSORS: named.forms(bfl.compression.COMPRESSORS),
         choices.ENGINES: bfl.federated.ENGINES,
+        choices.SERVER_SCHEDULES: SERVER_SCHEDULES,
         choices.SERVER_OPTIMIZERS: bfl.servers.SERVER_OPTIMIZERS,
         choices.ROBUST: named.forms(bfl.rules.ROBUST),
         choices.PARTITIONS: bfl.data.partition_forms(),

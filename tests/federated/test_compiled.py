@@ -20,11 +20,13 @@ from tfp_bfl.training.batches import over_batches, over_present
 from . import toys
 
 deep = pytest.mark.deep(after="tests/federated/test_local.py")
+ADAM = bfl.servers.server_optimizer("adam", bfl.training.cosine_decay(0.01, 3, last=0))
 # All examples are one batch and no weights are sampled, so that nothing is drawn.
 DRAWLESS = {
     "fed_opt": functools.partial(bfl.algorithms.fed_opt, local_epochs=3, batch_size=32),
     "scaffold": functools.partial(bfl.algorithms.scaffold, local_epochs=2, batch_size=32),
     "fed_dyn": functools.partial(bfl.algorithms.fed_dyn, local_epochs=2, batch_size=32),
+    "fed_nova": functools.partial(bfl.algorithms.fed_nova, local_epochs=2, batch_size=32, server_optimizer=ADAM),
 }
 
 

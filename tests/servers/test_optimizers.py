@@ -11,6 +11,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import server_optimizer
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS
+from tfp_bfl.training import linear_decay
 from tfp_bfl.weights import ModelWeights
 
 OPTIONS = {
@@ -155,6 +156,20 @@ def test_adam_moves_by_its_rate_in_the_first_round():
         np.testing.assert_allclose(actual, wanted, rtol=1e-4)
     far = after(adam, *[4.0] * 80)
     assert all(np.all(np.abs(a - b) < 1.5) for a, b in zip(trained(far), trained(weights(4.0)), strict=True))
+
+
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
+def test_one_rests_at_what_was_pooled_and_steps_by_a_schedule_as_by_its_numbers(name):
+    assert_close(after(server_optimizer(name), 3.0, 3.0, start=3.0), weights(3.0))
+    by_number, by_round = (path(server_optimizer(name, rate)) for rate in (0.3, lambda r: 0.3))
+    for a, b in zip(tf.nest.flatten(by_number), tf.nest.flatten(by_round), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
+
+
+def test_a_rate_falls_with_the_rounds():
+    """0.5, 0.25 and 0: w = 0 + 0.5 * 4, 2 + 0.25 * 2, and there it stays."""
+    for pooled, wanted in (([4.0], 2.0), ([4.0] * 2, 2.5), ([4.0] * 3, 2.5)):
+        assert_close(trained(after(server_optimizer("sgd", linear_decay(0.5, 2)), *pooled)), trained(weights(wanted)))
 
 
 @pytest.mark.parametrize("name", ["yogi", "adagrad"])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.training import cosine_decay, exponential_decay, inverse_decay, sigmoid_warm_up
+from tfp_bfl.training import cosine_decay, exponential_decay, inverse_decay, linear_decay, sigmoid_warm_up
 from tfp_bfl.weights import ServerMessage, get_weights
 
 
@@ -31,6 +31,16 @@ def test_cosine_decay_over_known_rounds():
     for wrong in ({"learning_rate": 0.0}, {"rounds": 0}, {"last": 1.5}, {"last": -0.1}):
         with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
             cosine_decay(**{"learning_rate": 0.1, "rounds": 40, **wrong})
+
+
+def test_linear_decay_over_known_rounds():
+    rate = linear_decay(0.1, 40)
+    np.testing.assert_allclose(
+        [rate(tf.constant(r)) for r in (0, 10, 39, 40, 50)], [0.1, 0.075, 0.0025, 0, 0], atol=1e-8
+    )
+    for wrong in ({"learning_rate": 0.0}, {"rounds": None}):
+        with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
+            linear_decay(**{"learning_rate": 0.1, "rounds": 40, **wrong})
 
 
 def test_inverse_decay_is_the_default_of_client_work():

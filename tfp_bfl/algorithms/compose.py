@@ -20,6 +20,7 @@ from tfp_bfl.compression import Compressor
 from tfp_bfl.compression.variances import are_coarse
 from tfp_bfl.contracts import WEIGHTS, AnyRule, ClientWork, ModelGatherRule, ModelRule, ServerStep, Work
 from tfp_bfl.data.augmentation import Augmentation
+from tfp_bfl.defaults import check_refused
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.federated.faults import Limits
 from tfp_bfl.keywords import keywords_of, show
@@ -209,6 +210,8 @@ def split_options(
         if "optimizer_fn" in options:
             raise InvalidArgument("optimizer and optimizer_fn are the same option: give one of them.")
         options = {"optimizer_fn" if name == "optimizer" else name: x for name, x in options.items()}
+    for name in options:
+        check_refused(recipe.__name__, name)
     _check_names(options, tuple(keywords_of(recipe)), recipe.__name__)
     process = {name: x for name, x in options.items() if name in shared or name not in of_work}
     given = {name: x for name, x in options.items() if name in of_work}

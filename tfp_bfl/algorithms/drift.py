@@ -161,16 +161,22 @@ def scaffold(
 
 @passing_on(clients.variational)
 def fed_dyn(
-    model_fn: Model, *, alpha: float = 0.01, rule: AnyRule = DEFAULT_RULE, **options: Unpack[WeighedOptions]
+    model_fn: Model,
+    *,
+    alpha: float = 0.01,
+    rule: AnyRule = DEFAULT_RULE,
+    server_optimizer: ServerOptimizer | None = None,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """Federated averaging with a dynamically regularised loss on the clients.
 
     w_k = argmin L_k(w_k) - <h_k, w_k> + alpha / 2 ||w_k - w||^2,   h_k <- h_k - alpha (w_k - w)
-    h <- h - alpha s sum_k b_k (w_k - w),   w <- sum_k b_k w_k - h / alpha
+    h <- h - alpha s sum_k b_k (w_k - w),   w <- optimizer(w, w - sum_k b_k w_k + h / alpha)
 
     approximately, by the steps of SGD that a client takes, with s as of `scaffold`, so that h stays the mean of all
     h_k. h_k, the client's memory, is the gradient of its loss at its minimum, so that at a fixed point all clients stay
-    and their gradients add to zero.
+    and their gradients add to zero. That holds under any optimizer: h stays where the clients' mean is w, and w stays
+    where h then is zero.
 
     The smaller alpha is, the longer a client trains to reach its minimum. It takes the place of proximal.
 
@@ -181,7 +187,7 @@ def fed_dyn(
         raise InvalidArgument("fed_dyn has a proximal term of its own, alpha: leave proximal out.")
     work, process = split_options(fed_dyn, options)
     reach_of(**work)
-    local = clients.variational(model_fn, proximal=alpha, **work)
+    local, inner = clients.variational(model_fn, proximal=alpha, **work), servers.optimize(server_optimizer)
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
         gradient = message.memory
@@ -192,22 +198,26 @@ def fed_dyn(
     def advance(
         state: Corrected, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor
     ) -> tuple[Corrected, ModelWeights]:
-        del seed
         mean = flat_values(pooled)
         gradient = state.mean - alpha * state.share * (mean - flat_values(weights))
-        return state._replace(mean=gradient), with_flat_values(pooled, mean - gradient / alpha)
+        own, weights = inner.next(state.inner, weights, with_flat_values(pooled, mean - gradient / alpha), seed)
+        return state._replace(mean=gradient, inner=own), weights
 
-    step = _server(servers.replace(), advance, work, process)._replace(name=f"fed_dyn (alpha {alpha:g})")
+    step = _server(inner, advance, work, process)._replace(name=f"fed_dyn (alpha {alpha:g}, {inner.name})")
     return _compose(model_fn, _keeping(local, run), rule, step, work, process)
 
 
 @passing_on(clients.variational)
 def fed_nova(
-    model_fn: Model, *, rule: AnyRule = DEFAULT_RULE, **options: Unpack[WeighedOptions]
+    model_fn: Model,
+    *,
+    rule: AnyRule = DEFAULT_RULE,
+    server_optimizer: ServerOptimizer | None = None,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """Federated averaging of the clients' displacements, each normalised by its number of steps.
 
-    d_k = (w_k - w) / a_k,   w <- w + (sum_k b_k a_k) sum_k b_k d_k
+    d_k = (w_k - w) / a_k,   w <- optimizer(w, -(sum_k b_k a_k) sum_k b_k d_k)
 
     with a_k the steps of client k (`Reach.steps`). In federated averaging a client of twice the steps moves the mean
     twice as far; here each counts by its weight b_k alone. With a the steps of a client of mean size, a client sends
@@ -218,6 +228,7 @@ def fed_nova(
     """
     work, process = split_options(fed_nova, options)
     local, reach = clients.variational(model_fn, **work), reach_of(**work)
+    inner = servers.optimize(server_optimizer)
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
         result = train(message, examples, seed)
@@ -230,13 +241,12 @@ def fed_nova(
         return result._replace(weights=weights, extra=steps / usual - 1)
 
     def advance(
-        state: tuple, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor
+        state: Any, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor
     ) -> tuple[Any, ModelWeights]:
-        del seed
-        return state, _scaled(weights, pooled, 1 + extra)
+        return inner.next(state, weights, _scaled(weights, pooled, 1 + extra), seed)
 
     metrics = lambda state, weights, extra: {"relative_steps": 1 + extra}
-    step = ServerStep(lambda weights: (), advance, takes=EXTENDED, metrics=metrics, name="fed_nova")
+    step = ServerStep(inner.initialize, advance, takes=EXTENDED, metrics=metrics, name=f"fed_nova ({inner.name})")
     sending = local.around(run)._replace(extra=lambda weights: tf.constant(0.0))
     return _compose(model_fn, sending, rule, step, work, process)
 

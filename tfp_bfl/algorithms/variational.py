@@ -10,6 +10,8 @@ from tfp_bfl.algorithms.fitting import counts_alike
 from tfp_bfl.algorithms.fixed_points import default_rule, notices_of
 from tfp_bfl.algorithms.options import TrainingOptions
 from tfp_bfl.contracts import AnyRule
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.training.inference import settings_for
 
 
@@ -18,6 +20,7 @@ def variational(
     model_fn: Model,
     rule: AnyRule | None = None,
     weighting: str = "train_size",
+    server_optimizer: ServerOptimizer | None = None,
     **options: Unpack[TrainingOptions],
 ) -> federated.BayesianProcess:
     """Fit the broadcast posterior on each client by the negative ELBO; pool the clients' posteriors by `rule`.
@@ -31,6 +34,9 @@ def variational(
         stationary at the posterior: "mean_precision_average", or "log_linear_pool" with natural gradients
         (`algorithms.fixed_points`). Another pair is a warning of the run.
       weighting: as `compose`.
+      server_optimizer: of `servers.server_optimizer`, for the means; None to take the pool. Variances are those of the
+        pool. It rests where the pool is what the clients began with, at the same posterior as without it; at a rate
+        that falls to zero (`training.cosine_decay` with last=0) the noise of its steps does too.
       **options: of `compose` and of `clients.variational`, with its defaults. `optimizer` is another name of
         optimizer_fn. kl is "product" for a rule for one shot unless it is given.
 
@@ -48,9 +54,19 @@ def variational(
     )
     rule = default_rule(settings.inference) if rule is None else rule
     whole = rules.whole_model(rule)
+    if server_optimizer is not None and (whole.traits.one_shot or work.get("update_prior")):
+        pool = (
+            f"the rule {whole.name!r} pools the result"
+            if whole.traits.one_shot
+            else "update_prior makes it the next prior"
+        )
+        raise InvalidArgument(
+            f"server_optimizer goes elsewhere than to the pooled posterior, and {pool}: leave it out."
+        )
     counted = "equal" if counts_alike(process.get("robust")) else weighting
     local = clients.variational(model_fn, **{**work, **settings._asdict(), "weighting": counted})
     notices: tuple[str, ...] = ()
+    step = servers.optimize(server_optimizer)
     if not whole.traits.one_shot and not work.get("update_prior"):  # Its target moves with each round.
         notices = notices_of(model_fn, whole, work.get("optimizer_fn"), settings.inference)
-    return compose(model_fn, local, rule, servers.replace(), weighting=weighting, notices=notices, **process)
+    return compose(model_fn, local, rule, step, weighting=weighting, notices=notices, **process)

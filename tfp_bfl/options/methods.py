@@ -77,8 +77,7 @@ _MESSAGES = (*_OF_POINTS, CoarseVariances)
 _TRAINING = (Batches, Local, Augmented, Rounds)
 _PRIVATE = (Weighting, PrivateClients)
 _INFERRED = (*_TRAINING, LocalOptimizer, Inference, Tempered, Bound)
-_BY_MOMENTUM = (*_TRAINING, LocalOptimizer, Momentum, Bound, Defence)
-_AVERAGING = (*_BY_MOMENTUM, GlobalOptimizer)
+_AVERAGING = (*_TRAINING, LocalOptimizer, Momentum, Bound, Defence, GlobalOptimizer)
 _CHAIN = (Batches, WeightPrior, BurnIn, RoundSamples, Chain)
 _META = (*_TRAINING, Adaptation, MetaLearner, GlobalOptimizer, Bound, Aggregation, Defence)
 _KERNEL = (*_AVERAGING, WeightPrior, Density)
@@ -121,7 +120,10 @@ DEFAULT = Method(
 VARIATIONAL = Method(
     "variational",
     "clients fit a posterior by the ELBO, many rounds; the server pools by a rule",
-    (*_INFERRED, Aggregation, Defence, WeightPrior, *_PRIVATE, PrivateExamples, RoundPosterior, *_MESSAGES),
+    (
+        *(*_INFERRED, Aggregation, Defence, GlobalOptimizer, WeightPrior, *_PRIVATE, PrivateExamples, RoundPosterior),
+        *_MESSAGES,
+    ),
     schedule="inverse",
     rate=functools.partial(made.rate_of_inference, default=made.inference_of_posterior),
     inference=made.inference_of_posterior,
@@ -172,12 +174,12 @@ _METHODS = (
     _of_averaging(
         "fed_dyn",
         "FedAvg with corrected losses on the clients, until their minima agree",
-        (*_BY_MOMENTUM, WeightPrior, *_PRIVATE, DynamicLoss, *_MESSAGES),
+        (*_AVERAGING, WeightPrior, *_PRIVATE, DynamicLoss, *_MESSAGES),
     ),
     _of_averaging(
         "fed_nova",
         "FedAvg of displacements normalised by the clients' numbers of steps",
-        (*_BY_MOMENTUM, WeightPrior, *_PRIVATE, *_MESSAGES),
+        (*_AVERAGING, WeightPrior, *_PRIVATE, *_MESSAGES),
     ),
     _of_averaging(
         "fed_ag",
@@ -250,7 +252,7 @@ _METHODS = (
     Method(
         "p_fed_bayes",
         "each client has a personal posterior, held to a common one",
-        (*_TRAINING, Adaptation, Bound, Aggregation, Defence, Weighting),
+        (*_TRAINING, Adaptation, GlobalOptimizer, Bound, Aggregation, Defence, Weighting),
         requires=_only("variational weights", CLASSES),
         gives=_only(ADAPTED, PERSONAL),
         defaults={

@@ -15,6 +15,13 @@ from tfp_bfl.options.group import Count, Group, Positive, PositiveOrZero, Share,
 
 _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
 
+# (rate, rounds of the run) -> the server's learning rate.
+SERVER_SCHEDULES: dict[str, Callable[[float, int], Any]] = {
+    "constant": lambda rate, rounds: rate,
+    "cosine": lambda rate, rounds: bfl.training.cosine_decay(rate, rounds, last=0.0),
+    "linear": lambda rate, rounds: bfl.training.linear_decay(rate, rounds),
+}
+
 
 class GlobalOptimizer(Group):
     """The server's optimizer."""
@@ -30,9 +37,16 @@ class GlobalOptimizer(Group):
         argument=None,
     )
     server_momentum: ShareOrZero = option(0.0, "SGD momentum of the server (0 to 1).", argument=None)
+    server_schedule: str = option(
+        "constant",
+        "Schedule of the server's learning rate over the rounds: constant, or cosine or linear to zero.",
+        argument=None,
+        names=choices.SERVER_SCHEDULES,
+    )
 
     def check(self, config: Any) -> None:
-        self.require("server_optimizer", "the server's optimizer", "server_learning_rate", "server_momentum")
+        names = "server_learning_rate", "server_momentum", "server_schedule"
+        self.require("server_optimizer", "the server's optimizer", *names)
         if self.server_momentum and self.server_optimizer != "sgd":
             raise InvalidArgument(
                 f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
@@ -42,7 +56,9 @@ class GlobalOptimizer(Group):
         optimizer = None
         if self.server_optimizer is not None:
             others = {"momentum": self.server_momentum} if self.server_momentum else {}
-            optimizer = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
+            rate = self.server_learning_rate or choices.SERVER_OPTIMIZERS.numbers()[self.server_optimizer]
+            falling = SERVER_SCHEDULES[self.server_schedule](rate, config.rounds)
+            optimizer = bfl.servers.server_optimizer(self.server_optimizer, falling, **others)
         return {**given, "server_optimizer": optimizer}
 
 

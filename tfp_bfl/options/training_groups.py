@@ -66,7 +66,8 @@ class Rounds(Group):
 
     schedule: str | None = option(
         None,
-        "Schedule of the learning rate over the rounds: cosine (to a tenth), inverse, exponential or constant.",
+        "Schedule of the learning rate over the rounds: cosine (to a tenth), linear (to zero), inverse, exponential or "
+        "constant.",
         argument=None,
         names=choices.SCHEDULES,
     )
@@ -86,6 +87,7 @@ class Rounds(Group):
         rate = config.rate()
         schedules = {
             "cosine": lambda: bfl.training.cosine_decay(rate, config.rounds),
+            "linear": lambda: bfl.training.linear_decay(rate, config.rounds),
             "inverse": lambda: bfl.training.inverse_decay(rate),
             "exponential": lambda: bfl.training.exponential_decay(rate, self.learning_rate_decay, self.silent_rounds),
             "constant": lambda: rate,

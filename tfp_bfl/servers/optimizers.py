@@ -2,7 +2,8 @@
 
 They are those of `tff.learning.optimizers` under the same two functions, and need no TensorFlow Federated. The gradient
 g of a round is the server's weights less what was pooled (`servers.optimize`). Reddi et al. 2021 (arXiv:2003.00295),
-algorithm 2, with the corrections for the start that TFF's have.
+algorithm 2, with the corrections for the start that TFF's have. Each rests where the pooled weights are the server's:
+its rate and momentum change how it comes there, but not where that is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.tensors import TensorTree
 
 State = Mapping[str, TensorTree]
+# A number, or a function of the rounds done so far, as those of `tfp_bfl.training.schedules`.
+Rate = float | Callable[[tf.Tensor], tf.Tensor]
 
 
 class ServerOptimizer(Protocol):
@@ -38,13 +41,13 @@ class Optimizer(NamedTuple):
       initialize: specs of the weights -> its state, a structure of tensors.
       next: (state, weights, gradients) -> (state, the next weights).
       name: as users spell it.
-      learning_rate: of the server.
+      learning_rate: of the server, a number or a function of the rounds done so far.
     """
 
     initialize: Callable[[TensorTree], State]
     next: Callable[[State, TensorTree, TensorTree], tuple[State, Any]]
     name: str
-    learning_rate: float
+    learning_rate: Rate
 
 
 def sgd(learning_rate: float, momentum: float = 0.0) -> Optimizer:
@@ -142,20 +145,35 @@ SERVER_OPTIMIZERS = {
 }
 
 
-def server_optimizer(name: str, learning_rate: float | None = None, **options: float) -> Optimizer:
+def server_optimizer(name: str, learning_rate: Rate | None = None, **options: float) -> Optimizer:
     """Return an optimizer for `servers.optimize` by its name.
 
     Args:
       name: "sgd", "adam", "yogi" or "adagrad" (FedAvgM, FedAdam, FedYogi, FedAdagrad of Reddi et al. 2021).
-      learning_rate: of the server; None for the optimizer's own of `SERVER_OPTIMIZERS`.
+      learning_rate: of the server, a number, or a function of the rounds that it has stepped so far, such as
+        `training.cosine_decay(0.01, rounds=60, last=0)`; None for the optimizer's own of `SERVER_OPTIMIZERS`.
       **options: of the function of this name: momentum of `sgd`; beta_1, beta_2 and epsilon of `adam` and so on.
     """
     entry = lookup(SERVER_OPTIMIZERS, name, "server optimizer")
-    rate = check_number(entry.learning_rate if learning_rate is None else learning_rate, "The server's learning_rate")
+    rate = entry.learning_rate if learning_rate is None else learning_rate
+    if not callable(rate):
+        check_number(rate, "The server's learning_rate")
     known = [option for option in inspect.signature(entry.make).parameters if option != "learning_rate"]
     for option in options:
         lookup(dict.fromkeys(known), option, f"option of the server optimizer {name}")
-    return entry.make(rate, **options)
+    return _scheduled(entry.make(1.0, **options), rate) if callable(rate) else entry.make(float(rate), **options)
+
+
+def _scheduled(unit: Optimizer, rate: Callable[[tf.Tensor], tf.Tensor]) -> Optimizer:
+    """Return `unit`, an optimizer of rate 1, at a rate of the rounds so far: its step from 0 is the direction."""
+
+    def step(state: State, weights: TensorTree, gradients: TensorTree) -> tuple[State, TensorTree]:
+        own, directions = unit.next(state, _each(tf.zeros_like, weights), gradients)
+        now = rate(state["round"])
+        moved = _each(lambda w, d: w + tf.cast(now, w.dtype) * d, weights, directions)
+        return {**own, "round": tf.add(state["round"], 1)}, moved
+
+    return Optimizer(lambda specs: {**unit.initialize(specs), "round": tf.constant(0)}, step, unit.name, rate)
 
 
 def _filled(specs: TensorTree, value: float) -> Any:

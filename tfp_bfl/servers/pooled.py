@@ -57,17 +57,20 @@ def optimize(optimizer: ServerOptimizer | None) -> ServerStep:
         state, (means, point) = optimizer.next(state, _trained(weights), gradient)
         return state, pooled._replace(posterior=pooled.posterior._replace(mean=means), point=point)
 
-    return ServerStep(initialize, step, name=f"optimize ({_in_words(optimizer)})")
+    return ServerStep(initialize, step, name=f"optimize ({in_words(optimizer)})")
 
 
 def _trained(weights: ModelWeights) -> tuple[Any, Any]:
     return weights.posterior.mean, weights.point
 
 
-def _in_words(optimizer: ServerOptimizer) -> str:
+def in_words(optimizer: ServerOptimizer) -> str:
     """Return the optimizer's name and learning rate; those of TensorFlow Federated store it in their first state."""
     if isinstance(optimizer, Optimizer):
-        return f"{optimizer.name}, learning rate {optimizer.learning_rate:g}"
+        given = optimizer.learning_rate
+        stated = getattr(given, "settings", {"learning_rate": 1.0, "schedule": "custom"})
+        by_rounds = "{learning_rate:g}, schedule {schedule}".format(**stated)
+        return f"{optimizer.name}, learning rate {by_rounds if callable(given) else format(given, 'g')}"
     name = type(optimizer).__name__.strip("_").lower()
     state = optimizer.initialize(tf.TensorSpec([]))
     rate = state.get("learning_rate") if isinstance(state, Mapping) else None

@@ -5,7 +5,14 @@ from tfp_bfl.training.inference import INFERENCES, TEMPERATURES, default_rate
 from tfp_bfl.training.likelihoods import balanced_weights
 from tfp_bfl.training.optimizers import OPTIMIZERS
 from tfp_bfl.training.potential import Mode, Potential, find_mode, mode_at, potentials_of
-from tfp_bfl.training.schedules import cosine_decay, exponential_decay, falling, inverse_decay, sigmoid_warm_up
+from tfp_bfl.training.schedules import (
+    cosine_decay,
+    exponential_decay,
+    falling,
+    inverse_decay,
+    linear_decay,
+    sigmoid_warm_up,
+)
 from tfp_bfl.training.updates import KLS
 
 __all__ = [
@@ -23,6 +30,7 @@ __all__ = [
     "falling",
     "find_mode",
     "inverse_decay",
+    "linear_decay",
     "mode_at",
     "potentials_of",
     "sigmoid_warm_up",

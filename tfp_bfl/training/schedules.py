@@ -37,6 +37,7 @@ def _stated(
 # Names for the command line, with the equation of each.
 SCHEDULES = {
     "cosine": "rate along a half cosine over the rounds of the run, to a tenth of it",
+    "linear": "rate (1 - r / rounds)",
     "inverse": "rate / (1 + r / 100)",
     "exponential": "rate exp(-decay max(0, r - silent_rounds))",
     "constant": "rate",
@@ -110,6 +111,16 @@ def falling(learning_rate: float, power: float = 1.0, least: float = 0.0) -> Cal
 
     of_round.knows_rounds = True  # type: ignore[attr-defined]
     return _stated(of_round, "falling", learning_rate)
+
+
+def linear_decay(learning_rate: float, rounds: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a learning rate that falls to zero along a line over a known number of rounds.
+
+    rate(r) = learning_rate max(1 - r / rounds, 0),   r the rounds done so far
+    """
+    learning_rate, rounds = check_number(learning_rate, "learning_rate"), check_count(rounds, "rounds")
+    left = lambda number: tf.maximum(1.0 - tf.cast(number, tf.float32) / rounds, 0.0)
+    return _stated(lambda number: learning_rate * left(number), "linear", learning_rate)
 
 
 def sigmoid_warm_up(weight: float = 10.0, num_rounds: int = 20) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -155,7 +155,11 @@ _NOT_SENT = tuple(name for name in SHARED_OPTIONS if name not in (*COMPRESSION, 
 
 @passing_on(personal_posterior, _NOT_SENT)
 def p_fed_bayes(
-    model_fn: Model, *, rule: str = "naive_weighted_average", **options: Unpack[WeighedOptions]
+    model_fn: Model,
+    *,
+    rule: str = "naive_weighted_average",
+    server_optimizer: ServerOptimizer | None = None,
+    **options: Unpack[WeighedOptions],
 ) -> federated.BayesianProcess:
     """pFedBayes: each client keeps a posterior v_k of its own, held by a KL to what all share, which follows it.
 
@@ -164,9 +168,9 @@ def p_fed_bayes(
     The server's posterior w predicts for clients who were never in training, v_k for client k.
 
     For models with variational weights and without BatchNorm. The rule is for the w_k: "naive_weighted_average"
-    averages their means and variances, as published.
+    averages their means and variances, as published. The server_optimizer steps the means of w; None to take the pool.
 
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1.
     """
     work, process = split_options(p_fed_bayes, options)
-    return compose(model_fn, personal_posterior(model_fn, **work), rule, servers.replace(), **process)
+    return compose(model_fn, personal_posterior(model_fn, **work), rule, servers.optimize(server_optimizer), **process)

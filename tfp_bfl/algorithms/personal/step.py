@@ -11,6 +11,7 @@ from tfp_bfl.contracts import EXTENDED, Metrics, Needs, ServerStep
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
+from tfp_bfl.servers.pooled import in_words
 from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
 
@@ -125,7 +126,7 @@ def personal(
         send=lambda state, weights: state.parameters,
         takes=EXTENDED,
         metrics=metrics,
-        name=f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})",
+        name=f"personal ({in_words(chosen)})",
         needs=Needs(most_clients=variances.num_clients),
     )
 

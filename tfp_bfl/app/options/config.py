@@ -22,6 +22,7 @@ from tfp_bfl.app.options.refusals import read_yaml as read_yaml
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.names import canonical as canonical_name
 from tfp_bfl.data.partitions import check_alpha
+from tfp_bfl.defaults import check_refused
 from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.files.code import code_name
 from tfp_bfl.files.tables import to_csv
@@ -349,6 +350,7 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
     for name in [name for name in values if not serves(name, algorithm)]:
         value, default = values.pop(name), fields()[name].default
         if value not in (default, str(default)):
+            check_refused(algorithm, name)
             raise InvalidArgument(
                 f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
             )
