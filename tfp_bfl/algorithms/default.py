@@ -10,13 +10,14 @@ import tensorflow as tf
 from tfp_bfl import clients, federated, models
 from tfp_bfl import weighting as weightings
 from tfp_bfl.algorithms.compose import Model, compose, passing_on, split_options
-from tfp_bfl.algorithms.drift import flat_values, reach_of, with_flat_values
+from tfp_bfl.algorithms.drift import flat_values, reach_of, relative_steps, with_flat_values
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.algorithms.options import WeighedOptions
 from tfp_bfl.contracts import ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten
+from tfp_bfl.servers.optimizers import adam
 from tfp_bfl.training.inference import default_temperature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.training.schedules import falling
@@ -29,7 +30,8 @@ TEMPERATURE = 0.03
 SERVER_RATE = 0.1
 # Of the noise in the first round.
 FIRST_STDDEV = 0.02
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.99, 1e-7
+# Squares of gradients are of the last 100 rounds: they get smaller by orders of magnitude.
+_ADAM = adam(1.0, beta_2=0.99)
 # Of a weight that is no kernel's, such as a bias.
 _UNIT = 0.1
 # Options of the clients' training that are part of the method.
@@ -43,15 +45,12 @@ class Steps(NamedTuple):
     """State of the server.
 
     Fields:
-      round: rounds done, int32.
       rounds: of the run, int32; 0 where they are not known.
-      mean, square: running means of the gradient and of its square [D + P].
+      adam: of `servers.adam`, over means and point weights as one vector.
     """
 
-    round: Any
     rounds: Any
-    mean: Any
-    square: Any
+    adam: Any
 
 
 @passing_on(clients.variational, without=_OF_RECIPE)
@@ -61,15 +60,14 @@ def default(
     """Fit one Gaussian posterior over many rounds, fast at first and at rest at the posterior.
 
     w_k = the end of client k's training from w on, by SGD with momentum at the rate rho_r, of a_k steps
-    p = w + sum_k b_k (a / a_k) (w_k - w),   g = (w - p) / rho_r
-    w <- p - eta_r u m / (sqrt(v) + epsilon),   m, v the running means of g and g^2, corrected for their start
+    d = sum_k b_k (a / a_k) (w_k - w),   g = -d / rho_r
+    w <- w + (1 - f_r / 2) d - eta f_r u m / (sqrt(v) + epsilon),   m, v of g and g^2 as of `servers.adam`
 
     over means and point weights, with b_k the clients' weights, a the steps of a client of mean size and u the unit of
-    a weight: the standard deviation sqrt(2 / inputs) of its kernel's first values. The pool p goes as far as the
-    clients have come, and the adaptive step beyond it, along directions in which clients disagree from round to round
-    or have small gradients. Both rates fall to zero over the rounds of the run (`training.falling`), rho_r twice as
-    fast: where the weighted mean of the clients' gradients vanishes, both steps rest, whatever the clients' sizes, and
-    what several local steps drift apart is in proportion to rho_r.
+    a weight: the standard deviation sqrt(2 / inputs) of its kernel's first values. f_r falls from 1 to 0 over the
+    rounds of the run, and rho_r as its square (`training.falling`): adaptive steps at first, which go on where clients
+    disagree or gradients are small, and the average at last. Where the weighted mean of the clients' gradients vanishes
+    both rest, whatever the clients' sizes; what several local steps drift apart is in proportion to rho_r.
 
     Precisions are the mean of the clients' curvatures, sum_k b_k (1 / t^2 + n h_k), from the first round on
     (`training.natural.ByCurvature`, first_stddev). A model without Gaussian weights has the same steps of its weights,
@@ -103,31 +101,22 @@ def default(
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
         result = train(message, examples, seed)
-        # Where the server does not know the federation, a client of one batch is the measure.
-        num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
-        mean_size = tf.cast(tf.cast(message.federation.num_examples, tf.int64) // num_clients, tf.int32)
-        share = reach(message.round, mean_size).steps / reach(message.round, result.num_examples).steps
         begin, end = flat_values(message.weights), flat_values(result.weights)
-        return result._replace(weights=with_flat_values(result.weights, begin + share * (end - begin)))
+        moved = (end - begin) / relative_steps(reach, message, result.num_examples)
+        return result._replace(weights=with_flat_values(result.weights, begin + moved))
 
     def initialize(weights: ModelWeights) -> Steps:
-        zeros = tf.zeros_like(flat_values(weights))
-        return Steps(tf.constant(0), tf.constant(0), zeros, zeros)
+        return Steps(tf.constant(0), _ADAM.initialize(flat_values(weights)))
 
     def advance(
         state: Steps, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor
     ) -> tuple[Steps, ModelWeights]:
         del seed
-        begin, end, done = flat_values(weights), flat_values(pooled), state.round
-        gradient = (begin - end) / rate_of(rate, done, state.rounds)
-        mean = _BETA_1 * state.mean + (1 - _BETA_1) * gradient
-        square = _BETA_2 * state.square + (1 - _BETA_2) * tf.square(gradient)
-        number = tf.cast(done + 1, tf.float32)
-        of_start = (1 - _BETA_1**number) / tf.sqrt(1 - _BETA_2**number)
-        share = rate_of(server_share, done, state.rounds)
-        step = server_learning_rate * share * _units(weights) * mean / (tf.sqrt(square) + _EPSILON) / of_start
-        values = begin + (1 - 0.5 * share) * (end - begin) - step
-        return Steps(done + 1, state.rounds, mean, square), with_flat_values(pooled, values)
+        begin, done = flat_values(weights), state.adam["step"]
+        moved, share = flat_values(pooled) - begin, rate_of(server_share, done, state.rounds)
+        adam, direction = _ADAM.next(state.adam, tf.zeros_like(begin), -moved / rate_of(rate, done, state.rounds))
+        step = server_learning_rate * share * _units(weights) * direction
+        return state._replace(adam=adam), with_flat_values(pooled, begin + (1 - share / 2) * moved + step)
 
     def meet(state: Steps, size: RoundSize) -> Steps:
         return state._replace(rounds=size.rounds)

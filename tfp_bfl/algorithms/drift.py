@@ -81,6 +81,17 @@ def reach_of(
     return reach
 
 
+def relative_steps(reach: Callable[..., Reach], message: ServerMessage, num_examples: Scalar) -> tf.Tensor:
+    """Return a_k / a: the steps of a client of so many examples by those of one of mean size, a scalar.
+
+    Where the server does not know the federation, a client of one batch is the measure.
+    """
+    num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
+    mean_size = tf.cast(message.federation.num_examples, tf.int64) // num_clients
+    usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
+    return reach(message.round, num_examples).steps / usual
+
+
 def flat_values(weights: ModelWeights) -> tf.Tensor:
     """Return means and point weights as one vector [D + P], in the order of `LinearTerm`."""
     return flatten((weights.posterior.mean, weights.point))
@@ -232,13 +243,9 @@ def fed_nova(
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
         result = train(message, examples, seed)
-        # Where the server does not know the federation, a client of one batch is the measure.
-        num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
-        mean_size = tf.cast(message.federation.num_examples, tf.int64) // num_clients
-        usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
-        steps = reach(message.round, result.num_examples).steps
-        weights = _scaled(message.weights, result.weights, usual / steps)
-        return result._replace(weights=weights, extra=steps / usual - 1)
+        steps = relative_steps(reach, message, result.num_examples)
+        weights = _scaled(message.weights, result.weights, 1 / steps)
+        return result._replace(weights=weights, extra=steps - 1)
 
     def advance(
         state: Any, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor

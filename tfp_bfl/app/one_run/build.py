@@ -195,11 +195,10 @@ def process(
 def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
     """Return the process of one client, the server: its rounds are epochs of ordinary training of the model."""
     options: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
-    if config.algorithm == "variational":  # The clients' rounds then start from a posterior of the same kind.
+    if config.algorithm in ("default", "variational"):  # Its rounds then start from a posterior of the same kind.
         config = resolved(config, source.target is not None)
-        options.update(
-            {name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")}
-        )
+        names = ("learning_rate", "optimizer", "inference", "temperature")
+        options.update({name: getattr(config, name) for name in names if config.has(name)})
     common = {name: getattr(config, name) for name in RunConfig.model_fields}
     options |= {"algorithm": "variational", "rule": "naive_weighted_average", "weighting": "equal"}
     alone = class_of("variational").model_construct(**{**common, **options})
