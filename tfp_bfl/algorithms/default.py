@@ -29,7 +29,7 @@ TEMPERATURE = 0.03
 # The first learning rate of the server, in units of a weight (`_units`).
 SERVER_RATE = 0.1
 # Of the noise in the first round.
-FIRST_STDDEV = 0.02
+FIRST_STDDEV = 0.05
 # Squares of gradients are of the last 100 rounds: they get smaller by orders of magnitude.
 _ADAM = adam(1.0, beta_2=0.99)
 # Of a weight that is no kernel's, such as a bias.
