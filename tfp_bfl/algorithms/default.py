@@ -124,6 +124,7 @@ def default(
     changed = process.keys() & {"variance_bits", "secure_sums", "robust", "privacy"}
     if is_gaussian and not changed and process.get("weighting") not in weightings.COMPARE_POSTERIORS:
         process["variance_bits"] = 8
+        local = local._replace(settings=(*dict(local.settings).items(), ("variance_bits", 8)))
     step = ServerStep(initialize, advance, meet=meet, name=f"average and adam, learning rate {server_learning_rate:g}")
     return compose(model_fn, local.around(run), DEFAULT_RULE, step, **process)
 

@@ -195,12 +195,14 @@ class ErrorMemory(Group):
 class CoarseVariances(Group):
     """Bits of the clients' variances."""
 
-    variance_bits: int = option(
-        32, "Bits of each variance in the clients' messages: 32, or 8 for logarithms, which are rounded without bias."
+    variance_bits: int | None = option(
+        None,
+        "Bits of each variance in the clients' messages: 32, or 8 for logarithms, which are rounded without bias; by "
+        "default 8 (algorithm default) or 32.",
     )
 
     def check(self, config: Any) -> None:
-        if self.variance_bits == 32:
+        if self.variance_bits in (None, 32):
             return
         bfl.compression.variances.are_coarse(self.variance_bits)
         if config.kind not in (None, *choices.VARIATIONAL.forms()):
