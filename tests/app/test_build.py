@@ -92,7 +92,8 @@ def test_options_reach_the_recipe(options_of):
     assert float(rate_of(given["learning_rate"], tf.constant(0))) == 0.25
     assert given["optimizer_fn"]().get_config()["momentum"] == pytest.approx(0.9)
     given = options_of(config_of("fed_sgld", max_samples=7))
-    assert set(given) == COMMON | COMPRESSED | {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
+    own = {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
+    assert set(given) == COMMON | COMPRESSED - {"variance_bits"} | own
     assert (given["step_size"], given["max_samples"], given["burn_in_rounds"]) == (1e-4, 7, 1)
     assert options_of(config_of("fed_kp", kernel_start="mean"))["start"] == "mean"
     assert set(options_of(config_of("fed_prox"))) == COMMON | COMPRESSED | {"weighting", "robust", "proximal"}
@@ -207,7 +208,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     own = {"robust": "median", "update_prior": True} if name == "variational" else {}
     if name not in CHAINS:
         own |= {"local_epochs": 7, "learning_rate": 0.25}
-        if name != "fl_swag":
+        if name not in ("default", "fl_swag"):
             own |= {"learning_rate_decay": 0.5, "max_change_norm": 0.1}
     given = {}
     monkeypatch.setattr(bfl.algorithms, "variational", lambda model_fn, **options: given.update(options))
@@ -216,7 +217,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert given.pop("rule") == "naive_weighted_average"
     usual = default_rate(DEFAULT_INFERENCE)
     rate = float(rate_of(given.pop("learning_rate"), tf.constant(0)))
-    assert rate == pytest.approx(0.25 if name == "variational" else usual)
+    assert rate == pytest.approx(0.25 if name in ("default", "variational") else usual)
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},

@@ -18,14 +18,12 @@ from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten
 from tfp_bfl.servers.optimizers import adam
-from tfp_bfl.training.inference import default_temperature
+from tfp_bfl.training.inference import TEMPERATURE_OF_DEFAULT, default_temperature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.training.schedules import falling
 from tfp_bfl.training.updates import rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, RoundSize, ServerMessage, layout
 
-# Of the classes' likelihood (experiments/default_posterior).
-TEMPERATURE = 0.03
 # The first learning rate of the server, in units of a weight (`_units`).
 SERVER_RATE = 0.1
 # Of the noise in the first round.
@@ -93,7 +91,7 @@ def default(
     is_gaussian = bool(layout(model_fn()).variational)
     likelihood = work.get("likelihood", "categorical")
     if work.get("temperature") is None:
-        work["temperature"] = TEMPERATURE if default_temperature(likelihood) != 1 else 1.0
+        work["temperature"] = default_temperature(likelihood, TEMPERATURE_OF_DEFAULT)
     first_rate = check_number(work.pop("learning_rate", None) or optimizer_rate(DEFAULT_OPTIMIZER), "learning_rate")
     rate, server_share = falling(first_rate, 2.0, 3e-3), falling(1.0)
     local = clients.variational(model_fn, **work, learning_rate=rate, first_stddev=FIRST_STDDEV)

@@ -26,6 +26,8 @@ DEFAULT_INFERENCE = "curvature"
 # Posterior temperature by likelihood: within 0.006 nats of the best of 0.005 to 1 with all examples of three datasets
 # (experiments/default_posterior).
 TEMPERATURES = {"categorical": 0.01, "class_weighted": 0.01}
+# That of classes in algorithms.default.
+TEMPERATURE_OF_DEFAULT = 0.03
 NOISES = {"shared": "one draw of the weights for a batch", "flipout": "a draw for each example"}
 _NATURAL: dict[str, dict[str, Any]] = {
     "curvature": {},
@@ -43,12 +45,15 @@ class PosteriorSettings(NamedTuple):
     kl: str
 
 
-def default_temperature(likelihood: str | Likelihood) -> float:
+def default_temperature(likelihood: str | Likelihood, of_classes: float | None = None) -> float:
     """Return the default posterior temperature of a likelihood: that of `TEMPERATURES`, and 1 for others.
+
+    `of_classes` is in place of those.
 
     A regression has its noise in the model.
     """
-    return TEMPERATURES.get(likelihood.partition(":")[0], 1.0) if isinstance(likelihood, str) else 1.0
+    found = TEMPERATURES.get(likelihood.partition(":")[0]) if isinstance(likelihood, str) else None
+    return 1.0 if found is None else of_classes or found
 
 
 def settings_for(

@@ -92,7 +92,7 @@ class ByCurvature:
             self._momentum = tf.Variable(lambda: tf.zeros_like(weights.log_stddev))
             self._steps_before = tf.Variable(0)
 
-    def start(self, round: tf.Tensor, rounds: tf.Tensor | int) -> None:
+    def start(self, round: tf.Tensor, rounds: tf.Tensor | int = 0) -> None:
         self._reset()
         rate = rate_of(self._learning_rate, round, rounds)
         if self._first_stddev is not None:

@@ -114,7 +114,7 @@ class Update(Protocol):
     noise: str
     draws_labels: bool
 
-    def start(self, round: tf.Tensor, rounds: tf.Tensor | int) -> None:
+    def start(self, round: tf.Tensor, rounds: tf.Tensor | int = 0) -> None:
         """Begin anew, in this round of so many; 0 where their number is not known."""
 
     def step(self, batch: Batch, target: Target) -> None:
@@ -152,7 +152,7 @@ class ByOptimizer:
         self._learning_rate = learning_rate
         self._factors = 1.0, stddev_rate
 
-    def start(self, round: tf.Tensor, rounds: tf.Tensor | int) -> None:
+    def start(self, round: tf.Tensor, rounds: tf.Tensor | int = 0) -> None:
         rate = rate_of(self._learning_rate, round, rounds)
         for (_, optimizer, reset), factor in zip(self._groups, self._factors):
             reset()

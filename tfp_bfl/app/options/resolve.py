@@ -17,7 +17,7 @@ from tfp_bfl.faces import Later
 from tfp_bfl.files.code import names_code
 from tfp_bfl.options.group import fields_of
 from tfp_bfl.options.methods import OWN, method_of
-from tfp_bfl.options.training_groups import Inference, RoundPosterior
+from tfp_bfl.options.training_groups import Inference, RoundPosterior, Tempered
 
 if TYPE_CHECKING:
     from tfp_bfl import keras
@@ -30,7 +30,7 @@ else:
 LIKELIHOOD = "heteroscedastic"
 GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point weights"
 # Options of a posterior over weights, which a model without Gaussian weights does not use.
-_OF_POSTERIOR = ("rule", *fields_of(Inference), *fields_of(RoundPosterior))
+_OF_POSTERIOR = ("rule", *fields_of(Inference), *fields_of(Tempered), *fields_of(RoundPosterior))
 _OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_layers")
 # What a summary states of the method.
 _STATED = (
@@ -63,6 +63,9 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
         values["rule"] = config.rule or fixed_points.default_rule(settings.inference)
         if names_code(values["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
             del values["kl"]
+    elif config.has("temperature") and config.temperature is None and config.algorithm == "default":
+        likelihood = LIKELIHOOD if regression else "categorical"
+        values["temperature"] = inference.default_temperature(likelihood, inference.TEMPERATURE_OF_DEFAULT)
     values = {name: x for name, x in values.items() if config.has(name)}  # Others stay as they are.
     if weights not in (None, GAUSSIAN):
         values = {name: x for name, x in values.items() if name not in _OF_POSTERIOR}
