@@ -17,13 +17,13 @@ _OF_FACTORS = {
     "server_optimizer": "the posterior is the prior times the clients' factors, and a step of the server would part it "
     "from them; damping makes the steps of both smaller"
 }
-_OF_DEFAULT = {
+_OF_ADAPTIVE = {
     "server_optimizer": "its server has one, with server_learning_rate in Python",
     "schedule": "its rates fall to zero over the rounds of the run",
 }
 # Options that most algorithms have, and why some can't.
 _REFUSED = {
-    "default": _OF_DEFAULT,
+    "adaptive": _OF_ADAPTIVE,
     **dict.fromkeys(("qlsd", "dg_sgld", "fsgld"), _OF_CHAINS),
     **dict.fromkeys(("fl_swag", "laplace", "last_layer"), _OF_ONE_ROUND),
     **dict.fromkeys(("partitioned_vi", "bayesian_admm", "fed_lap"), _OF_FACTORS),

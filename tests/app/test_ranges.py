@@ -88,9 +88,7 @@ def test_several_stand_in_one_sentence():
         prepared(kind="deterministic", temperature=0.5, min_stddev=0.001)
 
 
-@pytest.mark.parametrize(
-    "options", [{"kind": "deterministic", "rule": "naive_weighted_average"}, {"algorithm": "variational"}]
-)
+@pytest.mark.parametrize("options", [{"kind": "deterministic", "rule": "naive_weighted_average"}, {}])
 def test_the_average_is_what_point_weights_get(options):
     assert prepared(**options).config.rule
 

@@ -16,7 +16,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import datasets
 from tfp_bfl.app.one_run.after import check_exact, check_one_network
 from tfp_bfl.app.options.afterwards import AFTER, after_options
-from tfp_bfl.app.options.config import RunConfig, fields, implied, make_config, read_yaml
+from tfp_bfl.app.options.config import RunConfig, fields, make_config, read_yaml
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.refusals import NoTruthAsNumber, refusal
@@ -284,8 +284,7 @@ def _check_shared(plan: Plan, setting: str, method: str) -> None:
     for name in own.without:
         if not any(name in plan.shared(each) for each in plan.settings) or name in own.options:
             raise InvalidArgument(f"without names {name}, which is no option of settings: leave it out.")
-    options = {**shared, **own.options}
-    algorithm = canonical(str(options.get("algorithm") or implied(options)))
+    algorithm = canonical(str({**shared, **own.options}.get("algorithm", "variational")))
     for name in () if names_code(algorithm) else shared:
         if name in fields() and name not in (*own.options, *own.without) and not serves(name, algorithm):
             raise InvalidArgument(

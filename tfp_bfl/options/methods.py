@@ -109,10 +109,9 @@ _of_chains = functools.partial(
     of_recipe=("prior_stddev",),
     steps=lambda config, num_examples: config.local_steps,
 )
-# What a run without options does.
-DEFAULT = Method(
-    "default",
-    "clients train Gaussian weights; the server averages them, and takes adaptive steps beyond the average",
+ADAPTIVE = Method(
+    "adaptive",
+    "variational with adaptive steps of the server, which give way to the average as all rates fall to zero",
     (Batches, Local, Augmented, Tempered, Bound, Defence, WeightPrior, *_PRIVATE, *_MESSAGES),
     schedule="falling",
     rate=made.rate_of_clients,
@@ -137,8 +136,8 @@ OWN = Method(
     rate=made.rate_of_optimizer,
 )
 _METHODS = (
-    DEFAULT,
     VARIATIONAL,
+    ADAPTIVE,
     _of_factors(
         "partitioned_vi",
         "each client keeps its likelihood's factor of the posterior, which the server multiplies",

@@ -57,11 +57,7 @@ class RunConfig(NoTruthAsNumber):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: str = option(
-        "default",
-        "Algorithm (see `tfp-bfl list`), or FILE.py:FUNCTION, which is executed; variational where an option of it is "
-        "given.",
-    )
+    algorithm: str = option("variational", "Algorithm (see `tfp-bfl list`), or FILE.py:FUNCTION, which is executed.")
     dataset: str = option(
         "digits",
         "Dataset: digits, breast_cancer, diabetes, heart_disease, an image classification dataset of TFDS; or a path to"
@@ -339,9 +335,9 @@ def class_of(algorithm: str) -> type[RunConfig]:
 
 def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, Any]]:
     """Return the class of a configuration, and its values with the defaults of the algorithm."""
-    algorithm = values.get("algorithm", "default")
+    algorithm = values.get("algorithm", "variational")
     if not isinstance(algorithm, str):  # Such as a list in a file, which the class refuses.
-        return class_of("default"), values
+        return class_of("variational"), values
     algorithm = canonical(algorithm)
     options_class, values = class_of(algorithm), {**values, "algorithm": algorithm}
     defaults = method_of(algorithm).defaults
@@ -357,14 +353,6 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
     return options_class, {**defaults, **{name: x for name, x in values.items() if (name, x) != ("kind", None)}}
 
 
-def implied(values: Mapping[str, Any]) -> str:
-    """Return the algorithm of options that name none: `default`, or `variational` where it alone of the two has one."""
-    is_given = lambda name: name in fields() and values[name] not in (x := fields()[name].default, str(x), None)
-    of_variational = lambda name: serves(name, "variational") and not serves(name, "default") and is_given(name)
-    is_asked = values.get("kind") == "variational_dropout" or any(of_variational(name) for name in values)
-    return "variational" if is_asked else "default"
-
-
 def make_config(
     file: str | pathlib.Path | None, options: dict[str, Any], runs_code: bool = True, code: Code = NO_CODE
 ) -> RunConfig:
@@ -378,8 +366,7 @@ def make_config(
         trust(options)
     values = {**file_values, **options}
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
-    values.setdefault("algorithm", implied(values))
-    algorithm = canonical(x) if isinstance(x := values["algorithm"], str) else "default"
+    algorithm = canonical(x) if isinstance(x := values.get("algorithm"), str) else "variational"
     is_option = lambda name: name in fields() and serves(name, algorithm)
     for role in CODE:
         if str(values.get(role)).endswith(".py"):

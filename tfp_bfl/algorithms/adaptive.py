@@ -1,4 +1,4 @@
-"""The default: a Gaussian posterior over all weights, by clients' training, one average, and adaptive server steps."""
+"""A Gaussian posterior over all weights: clients' training, adaptive steps of the server, and their average."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import flatten
 from tfp_bfl.servers.optimizers import adam
-from tfp_bfl.training.inference import TEMPERATURE_OF_DEFAULT, default_temperature
+from tfp_bfl.training.inference import TEMPERATURE_OF_ADAPTIVE, default_temperature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.training.schedules import falling
 from tfp_bfl.training.updates import rate_of
@@ -52,7 +52,7 @@ class Steps(NamedTuple):
 
 
 @passing_on(clients.variational, without=_OF_RECIPE)
-def default(
+def adaptive(
     model_fn: Model, *, server_learning_rate: float = SERVER_RATE, **options: Unpack[WeighedOptions]
 ) -> federated.BayesianProcess:
     """Fit one Gaussian posterior over many rounds, fast at first and at rest at the posterior.
@@ -79,19 +79,19 @@ def default(
         else of `compose` changes what clients send, so that a message is 1.25 times that of point weights.
 
     Source: Wang et al. 2020 (arXiv:2007.07481) for a / a_k; Reddi et al. 2021 (arXiv:2003.00295) for adaptive steps.
-    That the pool is taken besides is this library's; `experiments/default_posterior` measures it.
+    That the average takes over as the rates fall is this library's.
 
     Example:
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
-      >>> process = bfl.algorithms.default(model_fn)
+      >>> process = bfl.algorithms.adaptive(model_fn)
     """
-    work, process = split_options(default, options)
+    work, process = split_options(adaptive, options)
     process = {name: x for name, x in process.items() if x is not None}
     model_fn = models.as_model_fn(model_fn)
     is_gaussian = bool(layout(model_fn()).variational)
     likelihood = work.get("likelihood", "categorical")
     if work.get("temperature") is None:
-        work["temperature"] = default_temperature(likelihood, TEMPERATURE_OF_DEFAULT)
+        work["temperature"] = default_temperature(likelihood, TEMPERATURE_OF_ADAPTIVE)
     first_rate = check_number(work.pop("learning_rate", None) or optimizer_rate(DEFAULT_OPTIMIZER), "learning_rate")
     rate, server_share = falling(first_rate, 2.0, 3e-3), falling(1.0)
     local = clients.variational(model_fn, **work, learning_rate=rate, first_stddev=FIRST_STDDEV)
