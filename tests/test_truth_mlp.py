@@ -65,8 +65,8 @@ class Row(NamedTuple):
 
 
 TABLE = {
-    # No option is given: five local epochs, temperature 0.01, a rate that falls with the inverse of the round.
-    "default": Row(GAUSSIAN, functools.partial(algorithms.variational)),
+    # No option is given: five local epochs, temperature 0.03, rates that fall over the rounds.
+    "default": Row(GAUSSIAN, functools.partial(algorithms.default)),
     "variational, falling rate": Row(GAUSSIAN, functools.partial(algorithms.variational, **CURVATURE)),
     "partitioned_vi": Row(
         GAUSSIAN, functools.partial(algorithms.partitioned_vi, damping=0.5, inference="curvature", **CURVATURE)
@@ -179,7 +179,7 @@ def test_predictions_are_those_of_hmc(name, distance, rank):
 def test_the_row_named_default_has_no_option():
     """All other rows have options, and so another name."""
     assert TABLE["default"] == Row(GAUSSIAN, TABLE["default"].build) and not TABLE["default"].build.keywords
-    assert TABLE["default"].build.func is algorithms.variational and RunConfig().rounds == ROUNDS
+    assert TABLE["default"].build.func is algorithms.default and RunConfig().rounds == ROUNDS
     assert all(row.build.keywords for name, row in TABLE.items() if name != "default")
     assert [name for name in TABLE if "default" in name] == ["default"]
 

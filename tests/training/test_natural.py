@@ -35,7 +35,7 @@ def made(rate=0.2, optimizer_fn=SGD, **options):
     weights = FlatWeights(model)
     weights.load(get_weights(model))
     update = ByCurvature(weights, optimizer_fn, rate, **options)
-    update.start(ROUND)
+    update.start(ROUND, 0)
     return weights, update
 
 
@@ -134,7 +134,7 @@ def test_step_damping_adds_its_share_of_the_examples_to_the_precision_of_a_step(
     for damping in (None, step_damping):
         weights, _ = made()
         update = update_of(inference, learning_rate=0.02, optimizer_fn=SGD, step_damping=damping)(weights)
-        update.start(ROUND)
+        update.start(ROUND, 0)
         batch, mean = batch_of(weights), np.float64(weights.values[:NUM_MEANS])
         update.step(batch, target_of(weights))
         found[damping] = precision_of(weights)
@@ -178,7 +178,7 @@ def test_learning_rate_sees_the_round(natural_means):
     moves = []
     for round_number in (1, 3):
         weights, update = made(lambda r: 0.01 * tf.cast(r, tf.float32), natural_means=natural_means)
-        update.start(tf.constant(round_number))
+        update.start(tf.constant(round_number), 0)
         before = weights.values.numpy()
         update.step(batch_of(weights), target_of(weights))
         moves.append((weights.values - before)[:NUM_MEANS])
@@ -193,7 +193,7 @@ def test_a_round_starts_anew(natural_means):
     found = []
     for _ in range(2):
         weights.load(start)
-        update.start(ROUND)
+        update.start(ROUND, 0)
         for number in range(2):
             update.step(batch_of(weights, number), target_of(weights))
         found.append((weights.values.numpy(), weights.log_stddev.numpy()))
@@ -208,7 +208,7 @@ class Spy:
         self.noise, self.draws_labels = noise, draws_labels
         self.total = tf.Variable(tf.zeros([weights.log_stddev.shape[0]]))
 
-    def start(self, round):
+    def start(self, round, rounds):
         self.total.assign(tf.zeros_like(self.total))
 
     def step(self, batch, target):
@@ -329,7 +329,7 @@ def test_log_standard_deviations_by_a_rate_of_their_own(stddev_rate):
     """By backprop: d loss / d log s = in_noise s eps + ((s / t)^2 - 1) / n."""
     weights, _ = made()
     update = update_of("backprop", learning_rate=0.2, optimizer_fn=SGD, stddev_rate=stddev_rate)(weights)
-    update.start(ROUND)
+    update.start(ROUND, 0)
     batch, values, log_stddev = batch_of(weights), np.float64(weights.values), np.float64(weights.log_stddev)
     update.step(batch, target_of(weights))
     gradient = np.float64(batch.in_noise * batch.draw.noise) + ((STDDEV / 0.5) ** 2 - 1) / SIZE

@@ -51,7 +51,7 @@ TWO_STEPS = {
 def test_an_optimizer_by_name_takes_its_steps_at_its_default_rate(name):
     weights, _ = made()
     update = update_of("backprop", optimizer_fn=name)(weights)
-    update.start(ROUND)
+    update.start(ROUND, 0)
     batch, before = batch_of(weights), np.float64(weights.values)
     silent = {"kl_in_values": tf.zeros_like(weights.values), "in_noise": tf.zeros(NUM_MEANS)}
     for _ in range(2):
