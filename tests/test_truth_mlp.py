@@ -188,12 +188,12 @@ def test_the_row_named_default_has_no_option():
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", [SEED, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, 1))])
 def test_the_default_without_options(seed):
-    """Measure the default without options: agreement .955, .989, .966, distance .040, .033, .044, rank .79, .80, .67
-    and ratio .09, .09, .07 on problems 2, 0 and 1.
+    """Measure the default without options: agreement .993, .986, .977, distance .030, .039, .043, rank .86, .80, .66
+    and ratio .18, .16, .17 on problems 2, 0 and 1.
 
-    Its temperature is 0.01, and that of the exact posterior 1: the epistemic part is a tenth of the exact one. The
+    Its temperature is 0.03, and that of the exact posterior 1: the epistemic part is a sixth of the exact one. The
     bounds state what is measured today, and no goal.
     """
     own = found("default", seed)
-    assert own.agreement > 0.93 and 0.02 < own.distance < 0.07 and 0.5 < own.rank < 0.9, own
-    assert 0.03 < own.ratio < 0.2, own
+    assert own.agreement > 0.95 and 0.015 < own.distance < 0.065 and 0.5 < own.rank < 0.95, own
+    assert 0.08 < own.ratio < 0.35, own
