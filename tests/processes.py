@@ -25,10 +25,10 @@ def in_this_process():
 
 
 def weights_after(rounds, process, parts):
-    """The server's weights when all of the clients `parts` were in each of the rounds."""
+    """The server's weights when all of the clients `parts` were in each of the rounds, of which it knows the number."""
     everyone = range(parts.num_clients)
     with in_this_process():
-        state = process.with_clients(process.initialize(), everyone, parts.sizes)
+        state = process.with_clients(process.initialize(), everyone, parts.sizes, rounds)
         for _ in range(rounds):
             state = process.next(state, parts.shards(everyone, 1)).state
     return state.weights

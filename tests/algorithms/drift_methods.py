@@ -1,10 +1,11 @@
-"""Algorithms that correct the drift of clients, as the contract suite takes them."""
+"""Algorithms that correct the drift of clients, and `adaptive`, as the contract suite takes them."""
 
 import functools
 
 import numpy as np
 
 from tfp_bfl import algorithms
+from tfp_bfl.algorithms.adaptive import Steps
 from tfp_bfl.algorithms.drift import Corrected
 
 from .chain_methods import sent
@@ -84,6 +85,29 @@ def fed_nova(kind):
     return method(build, pool, kind, (), {"relative_steps": 10})
 
 
+def adaptive():
+    """Half way to the pool, and a step of Adam, which is of one size in all weights at first.
+
+    The pool is far, so that the gradient of no weight is as small as Adam's epsilon.
+    """
+    work = {name: x for name, x in WORK.items() if name != "optimizer_fn"}
+    build = lambda: algorithms.adaptive(mlp("flipout"), seed=SEED, **work)
+    kernels, biases = np.repeat([np.sqrt(2 / 30), np.sqrt(2 / 3)], [90, 6]), np.full(5, 0.1)
+
+    def pool(results, anchor):
+        begin, pooled = values(anchor), averaged(results, anchor)
+        gradient = (begin - values(pooled)) / WORK["learning_rate"]
+        mean, square = 0.1 * gradient, 0.01 * np.square(gradient)
+        step = 0.1 * np.r_[kernels, biases] * mean / (np.sqrt(square) + 1e-7)
+        adam = {"step": np.int32(1), "accumulator": np.float32(mean), "preconditioner": np.float32(square)}
+        state = Steps(np.int32(0), adam)
+        return state, with_values((begin + values(pooled)) / 2 - step, pooled)
+
+    most = len(SIZES) * (32 * NUM_WEIGHTS + 8 * len(kernels) + 32 * 2)
+    metrics = {**dict.fromkeys(("upload_bits", "upload_bound"), most), "download_bits": 2 * most}
+    return method(build, pool, "flipout", (), metrics)._replace(rounds=20)
+
+
 def under_optimizer(make, **options):
     recipe = functools.partial(getattr(algorithms, make.__name__), mlp("flipout"), seed=SEED, **options, **WORK)
     return half_way(make("flipout"), recipe)
@@ -94,6 +118,7 @@ DRIFT = {
     "scaffold, flipout": functools.partial(scaffold, "flipout"),
     "fed_dyn, flipout": functools.partial(fed_dyn, "flipout"),
     "fed_nova, flipout": functools.partial(fed_nova, "flipout"),
+    "adaptive, flipout": adaptive,
     "fed_dyn under a server optimizer, flipout": functools.partial(under_optimizer, fed_dyn, alpha=ALPHA),
     "fed_nova under a server optimizer, flipout": functools.partial(under_optimizer, fed_nova),
 }

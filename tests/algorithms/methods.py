@@ -86,7 +86,7 @@ def variational(rule, kind, **options):
     )
 
 
-def default():
+def of_no_rule():
     """The recipe's own rule, client step and temperature."""
     given = variational(algorithms.fixed_points.DEFAULT_RULE, "flipout", **FAST)
     return given._replace(build=lambda: algorithms.variational(mlp("flipout"), seed=SEED, **FAST))
@@ -103,9 +103,9 @@ def coarse():
     )
 
 
-def default_half_way():
+def of_no_rule_half_way():
     return half_way(
-        default()._replace(rounds=40), functools.partial(algorithms.variational, mlp("flipout"), seed=SEED, **FAST)
+        of_no_rule()._replace(rounds=40), functools.partial(algorithms.variational, mlp("flipout"), seed=SEED, **FAST)
     )
 
 
@@ -334,8 +334,8 @@ METHODS = {
         f"{rule}, {kind}": functools.partial(variational, rule, kind)
         for rule, kind in [*((rule, "flipout") for rule in CONTRACT), *OTHERS]
     },
-    "variational by default, flipout": default,
-    "variational under a server optimizer, flipout": default_half_way,
+    "variational by default, flipout": of_no_rule,
+    "variational under a server optimizer, flipout": of_no_rule_half_way,
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": functools.partial(compressed, per_tensor=True),
     "compressed with error memory, flipout": functools.partial(compressed, error_memory=True),
@@ -374,7 +374,7 @@ METHODS = {
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
 FAMILIES = ("fl_swag", "fed_", "variational", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_")
-FAMILIES += ("fsgld", "last_layer", "ma", "meta", "scaffold")
+FAMILIES += ("fsgld", "last_layer", "ma", "meta", "scaffold", "adaptive")
 TELLING += [name for name in METHODS if name.startswith(FAMILIES)]
 
 

@@ -1,6 +1,7 @@
 """Rounds cost time in proportion to their cohort: what a round touches of a population is counted, not timed."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tfp_bfl import federated
 from tfp_bfl.contracts import Memory
 from tfp_bfl.data import ClientData, ClientExamples, Clients, Source, write_clients
 from tfp_bfl.federated import memory
+from tfp_bfl.weights import ClientResult
 
 COHORT, ROUNDS = 20, 3
 touched = collections.Counter()
@@ -115,3 +117,25 @@ def test_rows_are_replaced_of_sound_clients_who_have_one():
     row, known = memory.find_row(empty, tf.constant(3))
     assert not known and row.shape == [1]
     assert memory.replace_rows(empty, tf.constant([1]), new[:1], sound[:1]).rows.shape == [0, 1]
+
+
+def told(message, examples, seed):
+    """Sends the number of rounds that the message says."""
+    weights = message.weights
+    fill = lambda x: tf.fill(x.shape, tf.cast(message.federation.rounds, tf.float32))
+    point = tuple(map(fill, weights.point))
+    return ClientResult(weights._replace(point=point), tf.shape(examples.labels)[0], toys.no_metrics())
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("tff", marks=pytest.mark.tff)])
+def test_clients_are_told_how_many_rounds_the_run_has(engine, tmp_path):
+    """A run that is continued says the new number; one by hand says none, unless `with_clients` is told."""
+    process = toys.process(told)
+    rounds = lambda state: {float(x) for leaf in state.weights.point for x in np.ravel(leaf)}
+    for number in (2, 5):
+        result = federated.simulate(process, toys.CLIENTS, number, checkpoints=tmp_path, engine=engine)
+        assert rounds(result.state) == {number}
+    if engine == "local":
+        begin = functools.partial(process.with_clients, process.local.initialize(), range(4), toys.CLIENTS.sizes)
+        for given, wanted in (((), 0), ((7,), 7)):
+            assert rounds(process.local.next(begin(*given), toys.CLIENTS.shards(range(4), 1)).state) == {wanted}

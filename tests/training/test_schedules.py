@@ -9,8 +9,9 @@ import tensorflow as tf
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.training import cosine_decay, exponential_decay, inverse_decay, linear_decay, sigmoid_warm_up
-from tfp_bfl.weights import ServerMessage, get_weights
+from tfp_bfl.training import cosine_decay, exponential_decay, falling, inverse_decay, linear_decay, sigmoid_warm_up
+from tfp_bfl.training.updates import rate_of
+from tfp_bfl.weights import Population, ServerMessage, get_weights
 
 
 def test_exponential_decay_after_silent_rounds():
@@ -58,6 +59,35 @@ def test_inverse_decay_is_the_default_of_client_work():
         work(ServerMessage(weights, tf.constant(r)), examples, tf.constant([0, 1])).weights.point[0] - weights.point[0]
     )
     np.testing.assert_allclose(moved(100), 0.5 * moved(0), rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize(("power", "least", "shares"), [(1, 0, [1, 0.5, 0, 0]), (2, 3e-3, [1, 0.25, 3e-3, 3e-3])])
+def test_falling_over_the_rounds_that_the_run_says(power, least, shares):
+    """Where nobody has said, as `inverse_decay`."""
+    rate = falling(0.1, power, least)
+    found = [rate_of(rate, tf.constant(r), tf.constant(40)) for r in (0, 20, 40, 50)]
+    np.testing.assert_allclose(found, 0.1 * np.array(shares), rtol=1e-6, atol=1e-9)
+    unknown = [
+        rate_of(rate, tf.constant(r), *rounds) for r in (0, 100, 300) for rounds in ((), (0,), (tf.constant(0),))
+    ]
+    np.testing.assert_allclose(unknown, np.repeat([0.1, 0.05, 0.025], 3), rtol=1e-6)
+    with pytest.raises(InvalidArgument, match="learning_rate is 0"):
+        falling(0.0)
+
+
+def test_client_work_falls_with_the_rounds_of_its_message():
+    """At the first of 40 rounds a weight moves by a step at the whole rate, in the middle of them by half of it."""
+    model_fn = functools.partial(models.mlp, "deterministic", (3,), 2, hidden=(), seed=0)
+    work = clients.variational(model_fn, local_epochs=1, optimizer_fn="sgd", learning_rate=falling(0.1))()
+    examples = ClientExamples(tf.zeros([4], tf.int32), tf.ones([4, 3]), tf.constant([0, 1, 0, 0]))
+    weights = get_weights(model_fn())
+
+    def moved(done, rounds):
+        message = ServerMessage(weights, tf.constant(done), federation=Population(rounds=tf.constant(rounds)))
+        return work(message, examples, tf.constant([0, 1])).weights.point[0] - weights.point[0]
+
+    for done, rounds, share in ((20, 40, 0.5), (40, 40, 0), (100, 0, 0.5)):
+        np.testing.assert_allclose(moved(done, rounds), share * moved(0, 40), rtol=1e-3, atol=1e-8)
 
 
 def test_sigmoid_warm_up_is_the_published_one():

@@ -92,7 +92,9 @@ def adaptive(
     likelihood = work.get("likelihood", "categorical")
     if work.get("temperature") is None:
         work["temperature"] = default_temperature(likelihood, TEMPERATURE_OF_ADAPTIVE)
-    first_rate = check_number(work.pop("learning_rate", None) or optimizer_rate(DEFAULT_OPTIMIZER), "learning_rate")
+    check_number(server_learning_rate, "server_learning_rate")
+    given_rate = work.pop("learning_rate", None)
+    first_rate = optimizer_rate(DEFAULT_OPTIMIZER) if given_rate is None else check_number(given_rate, "learning_rate")
     rate, server_share = falling(first_rate, 2.0, 3e-3), falling(1.0)
     local = clients.variational(model_fn, **work, learning_rate=rate, first_stddev=FIRST_STDDEV)
     reach = reach_of(**{name: x for name, x in work.items() if name != "weighting"}, learning_rate=rate)

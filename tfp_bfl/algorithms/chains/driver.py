@@ -142,7 +142,7 @@ def simulate_chains(
         raise InvalidArgument("Rounds in one graph have noise of the seed, which would hide no example: use simulate.")
     thinning = check_thinning(thinning or process.thinning or Thinning())
     first = process.round.seed if seed is None else seed
-    state = _first_states(process, clients, first, num_chains, start)
+    state = _first_states(process, clients, rounds, first, num_chains, start)
     at_once = min(rounds, ROUNDS_AT_ONCE)
     some_rounds = _compiled(process, clients, thinning, at_once, tuple(metrics), xla)
     folder = None if draws_dir is None else pathlib.Path(draws_dir)
@@ -172,7 +172,7 @@ def simulate_chains(
 
 
 def _first_states(
-    process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: ModelWeights | None
+    process: BayesianProcess, clients: Clients, rounds: int, seed: int, num_chains: int, start: ModelWeights | None
 ) -> ServerState:
     first = process.local.initialize()
     each = [first] * num_chains
@@ -181,7 +181,7 @@ def _first_states(
         starts = tf.nest.map_structure(repeat, start, first.weights)
         of_chain = lambda m: tf.nest.map_structure(lambda x: x[m], starts)
         each = [process.set_model_weights(first, of_chain(m)) for m in range(num_chains)]
-    with_clients = [process.with_clients(x, range(clients.num_clients), clients.sizes) for x in each]
+    with_clients = [process.with_clients(x, range(clients.num_clients), clients.sizes, rounds) for x in each]
     states = tf.nest.map_structure(lambda *x: tf.constant(np.stack(x)), *with_clients)
     return states._replace(seed=tf.range(seed, seed + num_chains))
 
