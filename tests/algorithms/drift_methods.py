@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from tfp_bfl import algorithms
-from tfp_bfl.algorithms.adaptive import Steps
+from tfp_bfl.algorithms.adaptive import Adaptive
 from tfp_bfl.algorithms.drift import Corrected
 
 from .chain_methods import sent
@@ -100,7 +100,7 @@ def adaptive():
         mean, square = 0.1 * gradient, 0.01 * np.square(gradient)
         step = 0.1 * np.r_[kernels, biases] * mean / (np.sqrt(square) + 1e-7)
         adam = {"step": np.int32(1), "accumulator": np.float32(mean), "preconditioner": np.float32(square)}
-        state = Steps(np.int32(0), adam)
+        state = Adaptive(np.int32(0), adam)
         return state, with_values((begin + values(pooled)) / 2 - step, pooled)
 
     most = len(SIZES) * (32 * NUM_WEIGHTS + 8 * len(kernels) + 32 * 2)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.processes import in_this_process
 from tests.test_truth import EQUAL, OF_DATA, SIZES, exact, model_fn, problem, rms
 from tfp_bfl import algorithms, clients, federated
-from tfp_bfl.algorithms.adaptive import FIRST_STDDEV, Steps
+from tfp_bfl.algorithms.adaptive import FIRST_STDDEV, Adaptive
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
@@ -115,7 +115,7 @@ def near_the_end(sizes, seed, done):
         shape = first.weights.posterior.mean[0].shape
         at = MeanField(*((np.float32(np.reshape(x, shape)),) for x in (mean, variance)))
         state = process.with_clients(first, range(len(sizes)), sizes, ROUNDS)
-        step = Steps(np.int32(ROUNDS), {**state.step.adam, "step": np.int32(done)})
+        step = Adaptive(np.int32(ROUNDS), {**state.step.adam, "step": np.int32(done)})
         state = state._replace(round=np.int32(done), step=step, weights=state.weights._replace(posterior=at))
         data = [
             tf.data.Dataset.from_tensors(ClientExamples(np.full(len(y), k, np.int32), x, y))

@@ -28,8 +28,8 @@ def run(name, capsys, main=True):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_is_short_and_on_the_page(name):
     assert len((DOCS / "examples" / f"{name}.py").read_text().splitlines()) < MOST_LINES
-    pages = "".join(page.read_text() for page in DOCS.glob("*.md"))
-    assert f"```{{literalinclude}} examples/{name}.py" in pages
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    assert re.search(rf"```{{literalinclude}} (\.\./)?examples/{name}\.py", pages)
 
 
 def test_rule(capsys):
@@ -103,6 +103,13 @@ def test_dataset(capsys):
 def test_from_tfp(capsys):
     (accuracy,) = re.findall(r"accuracy (\d\.\d+), a draw of \(30, 32\) weights", run("from_tfp", capsys)[1])
     assert float(accuracy) > 0.9
+
+
+@pytest.mark.deep(after="tests/docs/test_examples.py")
+def test_adaptive_is_at_the_posterior_as_the_page_shows(capsys):
+    shown = re.search(r"^adaptive: .*\nvariational: .*\n", (DOCS / "maths" / "adaptive.md").read_text(), re.M)[0]
+    numbers = [[float(x) for x in re.findall(r"\d\.\d+", text)] for text in (run("adaptive", capsys)[1], shown)]
+    np.testing.assert_allclose(*numbers, atol=0.05)
 
 
 @pytest.mark.long

@@ -129,7 +129,7 @@ def told(message, examples, seed):
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("tff", marks=pytest.mark.tff)])
 def test_clients_are_told_how_many_rounds_the_run_has(engine, tmp_path):
-    """A run that is continued says the new number; one by hand says none, unless `with_clients` is told."""
+    """A run that is continued says the new number; one by hand says none, unless `with_clients` has it."""
     process = toys.process(told)
     rounds = lambda state: {float(x) for leaf in state.weights.point for x in np.ravel(leaf)}
     for number in (2, 5):

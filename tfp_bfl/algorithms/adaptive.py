@@ -21,7 +21,7 @@ from tfp_bfl.servers.optimizers import adam
 from tfp_bfl.training.inference import TEMPERATURE_OF_ADAPTIVE, default_temperature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.training.schedules import falling
-from tfp_bfl.training.updates import rate_of
+from tfp_bfl.training.updates import Schedule, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, RoundSize, ServerMessage, layout
 
 # The first learning rate of the server, in units of a weight (`_units`).
@@ -39,7 +39,7 @@ _OF_RECIPE = (
 )
 
 
-class Steps(NamedTuple):
+class Adaptive(NamedTuple):
     """State of the server.
 
     Fields:
@@ -95,7 +95,7 @@ def adaptive(
     check_number(server_learning_rate, "server_learning_rate")
     given_rate = work.pop("learning_rate", None)
     first_rate = optimizer_rate(DEFAULT_OPTIMIZER) if given_rate is None else check_number(given_rate, "learning_rate")
-    rate, server_share = falling(first_rate, 2.0, 3e-3), falling(1.0)
+    rate = falling(first_rate, 2.0, 3e-3)
     local = clients.variational(model_fn, **work, learning_rate=rate, first_stddev=FIRST_STDDEV)
     reach = reach_of(**{name: x for name, x in work.items() if name != "weighting"}, learning_rate=rate)
 
@@ -105,28 +105,35 @@ def adaptive(
         moved = (end - begin) / relative_steps(reach, message, result.num_examples)
         return result._replace(weights=with_flat_values(result.weights, begin + moved))
 
-    def initialize(weights: ModelWeights) -> Steps:
-        return Steps(tf.constant(0), _ADAM.initialize(flat_values(weights)))
-
-    def advance(
-        state: Steps, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor
-    ) -> tuple[Steps, ModelWeights]:
-        del seed
-        begin, done = flat_values(weights), state.adam["step"]
-        moved, share = flat_values(pooled) - begin, rate_of(server_share, done, state.rounds)
-        adam, direction = _ADAM.next(state.adam, tf.zeros_like(begin), -moved / rate_of(rate, done, state.rounds))
-        step = server_learning_rate * share * _units(weights) * direction
-        return state._replace(adam=adam), with_flat_values(pooled, begin + (1 - share / 2) * moved + step)
-
-    def meet(state: Steps, size: RoundSize) -> Steps:
-        return state._replace(rounds=size.rounds)
-
     changed = process.keys() & {"variance_bits", "secure_sums", "robust", "privacy"}
     if is_gaussian and not changed and process.get("weighting") not in weightings.COMPARE_POSTERIORS:
         process["variance_bits"] = 8
         local = local._replace(settings=(*dict(local.settings).items(), ("variance_bits", 8)))
-    step = ServerStep(initialize, advance, meet=meet, name=f"average and adam, learning rate {server_learning_rate:g}")
-    return compose(model_fn, local.around(run), DEFAULT_RULE, step, **process)
+    return compose(model_fn, local.around(run), DEFAULT_RULE, _server(server_learning_rate, rate), **process)
+
+
+def _server(learning_rate: float, rate: Schedule) -> ServerStep:
+    """Return the step eta f_r u Adam(g), and that to the average; `rate` is of the clients."""
+    share_of = falling(1.0)
+
+    def initialize(weights: ModelWeights) -> Adaptive:
+        return Adaptive(tf.constant(0), _ADAM.initialize(flat_values(weights)))
+
+    def advance(
+        state: Adaptive, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor
+    ) -> tuple[Adaptive, ModelWeights]:
+        del seed
+        begin, done = flat_values(weights), state.adam["step"]
+        moved, share = flat_values(pooled) - begin, rate_of(share_of, done, state.rounds)
+        adam, direction = _ADAM.next(state.adam, tf.zeros_like(begin), -moved / rate_of(rate, done, state.rounds))
+        step = learning_rate * share * _units(weights) * direction
+        return state._replace(adam=adam), with_flat_values(pooled, begin + (1 - share / 2) * moved + step)
+
+    def meet(state: Adaptive, size: RoundSize) -> Adaptive:
+        return state._replace(rounds=size.rounds)
+
+    name = f"average and adam, learning rate {learning_rate:g}"
+    return ServerStep(initialize, advance, meet=meet, name=name)
 
 
 def _units(weights: ModelWeights) -> tf.Tensor:

@@ -75,6 +75,8 @@ def settings_of(**parts: Any) -> dict[str, str]:
                     meet(field, x)
 
     for name, part in parts.items():
+        if isinstance(part, ClientWork):  # As pairs; the work that another is around is met by nothing else.
+            meet("settings", dict(part.settings))
         meet(name, part)
     return {name: ", ".join(dict.fromkeys(values)) for name, values in sorted(settings.items())}
 
