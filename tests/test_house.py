@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EDGES = ("glm", "sites", "bench")
 # Name -> most, and the goal where that is lower.
 BOUNDS = {
-    "core lines": (47_000, 38_000),
+    "core lines": (47_010, 38_000),
     "edge lines": (13_900, 11_500),
     "test lines": (58_200, 48_000),
     "largest circle of files": (3, 3),

@@ -227,6 +227,8 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
         **(
             {"inference": "backprop", "temperature": 1.0, "optimizer_fn": default_optimizer(update_prior=True)}
             if name == "variational"
+            else {"temperature": 0.03}
+            if name == "adaptive"
             else {}
         ),
     }
