@@ -17,7 +17,7 @@ from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
-from tfp_bfl.training import falling
+from tfp_bfl.training.schedules import falling
 from tfp_bfl.weights import Population, ServerMessage, get_weights
 
 from .drift_methods import NUM_WEIGHTS, values

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tests.training.test_natural import BATCH, NUM_MEANS, SGD, SIZE, batch_of, precision_of, softmax_regression
 from tfp_bfl import clients
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.training import falling
 from tfp_bfl.training.natural import DRAW_EVERY, FADING, ByCurvature
+from tfp_bfl.training.schedules import falling
 from tfp_bfl.training.updates import Target
 from tfp_bfl.weights import FlatWeights, get_weights
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.training import cosine_decay, exponential_decay, falling, inverse_decay, linear_decay, sigmoid_warm_up
+from tfp_bfl.training import cosine_decay, exponential_decay, inverse_decay, linear_decay, sigmoid_warm_up
+from tfp_bfl.training.schedules import falling
 from tfp_bfl.training.updates import rate_of
 from tfp_bfl.weights import Population, ServerMessage, get_weights
 

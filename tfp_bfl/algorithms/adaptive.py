@@ -63,9 +63,10 @@ def adaptive(
 
     over means and point weights, with b_k the clients' weights, a the steps of a client of mean size and u the unit of
     a weight: the standard deviation sqrt(2 / inputs) of its kernel's first values. f_r falls from 1 to 0 over the
-    rounds of the run, and rho_r as its square (`training.falling`): adaptive steps at first, which go on where clients
-    disagree or gradients are small, and the average at last. Where the weighted mean of the clients' gradients vanishes
-    both rest, whatever the clients' sizes; what several local steps drift apart is in proportion to rho_r.
+    rounds of the run, and rho_r as its square (`training.schedules.falling`): adaptive steps at first, which go on
+    where clients disagree or gradients are small, and the average at last. Where the weighted mean of the clients'
+    gradients vanishes both rest, whatever the clients' sizes; what several local steps drift apart is in proportion to
+    rho_r.
 
     Precisions are the mean of the clients' curvatures, sum_k b_k (1 / t^2 + n h_k), from the first round on
     (`training.natural.ByCurvature`, first_stddev). A model without Gaussian weights has the same steps of its weights,

@@ -180,7 +180,7 @@ class BayesianProcess:
     def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = (), rounds: int = 0) -> ServerState:
         """Return the state of a federation of these clients' numbers, who hold so many examples each.
 
-        `rounds` are those of the run, over which rates fall (`training.falling`); 0 where they are not known.
+        `rounds` are those of the run, over which rates fall (`training.schedules.falling`); 0 where they are not known.
 
         Where clients keep something over rounds, each has a row: a client that is there keeps its own. A round leaves
         out clients without one, as faulty.

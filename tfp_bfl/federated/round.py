@@ -134,17 +134,14 @@ def make_round(
 
     The limits' floor of standard deviations is also that of what the server step returns.
     """
-    if (
-        not client_work.needs.is_private
-    ):  # Whether an example is finite is what noise hides; one that is not adds nothing.
+    # Whether an example is finite is what noise hides; one that is not adds nothing.
+    if not client_work.needs.is_private:
         client_work = client_work.around(_of_finite)
 
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
-        nobody = Population(
-            tf.constant(0), tf.constant(0, tf.int64), tf.constant(Population().most_weight), tf.constant(0)
-        )
+        nobody = Population(*map(tf.constant, (0, np.int64(0), Population().most_weight, 0)))
         step = server_step.initialize(weights)
         weights = server_step.begin(step, weights)
         noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.needs.is_private else ()
@@ -250,10 +247,8 @@ def _sizes(known: Population, sound: tf.Tensor, num_examples: tf.Tensor) -> tupl
     present = Population(tf.math.count_nonzero(sound, dtype=tf.int32), num_examples, any_weight, tf.constant(0))
     federation = tf.nest.map_structure(tf.maximum, known, present)
     sized = (known.num_clients == 0) | (known.num_examples > 0)
-    size = RoundSize(
-        federation.num_clients, federation.num_examples, federation.most_weight, present, sized, federation.rounds
-    )
-    return federation, size
+    of_all = federation.num_clients, federation.num_examples, federation.most_weight
+    return federation, RoundSize(*of_all, present, sized, federation.rounds)
 
 
 def _secret(noise: TensorTree) -> TensorTree:

@@ -8,7 +8,6 @@ from tfp_bfl.training.potential import Mode, Potential, find_mode, mode_at, pote
 from tfp_bfl.training.schedules import (
     cosine_decay,
     exponential_decay,
-    falling,
     inverse_decay,
     linear_decay,
     sigmoid_warm_up,
@@ -27,7 +26,6 @@ __all__ = [
     "cosine_decay",
     "default_rate",
     "exponential_decay",
-    "falling",
     "find_mode",
     "inverse_decay",
     "linear_decay",

@@ -29,7 +29,7 @@ def test_the_estimate_has_no_bias(rates, monkeypatch):
         tf.random, "stateless_uniform", lambda shape, seed: (coin if isinstance(shape, list) else mask) + 0.0
     )
     work = stochastic_gradient(gaussians.model_fn(2), memory_rate=rates, **GIVEN, **DENSITY)
-    assert work.num_clients == 2
+    assert work.needs.num_clients == 2
     run, theta = work(), np.float32([0.5, -1.0])
     memories = np.float32([(1, -2), (0.5, 3)]) if rates else np.zeros([2, 2], np.float32)
     remains, means = [2 * theta - TABLES[0].sum(0), 3 * theta - TABLES[1].sum(0)], []
