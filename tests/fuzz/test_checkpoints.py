@@ -41,7 +41,12 @@ def state_of_round(number):
     clients = 2 if number else 0
     kept = (np.arange(clients, dtype=np.int32), np.arange(4 * clients, dtype=np.float32).reshape(clients, 4) + 1)
     return ServerState(
-        np.int32(number), np.int32(0), weights, kept, (), Population(np.int32(2), np.int32(30), np.float32(9))
+        np.int32(number),
+        np.int32(0),
+        weights,
+        kept,
+        (),
+        Population(np.int32(2), np.int32(30), np.float32(9), np.int32(5)),
     )
 
 

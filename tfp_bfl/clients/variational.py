@@ -72,9 +72,7 @@ def variational(
       decay: how much of a weight's precision stays from one estimate of its curvature to the next.
       stddev_rate: for inference "backprop": the rate of log s over that of the means.
       step_damping: for natural gradients: a share of n that is added to the precision in each step of the means.
-      first_stddev: for inference "curvature": standard deviations follow the data from the first step on, and the noise
-        of training is at first no wider than this (`training.natural.ByCurvature`); None for standard deviations that
-        leave those of the start by `decay`.
+      first_stddev: for inference "curvature": the largest noise of the first round (`training.natural.ByCurvature`).
       kl: n is N, the number of all clients' examples ("total"), or N_k, this client's ("client"), or that with the
         prior's K-th root ("product"): `training.KLS`; None for "total", and for "client" with update_prior. A client
         that does not know the federation's size is alone.
@@ -100,16 +98,9 @@ def variational(
     lookup(KLS, kl, "kl")
     if example_privacy:
         check_alone(example_privacy, model_fn(), inference)
-    update_fn = update_of(
-        inference,
-        learning_rate=learning_rate,
-        optimizer_fn=optimizer_fn or default_optimizer(update_prior),
-        noise=noise,
-        decay=decay,
-        stddev_rate=stddev_rate,
-        step_damping=step_damping,
-        first_stddev=first_stddev,
-    )
+    steps: Any = {"learning_rate": learning_rate, "optimizer_fn": optimizer_fn or default_optimizer(update_prior)}
+    steps |= {"noise": noise, "decay": decay, "stddev_rate": stddev_rate, "step_damping": step_damping}
+    update_fn = update_of(inference, **steps, first_stddev=first_stddev)
 
     def build() -> Work:
         trainer = Trainer(model_fn, update_fn, proximal, likelihood=density, example_privacy=example_privacy)

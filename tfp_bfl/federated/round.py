@@ -198,21 +198,15 @@ def make_round(
         statistics = total.statistics
         if rule.randomise is not None:
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3, *tf.unstack(state.noise)))
-        given = statistics, anchored(client_work, state.weights)
-        pooled, reported = seed_alone(f"rule {rule.name}", rule.pool, *given)
+        anchor = anchored(client_work, state.weights)
+        pooled, reported = seed_alone(f"rule {rule.name}", rule.pool, statistics, anchor)
         pooled, extra = parted(client_work, pooled)
         pooled = infinite_where_unsound(pooled) if rule.gives == WEIGHTS else pooled
         metrics = _round_metrics(total.report, client_work.needs.is_private)
         federation, size = _sizes(state.federation, sound, metrics["num_examples"])
         met = server_step.meet(state.step, size)
-        given = (
-            met,
-            state.weights,
-            pooled,
-            fold(state.seed, state.round, -2),
-            *((extra,) if client_work.extra else ()),
-        )
-        step, weights = seed_alone("server step", server_step.next, *given)
+        given, more = (state.weights, pooled, fold(state.seed, state.round, -2)), (extra,) if client_work.extra else ()
+        step, weights = seed_alone("server step", server_step.next, met, *given, *more)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
         # A rule with noise hides whether there was anybody.
         learnt = tf.reduce_any(sound) | (rule.randomise is not None)
@@ -220,8 +214,7 @@ def make_round(
         # In a private round without clients one of them works for nothing.
         counted = sound & (state.federation.most_weight > 0)
         memory = replace_rows(state.memory, total.report.client, total.memory, counted)
-        metrics.update(spread(weights.posterior, limits.min_stddev)._asdict())
-        metrics.update(reported)
+        metrics.update({**spread(weights.posterior, limits.min_stddev)._asdict(), **reported})
         metrics.update(server_step.metrics(step, weights, extra))
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation, state.noise), metrics
 
