@@ -208,7 +208,7 @@ class Spy:
         self.noise, self.draws_labels = noise, draws_labels
         self.total = tf.Variable(tf.zeros([weights.log_stddev.shape[0]]))
 
-    def start(self, round):
+    def start(self, round, rounds):
         self.total.assign(tf.zeros_like(self.total))
 
     def step(self, batch, target):
