@@ -169,7 +169,7 @@ def test_the_last_round_is_saved_when_the_next_one_fails(runtime, tmp_path):
 def test_clients_that_do_not_answer_count_for_nothing(runtime):
     clients, process = CLIENTS, build(raising=(), bad=())
     result = federated.simulate(process, clients, 3, seed=5, dropout=0.4, runtime=runtime)
-    begun = process.with_clients(process.initialize(), range(10), clients.sizes)
+    begun = process.with_clients(process.initialize(), range(10), clients.sizes, 3)
     state = begun._replace(seed=np.int32(5))
     for number, row in enumerate(result.rounds, 1):
         present = answering(np.arange(10), 0.4, number, 5)

@@ -68,5 +68,5 @@ def test_rounds_start_from_given_weights(simulate):
 def test_stop_ends_the_simulation_early(simulate):
     result = simulate(rounds=5, seed=1, stop=lambda row: row["round"] == 2)
     assert len(result.rounds) == 2 and result.state.round == 2
-    assert_same(result.state, simulate(rounds=2, seed=1).state)
+    assert_same(result.state.weights, simulate(rounds=2, seed=1).state.weights)
     assert_same(get_weights(result.model), result.state.weights, rtol=1e-5, atol=1e-6)
