@@ -218,6 +218,7 @@ def test_the_table(name, seed):
 def test_a_server_optimizer_ends_at_the_posterior_if_its_rate_falls_to_zero(seed):
     """Means after the last round are .030, .060 and .048 standard deviations off on problems 0 to 2, and variances
     1.01, 1.00 and .98 times the exact ones; at a constant rate means are .23, .20 and .13 off in the last 30 rounds.
+    The setting is the sixth that was tried, chosen on problem 0; the others ended .08 to .88 off.
     """
     assert_in_table("variational, server Adam, falling rate", seed)
     errors, _ = course("variational, server Adam, constant rate", seed)

@@ -90,7 +90,7 @@ def test_at_the_end_they_are_sent(sources, name, model, number, ratio, differenc
 
 @pytest.mark.parametrize(("name", "model"), [("breast_cancer", "mlp"), pytest.param("digits", "lenet", marks=long)])
 def test_epistemic_uncertainty_falls_with_the_number_of_examples(sources, name, model):
-    """Of test examples, a tenth of the data against all: .032 and .011 nats on the table, .137 and .019 on digits."""
+    """Compare a tenth of the data with all: .032 and .011 nats on the table, .137 and .019 on digits."""
     source, test = sources[name], data.load(name, split="test").features
     found = [
         np.mean(evaluation.summarise(evaluation.predict(result.model, test, 20, 0)).epistemic)

@@ -20,7 +20,7 @@ def code_of(unbiased_in, seed=(0, 0), own=OWN):
 
 @pytest.fixture(scope="module", params=[("precision", False), ("variance", False), ("precision", True)])
 def drawn(request):
-    """What is averaged, the logarithms of its ratio to the known [D], and what was restored [DRAWS, D]; also by XLA."""
+    """Return what is averaged, logarithms of its ratio to the known [D], what was restored [DRAWS, D]; also by XLA."""
     unbiased_in, jit = request.param
     restore = tf.function(
         lambda seed: variances.restore_variances(code_of(unbiased_in, seed), KNOWN, unbiased_in), jit_compile=jit

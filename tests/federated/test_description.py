@@ -158,6 +158,13 @@ def test_a_run_does_not_go_on_with_other_options(option, before, after, tmp_path
         federated.Checkpoints(tmp_path, other).latest(first)
 
 
+@pytest.mark.parametrize("changed", [{"compressor": "quantiser:4"}, {"variance_bits": 8}])
+def test_options_of_work_inside_another_count(changed):
+    """A compressed run does not go on with batches of another size."""
+    one, other = (process(**changed, batch_size=size).description for size in (4, 5))
+    assert {name for name in one if one[name] != other.get(name)} == {"batch_size"}
+
+
 def test_another_number_of_cores_is_reported(tmp_path, caplog):
     engine = toys.process().local
     run = functools.partial(federated.simulate, toys.process(), toys.CLIENTS, engine="local", checkpoint_dir=tmp_path)

@@ -119,7 +119,7 @@ def test_rows_are_replaced_of_sound_clients_who_have_one():
     assert memory.replace_rows(empty, tf.constant([1]), new[:1], sound[:1]).rows.shape == [0, 1]
 
 
-def told(message, examples, seed):
+def saying_rounds(message, examples, seed):
     """Sends the number of rounds that the message says."""
     weights = message.weights
     fill = lambda x: tf.fill(x.shape, tf.cast(message.federation.rounds, tf.float32))
@@ -130,7 +130,7 @@ def told(message, examples, seed):
 @pytest.mark.parametrize("engine", ["local", pytest.param("tff", marks=pytest.mark.tff)])
 def test_clients_are_told_how_many_rounds_the_run_has(engine, tmp_path):
     """A run that is continued says the new number; one by hand says none, unless `with_clients` has it."""
-    process = toys.process(told)
+    process = toys.process(saying_rounds)
     rounds = lambda state: {float(x) for leaf in state.weights.point for x in np.ravel(leaf)}
     for number in (2, 5):
         result = federated.simulate(process, toys.CLIENTS, number, checkpoints=tmp_path, engine=engine)

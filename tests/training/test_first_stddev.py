@@ -77,8 +77,8 @@ def test_the_gain_falls_with_the_share_of_the_first_rate_that_is_left(round, gai
 
 
 def test_precisions_are_at_least_those_of_the_prior():
-    """Of what was sent, less than the noise's part is left where a client had a narrower one; and the bound of the
-    target holds whatever the estimate.
+    """Take the prior's precision where what was sent is less than the noise's part of it; the bound of the target holds
+    whatever the estimate.
     """
     weights, update = made(3, precision=np.full(NUM_MEANS, 10.0))
     estimate = step(weights, update, 0)

@@ -20,11 +20,6 @@ def rate_of_optimizer(config: Any) -> float:
     return config.learning_rate or choices.OPTIMIZERS.numbers()[config.optimizer or "momentum"]
 
 
-def rate_of_clients(config: Any) -> float:
-    """Return the rate of SGD with momentum, the clients' one optimizer."""
-    return config.learning_rate or choices.OPTIMIZERS.numbers()["momentum"]
-
-
 def rate_of_samples(config: Any) -> float:
     """Return a rate that stays over the rounds, as iterates of the clients or rounds are samples."""
     return config.learning_rate or 0.03 if config.optimizer is None else rate_of_optimizer(config)

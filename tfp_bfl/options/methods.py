@@ -113,8 +113,7 @@ ADAPTIVE = Method(
     "adaptive",
     "variational with adaptive steps of the server, which give way to the average as all rates fall to zero",
     (Batches, Local, Augmented, Tempered, Bound, Defence, WeightPrior, *_PRIVATE, *_MESSAGES),
-    schedule="falling",
-    rate=made.rate_of_clients,
+    rate=made.rate_of_optimizer,
 )
 VARIATIONAL = Method(
     "variational",

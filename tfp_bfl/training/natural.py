@@ -21,12 +21,12 @@ class ByCurvature:
     precision = 1 / s^2 <- b precision + (1 - b) (1 / t^2 + n h)
 
     With `first_stddev` s_0 the precisions follow the data from the first estimate on, and the noise of training is at
-    first no wider than s_0: in round r, after j estimates,
+    first no wider than s_0: in round r, with j the sum of r and the estimates that the client has made in this round,
 
     precision = q + c_r,   q <- q + max(1 / (j + 1), (1 - b) f_r) (1 / t^2 + n h - q),   c_r = 0.9^r / s_0^2
 
-    q is the mean of all estimates at first, and takes less of each as f_r, the share of the first learning rate that is
-    left, falls; c_r fades.
+    q is the mean of the estimates in the first round, and takes less of each as f_r, the share of the first learning
+    rate that is left, falls; c_r fades.
 
     h [D] estimates the second derivative of the mean negative log likelihood in each weight:
 

@@ -89,7 +89,7 @@ def falling(learning_rate: float, power: float = 1.0, least: float = 0.0) -> Cal
     """Return a learning rate that falls to zero over the rounds of the run, which the run itself says.
 
     rate(r, R) = learning_rate max(least, ((1 + cos(pi r / R)) / 2)^power),   r the rounds done so far, of R
-               = learning_rate / (1 + r / 100)                                 where R is not known
+               = `inverse_decay` of it                                         where R is not known
 
     At rest, what is left of the clients' drift is in proportion to their rate, and what is left of the noise of a round
     to the server's.
@@ -101,13 +101,13 @@ def falling(learning_rate: float, power: float = 1.0, least: float = 0.0) -> Cal
 
     Source: Loshchilov & Hutter 2017 (arXiv:1608.03983), eq. 5, without restarts, for power 1.
     """
-    check_number(learning_rate, "learning_rate")
+    unknown = inverse_decay(learning_rate)
 
     def of_round(number: tf.Tensor, rounds: tf.Tensor | int = 0) -> tf.Tensor:
         done, of_run = tf.cast(number, tf.float32), tf.cast(rounds, tf.float32)
         share = tf.minimum(tf.math.divide_no_nan(done, of_run), 1.0)
         known = tf.maximum(least, (0.5 * (1 + tf.cos(math.pi * share))) ** power)
-        return learning_rate * tf.where(of_run > 0, known, 1 / (1 + done / 100))
+        return tf.where(of_run > 0, learning_rate * known, unknown(number))
 
     of_round.knows_rounds = True  # type: ignore[attr-defined]
     return _stated(of_round, "falling", learning_rate)
