@@ -85,11 +85,15 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     assert all(sums[name] == pytest.approx(sum(sums[f"{n}/{name}"] for n in HOSPITALS)) for name in ("count", "nll"))
     # Retention, and a limit above which to abstain: at the edges of 200 bins of the entropy.
     curve, right = bfl.evaluation.risk_coverage_of(sums), central.probabilities.argmax(-1) == labels
+    # The scores above differ in their last digits, so an entropy at an edge may lie on either side of it.
+    near = 1e-3
     for limit, coverage, risk in zip(curve.limit, curve.coverage, curve.risk):
-        kept = central.entropy <= limit + 1e-6
-        assert (coverage, risk) == pytest.approx((kept.mean(), 1 - right[kept].mean()), abs=1e-4)
+        surely, perhaps = central.entropy <= limit - near, central.entropy <= limit + near
+        wrong = coverage * risk
+        assert surely.mean() - 1e-4 <= coverage <= perhaps.mean() + 1e-4
+        assert np.mean(surely & ~right) - 1e-4 <= wrong <= np.mean(perhaps & ~right) + 1e-4
     limit = bfl.evaluation.abstention_limit(*bfl.evaluation.as_examples(sums), coverage=0.8).limit
-    assert np.mean(central.entropy <= limit + 1e-6) >= 0.8 and np.mean(central.entropy <= limit - 1 / 200) < 0.8
+    assert np.mean(central.entropy <= limit + near) >= 0.8 and np.mean(central.entropy <= limit - 1 / 200) < 0.8
     # And the exported model is that one, by draws of its own.
     answer, _ = predicted(hospitals, done, "diagnosis")
     assert np.mean(answer["label"] == central.probabilities.argmax(-1)) > 0.98
