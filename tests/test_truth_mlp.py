@@ -65,8 +65,8 @@ class Row(NamedTuple):
 
 
 TABLE = {
-    # No option is given: five local epochs, temperature 0.01, a rate that falls with the inverse of the round.
-    "default": Row(GAUSSIAN, functools.partial(algorithms.variational)),
+    # No option is given: three local epochs, temperature 0.06, rates that fall to zero over the rounds.
+    "default": Row(GAUSSIAN, functools.partial(algorithms.default)),
     "variational, falling rate": Row(GAUSSIAN, functools.partial(algorithms.variational, **CURVATURE)),
     "partitioned_vi": Row(
         GAUSSIAN, functools.partial(algorithms.partitioned_vi, damping=0.5, inference="curvature", **CURVATURE)
@@ -179,7 +179,7 @@ def test_predictions_are_those_of_hmc(name, distance, rank):
 def test_the_row_named_default_has_no_option():
     """All other rows have options, and so another name."""
     assert TABLE["default"] == Row(GAUSSIAN, TABLE["default"].build) and not TABLE["default"].build.keywords
-    assert TABLE["default"].build.func is algorithms.variational and RunConfig().rounds == ROUNDS
+    assert TABLE["default"].build.func is algorithms.default and RunConfig().rounds == ROUNDS
     assert all(row.build.keywords for name, row in TABLE.items() if name != "default")
     assert [name for name in TABLE if "default" in name] == ["default"]
 
@@ -188,12 +188,12 @@ def test_the_row_named_default_has_no_option():
 @pytest.mark.statistical
 @pytest.mark.parametrize("seed", [SEED, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, 1))])
 def test_the_default_without_options(seed):
-    """Measure the default without options: agreement .955, .989, .966, distance .040, .033, .044, rank .79, .80, .67
-    and ratio .09, .09, .07 on problems 2, 0 and 1.
+    """Measure the default without options: agreement .986, .982, .977, distance .035, .042, .042, rank .84, .81, .67
+    and ratio .32, .31, .31 on problems 2, 0 and 1.
 
-    Its temperature is 0.01, and that of the exact posterior 1: the epistemic part is a tenth of the exact one. The
+    Its temperature is 0.06, and that of the exact posterior 1: the epistemic part is a third of the exact one. The
     bounds state what is measured today, and no goal.
     """
     own = found("default", seed)
     assert own.agreement > 0.93 and 0.02 < own.distance < 0.07 and 0.5 < own.rank < 0.9, own
-    assert 0.03 < own.ratio < 0.2, own
+    assert 0.2 < own.ratio < 0.5, own

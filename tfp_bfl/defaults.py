@@ -4,6 +4,8 @@ from tfp_bfl.errors import InvalidArgument
 
 # Passes of a client over its examples in a round of an algorithm of many rounds.
 LOCAL_EPOCHS = 5
+# Those of the algorithm default: with more, clients whose data differ drift apart.
+LOCAL_EPOCHS_OF_DEFAULT = 3
 
 _OF_CHAINS = {
     "server_optimizer": "a step of the server is a step of the chain, and step_size is its size",
@@ -17,13 +19,13 @@ _OF_FACTORS = {
     "server_optimizer": "the posterior is the prior times the clients' factors, and a step of the server would part it "
     "from them; damping makes the steps of both smaller"
 }
-_OF_ADAPTIVE = {
+_OF_DEFAULT = {
     "server_optimizer": "its server has one, with server_learning_rate in Python",
     "schedule": "its rates fall to zero over the rounds of the run",
 }
 # Options that most algorithms have, and why some can't.
 _REFUSED = {
-    "adaptive": _OF_ADAPTIVE,
+    "default": _OF_DEFAULT,
     **dict.fromkeys(("qlsd", "dg_sgld", "fsgld"), _OF_CHAINS),
     **dict.fromkeys(("fl_swag", "laplace", "last_layer"), _OF_ONE_ROUND),
     **dict.fromkeys(("partitioned_vi", "bayesian_admm", "fed_lap"), _OF_FACTORS),

@@ -112,11 +112,13 @@ SMALLEST, LARGEST = 1e-15, 1e15
 _RANGES = {
     **dict.fromkeys(("prior_stddev", "min_stddev"), (1e-12, 1e6)),
     "initial_stddev": (1e-12, 10.0),
-    "temperature": (1e-6, 1e6),
+    "temperature": (1e-6, 1.0),
 }
+# Of a softmax temperature; "temperature" is otherwise a posterior's.
+SOFTMAX_TEMPERATURES = (1e-6, 1e6)
 _REASONS = {
     "initial_stddev": "from larger noise of the weights training diverges",
-    "temperature": "with more than a million counts of each example a posterior is a point",
+    "temperature": "below, each example counts more than a million times, and above, less than once",
 }
 
 

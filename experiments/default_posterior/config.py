@@ -7,8 +7,8 @@ chose; `CHOSEN` what they chose.
 
 COMMON = {"clients": 10, "local_epochs": 1, "batch_size": 32}
 
-# The client step, rule and temperature of the default, with what rows of this study have besides: 80 rounds of one
-# local epoch, the last 20 averaged. One setting serves every partition.
+# The client step and the rule of `variational`, with what rows of this study have besides: 80 rounds of one local
+# epoch, the last 20 averaged. One setting serves every partition.
 VARIATIONAL = {
     "kind": "flipout",
     "inference": "curvature",

@@ -1,11 +1,11 @@
-"""Algorithms that correct the drift of clients, and `adaptive`, as the contract suite takes them."""
+"""Algorithms that correct the drift of clients, and `default`, as the contract suite takes them."""
 
 import functools
 
 import numpy as np
 
 from tfp_bfl import algorithms
-from tfp_bfl.algorithms.adaptive import Adaptive
+from tfp_bfl.algorithms.default import AdaptiveSteps
 from tfp_bfl.algorithms.drift import Corrected
 
 from .chain_methods import sent
@@ -85,23 +85,23 @@ def fed_nova(kind):
     return method(build, pool, kind, (), {"relative_steps": 10})
 
 
-def adaptive():
-    """Half way to the pool, and a step of Adam, which is of one size in all weights at first.
+def default():
+    """Nearly to the pool, and a tenth of a step of Adam, which is of one size in all weights at first.
 
     The pool is far, so that the gradient of no weight is as small as Adam's epsilon.
     """
     work = {name: x for name, x in WORK.items() if name != "optimizer_fn"}
-    build = lambda: algorithms.adaptive(mlp("flipout"), seed=SEED, **work)
+    build = lambda: algorithms.default(mlp("flipout"), seed=SEED, **work)
     kernels, biases = np.repeat([np.sqrt(2 / 30), np.sqrt(2 / 3)], [90, 6]), np.full(5, 0.1)
 
     def pool(results, anchor):
         begin, pooled = values(anchor), averaged(results, anchor)
         gradient = (begin - values(pooled)) / WORK["learning_rate"]
         mean, square = 0.1 * gradient, 0.01 * np.square(gradient)
-        step = 0.1 * np.r_[kernels, biases] * mean / (np.sqrt(square) + 1e-7)
+        step = 0.1 * 0.1 * np.r_[kernels, biases] * mean / (np.sqrt(square) + 1e-7)
         adam = {"step": np.int32(1), "accumulator": np.float32(mean), "preconditioner": np.float32(square)}
-        state = Adaptive(np.int32(0), adam)
-        return state, with_values((begin + values(pooled)) / 2 - step, pooled)
+        state = AdaptiveSteps(np.int32(0), adam)
+        return state, with_values(0.05 * begin + 0.95 * values(pooled) - step, pooled)
 
     most = len(SIZES) * (32 * NUM_WEIGHTS + 8 * len(kernels) + 32 * 2)
     metrics = {**dict.fromkeys(("upload_bits", "upload_bound"), most), "download_bits": 2 * most}
@@ -118,7 +118,7 @@ DRIFT = {
     "scaffold, flipout": functools.partial(scaffold, "flipout"),
     "fed_dyn, flipout": functools.partial(fed_dyn, "flipout"),
     "fed_nova, flipout": functools.partial(fed_nova, "flipout"),
-    "adaptive, flipout": adaptive,
+    "default, flipout": default,
     "fed_dyn under a server optimizer, flipout": functools.partial(under_optimizer, fed_dyn, alpha=ALPHA),
     "fed_nova under a server optimizer, flipout": functools.partial(under_optimizer, fed_nova),
 }

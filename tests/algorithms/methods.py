@@ -374,7 +374,7 @@ METHODS = {
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
 FAMILIES = ("fl_swag", "fed_", "variational", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_")
-FAMILIES += ("fsgld", "last_layer", "ma", "meta", "scaffold", "adaptive")
+FAMILIES += ("fsgld", "last_layer", "ma", "meta", "scaffold", "default")
 TELLING += [name for name in METHODS if name.startswith(FAMILIES)]
 
 

@@ -191,9 +191,9 @@ def test_reach_is_the_sum_of_the_coefficients_of_the_gradients(momentum):
     reach = reach_of(
         local_epochs=3, batch_size=8, learning_rate=0.2, optimizer_fn=lambda: tf.keras.optimizers.SGD(momentum=momentum)
     )
-    rate, steps = reach(tf.constant(0), tf.constant(17))
+    rate, steps, number = reach(tf.constant(0), tf.constant(17))
     wanted = sum(sum(momentum**j for j in range(9 - i)) for i in range(9))  # Three passes of three batches.
-    np.testing.assert_allclose((rate, steps), (0.2, wanted), rtol=1e-5)
+    np.testing.assert_allclose((rate, steps, number), (0.2, wanted, 9), rtol=1e-5)
 
 
 GUARDS = {

@@ -208,7 +208,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     own = {"robust": "median", "update_prior": True} if name == "variational" else {}
     if name not in CHAINS:
         own |= {"local_epochs": 7, "learning_rate": 0.25}
-        if name not in ("adaptive", "fl_swag"):
+        if name not in ("default", "fl_swag"):
             own |= {"learning_rate_decay": 0.5, "max_change_norm": 0.1}
     given = {}
     monkeypatch.setattr(bfl.algorithms, "variational", lambda model_fn, **options: given.update(options))
@@ -217,7 +217,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert given.pop("rule") == "naive_weighted_average"
     usual = default_rate(DEFAULT_INFERENCE)
     rate = float(rate_of(given.pop("learning_rate"), tf.constant(0)))
-    assert rate == pytest.approx(0.25 if name in ("adaptive", "variational") else usual)
+    assert rate == pytest.approx(0.25 if name in ("default", "variational") else usual)
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
@@ -227,8 +227,8 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
         **(
             {"inference": "backprop", "temperature": 1.0, "optimizer_fn": default_optimizer(update_prior=True)}
             if name == "variational"
-            else {"temperature": 0.03}
-            if name == "adaptive"
+            else {"temperature": 0.06}
+            if name == "default"
             else {}
         ),
     }

@@ -216,7 +216,7 @@ def test_choices_are_completed():
 def test_list_and_no_arguments(capsys):
     assert call("list") == 0
     listed = capsys.readouterr().out
-    assert listed.startswith("algorithms:\n  variational     cl") and "\n  fl_swag         one round of" in listed
+    assert listed.startswith("algorithms:\n  default         var") and "\n  fl_swag         one round of" in listed
     for choices in (
         "optimizers: sgd (1), adam (0.01), yogi (0.03), adagrad (0.1)\n",
         "kernels: epanechnikov, gaussian\n",

@@ -14,7 +14,8 @@ from tfp_bfl.export import Calibration
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
 SHORT = ["--num-samples", "5", "--engine", "local"]
-HEART = ["run", "--dataset", "heart_disease", "--temperature", "1", "--hold-out", "0.2", *SHORT]
+HEART = ["run", "--algorithm", "variational", "--dataset", "heart_disease", "--temperature", "1", "--hold-out", "0.2"]
+HEART += SHORT
 
 
 @pytest.fixture(scope="module")

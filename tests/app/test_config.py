@@ -67,7 +67,7 @@ def other_value(name, field):
         return next(form for form in extra(field, "names").forms() if ":" not in form and form != field.default)
     if isinstance(field.default, bool):
         return not field.default
-    return 0.5 if "float" in str(field.annotation) else 3
+    return 0.5 if "float" in str(field.annotation) else 4
 
 
 # Of every option that is not of all algorithms, a value other than any default.
@@ -86,7 +86,7 @@ def test_an_algorithm_has_defaults_of_its_own_which_what_is_given_wins_over(tmp_
     config = make_config(write(tmp_path, "algorithm: fl_swag\nlocal_epochs: 3\n"), {"momentum": "0.5"})
     assert (config.kind, config.local_epochs, config.momentum) == ("deterministic", 3, 0.5)
     assert config.diagonal_only and config.between_clients and config.curvature
-    assert make_config(None, {"algorithm": "variational"}) == make_config(None, {})
+    assert make_config(None, {"algorithm": "default"}) == make_config(None, {})
     config = make_config(None, {"algorithm": "fed_kppa"})
     assert (config.kind, config.rounds, config.momentum, config.kernel_start) == ("deterministic", 30, 0.9, "clients")
 
@@ -132,7 +132,7 @@ def test_algorithms_in_words():
     assert in_words(["variational"]) == "variational"
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
     assert in_words(name for name in ALGORITHMS if name not in ("qlsd", "fed_be")) == "all but fed_be and qlsd"
-    assert in_words(ALGORITHMS).startswith("variational, ") and in_words(ALGORITHMS).endswith(" and fed_*")
+    assert in_words(ALGORITHMS).startswith("default, variational, ") and in_words(ALGORITHMS).endswith(" and fed_*")
     assert default_in_words("rounds", 60).startswith("60; 1 for fl_swag; 30 for scaffold and fed_*; ")
     assert default_in_words("kernel_start", "clients") == "clients"
     assert default_in_words("burn_in_rounds", None) == ""

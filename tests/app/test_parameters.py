@@ -183,7 +183,7 @@ def test_parameters_of_a_dataset_function_given_in_python(file, monkeypatch):
     (file.parent / "summary.json").write_text("{}")
     waves = own_model.load(f"{file}:waves", "dataset")
     bfl.run(dataset=waves, number=60)
-    assert found[0].parameters == {"number": 60} and found[0].dataset.startswith("given: arrays [60, 3]")
+    assert found[0].parameters == {"number": 60, "noise": 0.1} and found[0].dataset.startswith("given: arrays [60, 3]")
     with pytest.raises(InvalidArgument, match="There is no option 'numbr'"):
         bfl.run(dataset=waves, numbr=60)
     with pytest.raises(InvalidArgument, match="test_data belongs to files: let the dataset function return"):

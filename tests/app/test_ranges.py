@@ -39,7 +39,8 @@ def test_the_ends_of_the_range_are_accepted(value):
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
-        ("temperature", 1e-9, "between 1e-06 and 1e.06: with more than a million counts .* is a point"),
+        ("temperature", 1e-9, "between 1e-06 and 1: below, each example counts more than a million times"),
+        ("temperature", 2.0, "between 1e-06 and 1: .* above, less than once"),
         ("initial_stddev", 50.0, "between 1e-12 and 10: from larger noise of the weights training diverges"),
     ],
 )
@@ -88,7 +89,9 @@ def test_several_stand_in_one_sentence():
         prepared(kind="deterministic", temperature=0.5, min_stddev=0.001)
 
 
-@pytest.mark.parametrize("options", [{"kind": "deterministic", "rule": "naive_weighted_average"}, {}])
+@pytest.mark.parametrize(
+    "options", [{"kind": "deterministic", "rule": "naive_weighted_average"}, {"algorithm": "variational"}]
+)
 def test_the_average_is_what_point_weights_get(options):
     assert prepared(**options).config.rule
 

@@ -173,7 +173,7 @@ def test_resolved_leaves_nothing_open_that_the_algorithm_fills_in(algorithm, reg
     assert resolve.resolved(found, regression) == found
     assert make_config(None, found.recorded()) == found  # What is recorded is a configuration, and the same one.
     if "temperature" in fields:
-        assert found.temperature == (1.0 if regression else 0.03 if algorithm == "adaptive" else TEMPERATURE)
+        assert found.temperature == (1.0 if regression else 0.06 if algorithm == "default" else TEMPERATURE)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_fault_of_the_machine_is_no_result(tmp_path, stand_in, monkeypatch, fa
     final = cell.run_final
 
     def faulty(task):
-        if task.config.algorithm == "variational":
+        if task.config.algorithm == "default":
             raise fault
         return final(task)
 

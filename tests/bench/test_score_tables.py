@@ -44,7 +44,7 @@ def lines(text):
         (RULES, ["rule=linear_pool", "rule=mean_precision_average", "rule=conflation"]),
         # The rates, schedules and more that follow from the inference are no names of rows.
         (
-            [{"inference": "natural"}, {"inference": "backprop"}, {}],
+            [{"inference": "natural"}, {"inference": "backprop"}, {"algorithm": "variational"}],
             ["inference=natural", "inference=backprop", "inference=curvature"],
         ),
         # Nor are options that only one algorithm has, or its other defaults.

@@ -106,9 +106,9 @@ def test_from_tfp(capsys):
 
 
 @pytest.mark.deep(after="tests/docs/test_examples.py")
-def test_adaptive_is_at_the_posterior_as_the_page_shows(capsys):
-    shown = re.search(r"^adaptive: .*\nvariational: .*\n", (DOCS / "maths" / "adaptive.md").read_text(), re.M)[0]
-    numbers = [[float(x) for x in re.findall(r"\d\.\d+", text)] for text in (run("adaptive", capsys)[1], shown)]
+def test_the_default_is_at_the_posterior_as_the_page_shows(capsys):
+    shown = re.search(r"^default: .*\nvariational: .*\n", (DOCS / "maths" / "default.md").read_text(), re.M)[0]
+    numbers = [[float(x) for x in re.findall(r"\d\.\d+", text)] for text in (run("default", capsys)[1], shown)]
     np.testing.assert_allclose(*numbers, atol=0.05)
 
 

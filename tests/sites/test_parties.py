@@ -37,7 +37,7 @@ PROCESSES = {
     "fed_opt": lambda: bfl.algorithms.fed_opt(build("deterministic"), **OPTIONS),
     "fed_kp": lambda: bfl.algorithms.fed_kp(build("deterministic"), **OPTIONS),
     "compressed": lambda: bfl.algorithms.variational(build(), "log_linear_pool", compressor="quantiser:16", **OPTIONS),
-    "adaptive": lambda: bfl.algorithms.adaptive(build(), **OPTIONS),
+    "default": lambda: bfl.algorithms.default(build(), **OPTIONS),
     "8-bit variances": lambda: bfl.algorithms.variational(build(), variance_bits=8, **OPTIONS),
     "error memory": lambda: bfl.algorithms.fed_opt(
         build("deterministic"), compressor="largest:0.1", error_memory=True, **OPTIONS
@@ -47,7 +47,7 @@ PROCESSES = {
         compressor=("quantiser:4", "none", "sparsifier:0.5"), participation=(0.9, 1.0, 0.7)
     ),
 }
-CODED = ("compressed", "adaptive", "8-bit variances", "error memory", "qlsd")
+CODED = ("compressed", "default", "8-bit variances", "error memory", "qlsd")
 FAST = ("variational", "partitioned_vi", "fed_opt", "compressed")
 LATER = (pytest.mark.long, pytest.mark.deep(after="tests/sites/test_parties.py"))
 

@@ -39,10 +39,12 @@ class Reach(NamedTuple):
       rate: of the round, a scalar.
       steps: the sum of the coefficients of the gradients: the number of steps tau, and with momentum m
         (tau - m (1 - m^tau) / (1 - m)) / (1 - m).
+      number: tau.
     """
 
     rate: tf.Tensor
     steps: tf.Tensor
+    number: tf.Tensor
 
 
 def reach_of(
@@ -76,20 +78,20 @@ def reach_of(
         steps = tf.cast(local_epochs * steps_per_epoch(num_examples, batch_size), tf.float32)
         steps = tf.maximum(steps, 1.0)
         coefficients = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-        return Reach(tf.cast(rate_of(rate, round, rounds), tf.float32), coefficients)
+        return Reach(tf.cast(rate_of(rate, round, rounds), tf.float32), coefficients, steps)
 
     return reach
 
 
 def relative_steps(reach: Callable[..., Reach], message: ServerMessage, num_examples: Scalar) -> tf.Tensor:
-    """Return a_k / a: the steps of a client of so many examples by those of one of mean size, a scalar.
+    """Return a_k / a: the steps of a client of so many examples by those of one of mean size, a scalar."""
+    return reach(message.round, num_examples).steps / reach(message.round, mean_size(message)).steps
 
-    Where the server does not know the federation, a client of one batch is the measure.
-    """
+
+def mean_size(message: ServerMessage) -> tf.Tensor:
+    """Return the mean number of a client's examples; 0, of a client of one batch, where the server knows none."""
     num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
-    mean_size = tf.cast(message.federation.num_examples, tf.int64) // num_clients
-    usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
-    return reach(message.round, num_examples).steps / usual
+    return tf.cast(tf.cast(message.federation.num_examples, tf.int64) // num_clients, tf.int32)
 
 
 def flat_values(weights: ModelWeights) -> tf.Tensor:
@@ -153,7 +155,7 @@ def scaffold(
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
         client_control, control = message.memory, message.extra
         result = train(message._replace(memory=(), extra=LinearTerm(control - client_control)), examples, seed)
-        rate, steps = reach(message.round, result.num_examples)
+        rate, steps, _ = reach(message.round, result.num_examples)
         moved = flat_values(message.weights) - flat_values(result.weights)
         change = moved / (rate * steps) - control
         return result._replace(memory=client_control + change, extra=change)

@@ -26,7 +26,7 @@ from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.options import fits
 from tfp_bfl.options.choices import VARIATIONAL
-from tfp_bfl.options.methods import canonical, serves
+from tfp_bfl.options.methods import canonical, implied, serves
 
 OWN = ("seed", "output", "hold_out", "checkpoint_every", "keep_checkpoints", "tensorboard")
 # Options that say which federation a run has: what differs in them cannot be compared.
@@ -284,7 +284,8 @@ def _check_shared(plan: Plan, setting: str, method: str) -> None:
     for name in own.without:
         if not any(name in plan.shared(each) for each in plan.settings) or name in own.options:
             raise InvalidArgument(f"without names {name}, which is no option of settings: leave it out.")
-    algorithm = canonical(str({**shared, **own.options}.get("algorithm", "variational")))
+    options = {**shared, **own.options}
+    algorithm = canonical(str(options.get("algorithm") or implied(options)))
     for name in () if names_code(algorithm) else shared:
         if name in fields() and name not in (*own.options, *own.without) and not serves(name, algorithm):
             raise InvalidArgument(

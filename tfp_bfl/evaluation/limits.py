@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import optimize, special, stats
 
-from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.errors import SOFTMAX_TEMPERATURES, InvalidArgument, check_count, check_number
 from tfp_bfl.evaluation.metrics import (
     check_batch,
     correct,
@@ -196,7 +196,7 @@ def at_temperature(probabilities: object, temperature: float) -> np.ndarray:
       >>> print(np.round(bfl.evaluation.at_temperature(np.array([0.9, 0.1]), 2.0), 2))
       [0.75 0.25]
     """
-    temperature = check_number(temperature, "temperature")
+    temperature = check_number(temperature, "temperature", within=SOFTMAX_TEMPERATURES)
     logits = np.log(np.maximum(np.asarray(probabilities, np.float64), _TINY)) / temperature
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)

@@ -55,7 +55,7 @@ def statement(settings: Mapping[str, Any] | None) -> str:
     text += f": {', '.join(parts)}" if parts else ""
     if temperature is not None:
         return f"{text}; {in_words(temperature, weights.startswith('point weights with'))}"
-    is_variational = algorithm in ("adaptive", "variational")  # Which fit posteriors of Gaussian weights.
+    is_variational = algorithm in ("default", "variational")  # Which fit posteriors of Gaussian weights.
     return f"{text}; {_WITHOUT_POSTERIOR}" if is_variational and weights == "point weights" else text
 
 

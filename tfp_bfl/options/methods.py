@@ -7,11 +7,12 @@ line, the configuration and the arguments of the recipe follow from this table.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from tfp_bfl.defaults import LOCAL_EPOCHS_OF_DEFAULT
 from tfp_bfl.errors import lookup
 from tfp_bfl.files.code import names_code
 from tfp_bfl.options import method as made
@@ -109,10 +110,11 @@ _of_chains = functools.partial(
     of_recipe=("prior_stddev",),
     steps=lambda config, num_examples: config.local_steps,
 )
-ADAPTIVE = Method(
-    "adaptive",
+DEFAULT = Method(
+    "default",
     "variational with adaptive steps of the server, which give way to the average as all rates fall to zero",
     (Batches, Local, Augmented, Tempered, Bound, Defence, WeightPrior, *_PRIVATE, *_MESSAGES),
+    defaults={"local_epochs": LOCAL_EPOCHS_OF_DEFAULT},
     rate=made.rate_of_optimizer,
 )
 VARIATIONAL = Method(
@@ -135,8 +137,8 @@ OWN = Method(
     rate=made.rate_of_optimizer,
 )
 _METHODS = (
+    DEFAULT,
     VARIATIONAL,
-    ADAPTIVE,
     _of_factors(
         "partitioned_vi",
         "each client keeps its likelihood's factor of the posterior, which the server multiplies",
@@ -317,6 +319,14 @@ def takers(name: str) -> tuple[str, ...]:
 def serves(name: str, algorithm: str) -> bool:
     """Return whether an algorithm has an option."""
     return not takers(name) or name in method_of(algorithm).options
+
+
+def implied(values: Mapping[str, Any]) -> str:
+    """Return the algorithm of options that name none: `default`, or `variational` where it alone of the two has one."""
+    is_given = lambda name: name in fields() and values[name] not in (x := fields()[name].default, str(x), None)
+    of_variational = lambda name: serves(name, "variational") and not serves(name, "default") and is_given(name)
+    is_asked = values.get("kind") == "variational_dropout" or any(of_variational(name) for name in values)
+    return "variational" if is_asked else "default"
 
 
 def in_words(algorithms: Iterable[str]) -> str:

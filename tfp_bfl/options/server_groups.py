@@ -198,7 +198,7 @@ class CoarseVariances(Group):
     variance_bits: int | None = option(
         None,
         "Bits of each variance in the clients' messages: 32, or 8 for logarithms, which are rounded without bias; by "
-        "default 8 (algorithm adaptive) or 32.",
+        "default 8 (algorithm default) or 32.",
     )
 
     def check(self, config: Any) -> None:

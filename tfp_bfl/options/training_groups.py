@@ -137,7 +137,7 @@ class Tempered(Group):
 
     temperature: Positive | None = option(
         None,
-        "Posterior temperature T: as if each example had been seen 1/T times; by default 0.03 (algorithm adaptive) or "
+        "Posterior temperature T: as if each example had been seen 1/T times; by default 0.06 (algorithm default) or "
         "0.01, for regression 1.",
     )
 

@@ -11,8 +11,22 @@ from tfp_bfl.weights import FlatWeights
 MOMENTUM = 0.9
 # Steps from one estimate of the curvature by drawn labels to the next, which costs a backward pass.
 DRAW_EVERY = 8
-# From round to round, of the precision by which the noise of training is narrower than the posterior.
-FADING = 0.9
+# The share of a precision that stays from one estimate to the next.
+DECAY = 0.9
+
+
+def share_of_estimates(round: tf.Tensor, steps: tf.Tensor, rate_share: tf.Tensor) -> tf.Tensor:
+    """Return the share of the precision after so many steps of a round that is of their estimates; `first_stddev` only.
+
+    1 - prod_j (1 - max(1 / (j + 1), (1 - b) f_r)),   j from r on, once for each estimate
+
+    Args:
+      round: r.
+      steps: of the client in this round.
+      rate_share: f_r.
+    """
+    done = tf.cast(round, tf.float32) + tf.range(tf.math.ceil(steps / DRAW_EVERY))
+    return 1 - tf.reduce_prod(1 - tf.maximum(1 / (done + 1), (1 - DECAY) * rate_share))
 
 
 class ByCurvature:
@@ -23,10 +37,11 @@ class ByCurvature:
     With `first_stddev` s_0 the precisions follow the data from the first estimate on, and the noise of training is at
     first no wider than s_0: in round r, with j the sum of r and the estimates that the client has made in this round,
 
-    precision = q + c_r,   q <- q + max(1 / (j + 1), (1 - b) f_r) (1 / t^2 + n h - q),   c_r = 0.9^r / s_0^2
+    precision <- precision + max(1 / (j + 1), (1 - b) f_r) (1 / t^2 + n h - precision)
+    noise ~ N(0, 1 / (precision + f_r^2 / s_0^2))
 
-    q is the mean of the estimates in the first round, and takes less of each as f_r, the share of the first learning
-    rate that is left, falls; c_r fades.
+    The precision is the mean of the estimates in the first round, and takes less of each as f_r, the share of the first
+    learning rate that is left, falls. The narrowing of the noise falls with it, and is no part of what is sent.
 
     h [D] estimates the second derivative of the mean negative log likelihood in each weight:
 
@@ -69,7 +84,7 @@ class ByCurvature:
         learning_rate: Schedule,
         *,
         draw_labels: bool = True,
-        decay: float = 0.9,
+        decay: float = DECAY,
         natural_means: bool = False,
         damping: float = 0.0,
         noise: str = "shared",
@@ -85,7 +100,8 @@ class ByCurvature:
         self._point_rate = optimizer_rate(optimizer_fn)
         self._first_stddev = first_stddev
         if first_stddev is not None:
-            self._done, self._gain = tf.Variable(0.0), tf.Variable(0.0)
+            self._done, self._gain, self._narrowing = (tf.Variable(0.0) for _ in range(3))
+            weights.narrowing = self._narrowing
         self._rate: tf.Variable | None = None
         if natural_means:
             self._rate = tf.Variable(0.0)
@@ -96,8 +112,10 @@ class ByCurvature:
         self._reset()
         rate = rate_of(self._learning_rate, round, rounds)
         if self._first_stddev is not None:
+            share = rate / rate_of(self._learning_rate, tf.constant(0), rounds)
             self._done.assign(tf.cast(round, tf.float32))
-            self._gain.assign((1 - self._decay) * rate / rate_of(self._learning_rate, tf.constant(0), rounds))
+            self._gain.assign((1 - self._decay) * share)
+            self._narrowing.assign(tf.square(share / self._first_stddev))
         if self._rate is None:
             self._optimizer.learning_rate.assign(rate)
         else:
@@ -148,20 +166,13 @@ class ByCurvature:
             found = prior_precision + size * curvature
             if self._first_stddev is None:
                 return self._set(before + share * (found - before), target.least_precision)
-            # What was sent was made in the round before, in which each client had an estimate or more.
-            last = tf.where(tf.equal(batch.number, 0), tf.maximum(self._done - 1, 0.0), self._done)
-            known = tf.maximum(before - self._narrowing(last), prior_precision)
             estimates = self._done + tf.cast(batch.number // DRAW_EVERY, tf.float32)
             gain = tf.maximum(1 / (estimates + 1), self._gain)
-            return self._set(known + gain * (found - known) + self._narrowing(self._done), target.least_precision)
+            return self._set(before + gain * (found - before), target.least_precision)
 
         if not self.draws_labels:
             return by_price()
         return tf.cond(tf.equal(batch.number % DRAW_EVERY, 0), by_drawn_labels, present)
-
-    def _narrowing(self, round: tf.Tensor) -> tf.Tensor:
-        """Return c_r."""
-        return tf.pow(FADING, round) / tf.square(self._first_stddev)
 
     def _set(self, precision: tf.Tensor, least: tf.Tensor) -> tf.Tensor:
         precision = tf.maximum(precision, least)

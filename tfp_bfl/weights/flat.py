@@ -28,7 +28,7 @@ class Draw(NamedTuple):
 
     Fields:
       stddev: s [D].
-      noise: s * eps, eps ~ N(0, 1), [D].
+      noise: s * eps, eps ~ N(0, 1), [D]; narrower with `FlatWeights.narrowing`.
     """
 
     stddev: tf.Tensor
@@ -69,7 +69,10 @@ class FlatWeights:
       prior: the layers' own.
       leaves: the model's variables in which a step takes its gradient, in the order of `values`.
       point: those of them that are point weights.
+      narrowing: the precision that draws have besides 1 / s^2, a scalar variable; None for none.
     """
+
+    narrowing: tf.Variable | None = None
 
     def __init__(self, model: keras.Model):
         self._layout = layout(model)
@@ -184,8 +187,10 @@ class FlatWeights:
 
     def draw(self, seed: tf.Tensor) -> Draw:
         """Return one draw for all variational weights."""
-        stddev = tf.exp(self.log_stddev)
-        return Draw(stddev, stddev * standard_normal(self._num_means, seed))
+        stddev, eps = tf.exp(self.log_stddev), standard_normal(self._num_means, seed)
+        if self.narrowing is None:
+            return Draw(stddev, stddev * eps)
+        return Draw(stddev, eps / tf.sqrt(1 / tf.square(stddev) + self.narrowing))
 
     def by_weight(self, noise: tf.Tensor) -> dict[Any, tf.Tensor]:
         """Return the noise [D] as `tfp_bfl.layers.sampling` takes it."""

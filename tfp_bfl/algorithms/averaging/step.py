@@ -11,7 +11,15 @@ import tensorflow as tf
 
 from tfp_bfl import keras
 from tfp_bfl.contracts import WEIGHTS, ServerStep, Stack, rows_of, stack_of
-from tfp_bfl.errors import InvalidArgument, check_counts, check_number, lookup, shown
+from tfp_bfl.errors import (
+    SOFTMAX_TEMPERATURES,
+    InvalidArgument,
+    check_counts,
+    check_number,
+    check_numbers,
+    lookup,
+    shown,
+)
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, mixtures
@@ -63,9 +71,8 @@ def distil(
     """
     lookup(DISTRIBUTIONS, distribution, "distribution of FedBE")
     check_counts(num_models=num_models, num_epochs=num_epochs, batch_size=batch_size)
-    rates = {"concentration": concentration, "temperature": temperature, "learning_rate": learning_rate}
-    for name, rate in rates.items():
-        check_number(rate, name)
+    check_numbers(concentration=concentration, learning_rate=learning_rate)
+    check_number(temperature, "temperature", within=SOFTMAX_TEMPERATURES)
     model_fn = as_model_fn(model_fn)
     features = _check_features(features, model_fn().input_shape[1:])
     inner = check_step(replace() if server_step is None else server_step, "server_step")

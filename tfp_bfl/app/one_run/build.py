@@ -195,7 +195,7 @@ def process(
 def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
     """Return the process of one client, the server: its rounds are epochs of ordinary training of the model."""
     options: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
-    if config.algorithm in ("adaptive", "variational"):  # Its rounds then start from a posterior of the same kind.
+    if config.algorithm in ("default", "variational"):  # Its rounds then start from a posterior of the same kind.
         config = resolved(config, source.target is not None)
         names = ("learning_rate", "optimizer", "inference", "temperature")
         options.update({name: getattr(config, name) for name in names if config.has(name)})

@@ -38,7 +38,7 @@ from tfp_bfl.options.group import (
     of_config,
     option,
 )
-from tfp_bfl.options.methods import canonical, in_words, method_of, serves, takers
+from tfp_bfl.options.methods import canonical, implied, in_words, method_of, serves, takers
 
 MOST_LETTERS = 4096
 
@@ -57,7 +57,10 @@ class RunConfig(NoTruthAsNumber):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: str = option("variational", "Algorithm (see `tfp-bfl list`), or FILE.py:FUNCTION, which is executed.")
+    algorithm: str = option(
+        "default",
+        "Algorithm (`tfp-bfl list`), or FILE.py:FUNCTION; variational if an option is given that it alone has.",
+    )
     dataset: str = option(
         "digits",
         "Dataset: digits, breast_cancer, diabetes, heart_disease, an image classification dataset of TFDS; or a path to"
@@ -335,9 +338,9 @@ def class_of(algorithm: str) -> type[RunConfig]:
 
 def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, Any]]:
     """Return the class of a configuration, and its values with the defaults of the algorithm."""
-    algorithm = values.get("algorithm", "variational")
+    algorithm = values.get("algorithm", "default")
     if not isinstance(algorithm, str):  # Such as a list in a file, which the class refuses.
-        return class_of("variational"), values
+        return class_of("default"), values
     algorithm = canonical(algorithm)
     options_class, values = class_of(algorithm), {**values, "algorithm": algorithm}
     defaults = method_of(algorithm).defaults
@@ -366,7 +369,7 @@ def make_config(
         trust(options)
     values = {**file_values, **options}
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
-    algorithm = canonical(x) if isinstance(x := values.get("algorithm"), str) else "variational"
+    algorithm = canonical(x) if isinstance(x := values.setdefault("algorithm", implied(values)), str) else "default"
     is_option = lambda name: name in fields() and serves(name, algorithm)
     for role in CODE:
         if str(values.get(role)).endswith(".py"):

@@ -63,9 +63,9 @@ def resolved(config: RunConfig, regression: bool, weights: str | None = None, ki
         values["rule"] = config.rule or fixed_points.default_rule(settings.inference)
         if names_code(values["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
             del values["kl"]
-    elif config.has("temperature") and config.temperature is None and config.algorithm == "adaptive":
+    elif config.has("temperature") and config.temperature is None and config.algorithm == "default":
         likelihood = LIKELIHOOD if regression else "categorical"
-        values["temperature"] = inference.default_temperature(likelihood, inference.TEMPERATURE_OF_ADAPTIVE)
+        values["temperature"] = inference.default_temperature(likelihood, inference.TEMPERATURE_OF_DEFAULT)
     values = {name: x for name, x in values.items() if config.has(name)}  # Others stay as they are.
     if weights not in (None, GAUSSIAN):
         values = {name: x for name, x in values.items() if name not in _OF_POSTERIOR}

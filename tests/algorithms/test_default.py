@@ -1,4 +1,4 @@
-"""The algorithm adaptive: its clients' work, what it composes with, and rest at the exact posterior.
+"""The algorithm default: its clients' work, what it composes with, and rest at the exact posterior.
 
 The problems are those of `tests/test_truth.py`.
 """
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.processes import in_this_process
 from tests.test_truth import EQUAL, OF_DATA, SIZES, exact, model_fn, problem, rms
 from tfp_bfl import algorithms, clients, federated
-from tfp_bfl.algorithms.adaptive import FIRST_STDDEV, Adaptive
+from tfp_bfl.algorithms.default import FIRST_STDDEV, AdaptiveSteps
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
@@ -34,16 +34,16 @@ def reached(steps, momentum=0.9):
     return sum((1 - momentum ** (j + 1)) / (1 - momentum) for j in range(steps))
 
 
-@pytest.mark.deep(after="tests/algorithms/test_adaptive.py")
+@pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.parametrize("client", range(3))
 def test_a_client_sends_its_training_as_of_a_client_of_mean_size(client):
     """Two, three and two batches; the mean size is 15 examples, two batches."""
     of_model = mlp("flipout")
     weights, examples = get_weights(of_model()), tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
     message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))
-    work = algorithms.adaptive(of_model, variance_bits=32, **SMALL).client_work
+    work = algorithms.default(of_model, variance_bits=32, **SMALL).client_work
     alone = clients.variational(
-        of_model, **SMALL, learning_rate=falling(0.03, 2, 3e-3), first_stddev=FIRST_STDDEV, temperature=0.03
+        of_model, **SMALL, learning_rate=falling(0.03, 2, 3e-3), first_stddev=FIRST_STDDEV, temperature=0.06
     )
     found, wanted = (x()(message, examples, tf.constant([1, 2])).weights for x in (work, alone))
     share = reached(2) / reached(-(-OF_CLIENTS[client] // 8))
@@ -51,7 +51,26 @@ def test_a_client_sends_its_training_as_of_a_client_of_mean_size(client):
     np.testing.assert_allclose(moved(found), share * moved(wanted), rtol=1e-3, atol=1e-7)
     assert (share == 1) == (client != 1) and np.abs(moved(wanted)).max() > 1e-3
     for a, b in zip(found.posterior.variance, wanted.posterior.variance):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.deep(after="tests/algorithms/test_default.py")
+@pytest.mark.parametrize("client", range(3))
+def test_a_client_of_more_estimates_moves_the_precision_as_one_of_mean_size(client):
+    """Two estimates, three and two of batches of one example, each with a tenth of a quarter or a 21st; and two."""
+    of_model, options = mlp("flipout"), {"local_epochs": 1, "batch_size": 1}
+    weights, examples = get_weights(of_model()), tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
+    message = ServerMessage(weights, tf.constant(20), federation=Population(3, sum(OF_CLIENTS), rounds=tf.constant(40)))
+    work = algorithms.default(of_model, variance_bits=32, **options).client_work
+    rates = {"learning_rate": falling(0.03, 2, 3e-3), "first_stddev": FIRST_STDDEV, "temperature": 0.06}
+    alone = clients.variational(of_model, **options, **rates)
+    found, wanted = (x()(message, examples, tf.constant([1, 2])).weights.posterior for x in (work, alone))
+    share = lambda steps: 1 - np.prod([1 - max(1 / (21 + j), 0.1 * 0.5**2) for j in range(-(-steps // 8))])
+    ratio = share(sum(OF_CLIENTS) // 3) / share(OF_CLIENTS[client])
+    for a, b, start in zip(found.variance, wanted.variance, weights.posterior.variance):
+        a, b, start = (1 / np.float64(x) for x in (a, b, start))
+        np.testing.assert_allclose(a, start + ratio * (b - start), rtol=1e-5)
+    assert (ratio == 1) == (client != 1)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +87,10 @@ def test_a_client_sends_its_training_as_of_a_client_of_mean_size(client):
     ],
     ids=lambda x: "-".join(x) or "alone" if isinstance(x, dict) else None,
 )
-@pytest.mark.deep(after="tests/algorithms/test_adaptive.py")
+@pytest.mark.deep(after="tests/algorithms/test_default.py")
 def test_two_rounds_with_each_way_to_change_what_clients_send(options, bits):
     """Eight bits for variances where nothing else of the process looks at them: `bits` is the most of a client."""
-    process = algorithms.adaptive(mlp("flipout"), **SMALL, **options)
+    process = algorithms.default(mlp("flipout"), **SMALL, **options)
     cohort = len(OF_CLIENTS) if "privacy" in options else None
     result = federated.simulate(process, CLIENTS, 2, cohort, engine="local")
     sent = result.rounds[-1].get("upload_bits")
@@ -81,25 +100,25 @@ def test_two_rounds_with_each_way_to_change_what_clients_send(options, bits):
     assert np.abs(values(result.state.weights) - start).max() > 0.05
 
 
-@pytest.mark.deep(after="tests/algorithms/test_adaptive.py")
+@pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.parametrize("kind", ["deterministic", "mc_dropout"])
 def test_models_without_gaussian_weights_have_the_same_steps(kind):
-    result = federated.simulate(algorithms.adaptive(mlp(kind), **SMALL), CLIENTS, 2, engine="local")
+    result = federated.simulate(algorithms.default(mlp(kind), **SMALL), CLIENTS, 2, engine="local")
     losses = [row["nll"] for row in result.rounds]
     assert losses[1] < losses[0] and not result.state.weights.posterior.mean
 
 
 def test_options_that_are_its_own_are_refused():
     for name in ("optimizer", "inference", "first_stddev", "kl", "proximal", "rule"):
-        with pytest.raises(InvalidArgument, match=f"no option of adaptive '{name}'"):
-            algorithms.adaptive(mlp("flipout"), **{name: "sgd"})
+        with pytest.raises(InvalidArgument, match=f"no option of default '{name}'"):
+            algorithms.default(mlp("flipout"), **{name: "sgd"})
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "server_learning_rate"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_rates_that_are_none_are_refused(name, value):
     with pytest.raises(InvalidArgument, match=f"^{name} is .*, but must be a finite number above 0"):
-        algorithms.adaptive(mlp("flipout"), **{name: value})
+        algorithms.default(mlp("flipout"), **{name: value})
 
 
 @functools.cache
@@ -109,13 +128,13 @@ def near_the_end(sizes, seed, done):
     The state is that of a run of 60 rounds, of which so many are done.
     """
     with in_this_process():
-        process = algorithms.adaptive(model_fn, **OF_DATA)
+        process = algorithms.default(model_fn, **OF_DATA)
         mean, variance = exact(seed, sizes)
         first = process.initialize()
         shape = first.weights.posterior.mean[0].shape
         at = MeanField(*((np.float32(np.reshape(x, shape)),) for x in (mean, variance)))
         state = process.with_clients(first, range(len(sizes)), sizes, ROUNDS)
-        step = Adaptive(np.int32(ROUNDS), {**state.step.adam, "step": np.int32(done)})
+        step = AdaptiveSteps(np.int32(ROUNDS), {**state.step.adam, "step": np.int32(done)})
         state = state._replace(round=np.int32(done), step=step, weights=state.weights._replace(posterior=at))
         data = [
             tf.data.Dataset.from_tensors(ClientExamples(np.full(len(y), k, np.int32), x, y))
@@ -129,25 +148,25 @@ def near_the_end(sizes, seed, done):
     return np.transpose(found)
 
 
-@pytest.mark.deep(after="tests/algorithms/test_adaptive.py")
+@pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.statistical
 @pytest.mark.parametrize("sizes", [EQUAL, SIZES], ids=["equal", "unequal"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_at_the_exact_posterior_the_last_rounds_stay(sizes, seed):
     """Started there with 10 of 60 rounds to go, in which both rates fall to zero.
 
-    Means are .08, .13 and .13 standard deviations off at the end on problems 0 to 2 with equal clients, at most .10,
-    .14 and .19 in between; with unequal ones .09, .09 and .07, and at most .11. Variances are .99 to 1.03 times the
-    exact ones, and .92 to 1.02 with unequal clients.
+    Means are .09, .17 and .15 standard deviations off at the end on problems 0 to 2 with equal clients, at most .10,
+    .17 and .20 in between; with unequal ones .11, .10 and .10, and at most .13. Variances are .98 to 1.02 times the
+    exact ones, and .96 to 1.03 with unequal clients.
     """
     errors, ratios = near_the_end(sizes, seed, ROUNDS - 10)
-    assert errors.max() < 0.3 and errors[-1] < 0.2, errors
+    assert errors.max() < 0.3 and errors[-1] < 0.22, errors
     assert ratios.min() > 0.85 and ratios.max() < 1.1, ratios
 
 
-@pytest.mark.deep(after="tests/algorithms/test_adaptive.py")
+@pytest.mark.deep(after="tests/algorithms/test_default.py")
 @pytest.mark.statistical
 def test_in_the_middle_of_a_run_it_does_not_stay():
-    """The same start with half of the rounds to go, where rates are high: the error rises to .73, and falls again."""
+    """The same start with half of the rounds to go, where rates are high: the error rises to .49, and falls again."""
     errors, _ = near_the_end(EQUAL, 0, ROUNDS // 2)
-    assert errors.max() > 0.4 > 0.3 > errors[-1]
+    assert errors.max() > 0.4 > 0.25 > errors[-1]

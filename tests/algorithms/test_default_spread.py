@@ -1,4 +1,4 @@
-"""Standard deviations of `adaptive`: from the data after the first rounds, and what they say in the end."""
+"""Standard deviations of `default`: from the data after the first rounds, and what they say in the end."""
 
 import dataclasses
 import functools
@@ -8,8 +8,6 @@ import pytest
 from PIL import Image
 
 from tfp_bfl import algorithms, data, evaluation, federated, models
-from tfp_bfl.algorithms.adaptive import FIRST_STDDEV
-from tfp_bfl.training.natural import FADING
 
 pytestmark = pytest.mark.deep(after="tests/training/test_first_stddev.py")
 ROUNDS = 60
@@ -40,7 +38,7 @@ def shuffled(source):
 
 def run(source, model, rounds=ROUNDS):
     sizes = {"input_shape": source.element_shape, "num_classes": source.num_classes}
-    process = algorithms.adaptive(functools.partial(getattr(models, model), "flipout", seed=0, **sizes))
+    process = algorithms.default(functools.partial(getattr(models, model), "flipout", seed=0, **sizes))
     return federated.simulate(process, source.partition(data.iid(4), seed=0), rounds, seed=0, engine="local")
 
 
@@ -54,18 +52,17 @@ def log_ratio(precision):
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("breast_cancer", "mlp"), *(pytest.param("digits", x, marks=long) for x in ("lenet", "mlp"))]
+    ("name", "model"),
+    [("breast_cancer", "mlp"), *(pytest.param(*x, marks=long) for x in zip(("digits", "digits"), ("lenet", "mlp")))],
 )
-def test_three_rounds_find_what_the_data_say_under_the_narrowing(sources, name, model):
-    """log(q95 / q05) of the standard deviations without the fading part of the precision: .85 on the table, 1.70 and
-    1.95 on digits; under shuffled labels .95, .45 and .72, with correlations .59, .44 and .42 of the logarithms.
-
-    With that part, as they are sent, .10, .64 and .83, and under shuffled labels .17, .06 and .13.
+def test_they_are_of_the_data_after_three_rounds(sources, name, model):
+    """log(q95 / q05) is .84 on the table and 1.71 and 1.77 on digits, and under shuffled labels .94, .61 and .93 with
+    correlations .75, .57 and .64 of the logarithms; after one round 1.12, 1.48 and 1.29.
     """
-    narrowing = FADING**2 / FIRST_STDDEV**2
-    found, other = (precisions(run(x, model, 3)) - narrowing for x in (sources[name], shuffled(sources[name])))
-    assert found.min() > 0 and log_ratio(found) > 0.4
-    assert np.corrcoef(np.log(found), np.log(other))[0, 1] < 0.8
+    found, other = (run(x, model, 3) for x in (sources[name], shuffled(sources[name])))
+    assert not [text for text in found.warnings if "same number" in text]
+    found, other = (precisions(x) for x in (found, other))
+    assert log_ratio(found) > 0.4 and np.corrcoef(np.log(found), np.log(other))[0, 1] < 0.85
 
 
 @pytest.mark.parametrize(
