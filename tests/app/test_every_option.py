@@ -219,7 +219,8 @@ def test_each_common_option_reaches_the_run_or_is_refused(kind, monkeypatch, tmp
 )
 def test_an_option_changes_the_weights_or_is_refused(kind, name):
     """Weights after two rounds differ in at least one bit, or the metrics of a round do."""
-    value = {**COMMON, **VALUES, "min_stddev": 0.01, "max_change_norm": 1e-3, "server_optimizer": "adam"}[name]
+    values = {"min_stddev": 0.01, "max_change_norm": 1e-3, "server_optimizer": "adam"}
+    value = {**COMMON, **VALUES, **values, "compressor": "quantiser:4", "variance_bits": 32}[name]
     start = {**BASE, "model": "mlp", "kind": kind, "rounds": 2, "num_samples": 3, **NEEDS.get(name, {})}
     if name == "augmentation":  # Of images.
         start |= {"dataset": "digits", "examples_per_client": 20}

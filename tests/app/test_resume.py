@@ -105,7 +105,7 @@ def contents(folder):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("rule", "conflation", "are of a run that differs in rule, "),
+        ("temperature", 0.5, "are of a run that differs in temperature, "),
         ("model", "lenet", "are of a run that differs in model, "),
         ("seed", 3, "are of"),
         ("partition", "label_skew:2", "are of a run that differs in clients, "),

@@ -70,7 +70,7 @@ def test_the_reported_size_of_a_site_can_be_bounded(hospitals):
     found = {}
     for most in (None, 100):
         # Columns a thousand off would take the default rate away.
-        options = {**OPTIONS, "rounds": 1, "learning_rate": 1e-4}
+        options = {**OPTIONS, "algorithm": "variational", "rounds": 1, "learning_rate": 1e-4}
         done = run(hospitals, channel, f"most {most}".replace(" ", "_"), options, max_examples=most)
         begun = [json.loads(x) for task, who, x in channel.sent if (task, who) == (BEGIN, "north")][-1]
         found[most] = summary_of(done), begun["schema"]["columns"][0][1]
