@@ -58,7 +58,7 @@ def test_a_cell_of_the_default_scores_the_last_round(tmp_path, monkeypatch):
     options = {name: SMALL[name] for name in ("dataset", "server_share", "examples_per_client", "partition", "seed")}
     cell.run_cell(tmp_path / "cell", {**options, "settings": {}})
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
-    assert summary["training"]["shipped"]["rounds"] == 2 and summary["training"]["shipped"]["local_epochs"] == 5
+    assert summary["training"]["shipped"]["rounds"] == 2 and summary["training"]["shipped"]["local_epochs"] == 3
     assert list(summary["rows"]) == ["last"] and 0 < summary["rows"]["last"]["accuracy"] <= 1
 
 
