@@ -37,7 +37,7 @@ pytestmark = pytest.mark.cpu_seconds(30)  # two runs serve the tests of the file
 
 OPTIONS = {
     "dataset": "breast_cancer", "rounds": 2, "local_epochs": 1, "clients": 3, "partition": "iid",
-    "engine": "local", "num_samples": 3,
+    "engine": "local", "num_samples": 3, "algorithm": "variational",
 }  # fmt: skip
 FLAGS = [part for name, value in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 TEMPERATURE = TEMPERATURES["categorical"]
@@ -124,12 +124,12 @@ def test_predict_states_the_temperature_beside_its_answer(run, tmp_path, capsys,
 
 def test_a_model_of_point_weights_is_stated_as_such(plain):
     folder, lines = plain
-    assert lines[0].startswith("mine with point weights on breast_cancer, 3 clients, federated averaging")
+    assert lines[0].startswith("mine.py:build with point weights on breast_cancer, 3 clients, federated averaging")
     page, card = (
         (folder / "report.html").read_text().replace("<wbr>", ""),
         (folder / "saved_model" / "model_card.md").read_text(),
     )
-    assert "<h1>mine with point weights on breast_cancer, 3 clients, federated averaging</h1>" in page
+    assert "<h1>mine.py:build with point weights on breast_cancer, 3 clients, federated averaging</h1>" in page
     assert "Point weights by variational" in page and "Point weights by variational" in card
     configuration, summary = info_of(folder)["configuration"], summary_of(folder)
     assert configuration["weights"] == summary["method"]["weights"] == "point weights"
@@ -276,10 +276,10 @@ def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypat
     ours = (*settings._fields, "noise", "learning_rate", "optimizer_fn")
     assert all(parameters[name].default is None for name in ours)
     assert default_optimizer() == DEFAULTS["optimizer"]
-    config = resolve.resolved(make_config(None, {}), regression=False)
+    config = resolve.resolved(make_config(None, {"algorithm": "variational"}), regression=False)
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     assert {name: DEFAULTS[name] for name in settings._fields} == settings._asdict() and given["rule"] == config.rule
     helps = {name: field.description for name, field in all_fields().items()}
     assert DEFAULT_INFERENCE in helps["inference"] and FACTORS_INFERENCE in helps["inference"]
     assert f"{DEFAULT_OPTIMIZER} " in helps["optimizer"]
-    assert f"by default {TEMPERATURE:g}, for regression 1" in helps["temperature"]
+    assert f"or {TEMPERATURE:g}, for regression 1" in helps["temperature"]
