@@ -78,7 +78,7 @@ def test_the_bound_of_the_target_holds_whatever_the_estimate():
 
 @pytest.mark.parametrize(("round", "share"), [(0, 1.0), (20, 0.5), (30, 0.5 * (1 - 0.5**0.5)), (40, 0.0)])
 def test_the_noise_alone_is_narrower_by_what_falls_as_the_square_of_the_rate(round, share):
-    """Of 40 rounds; the noise has the precision q + f^2 / s_0^2, and q is what is sent."""
+    """Compare with noise of the precision q + f^2 / s_0^2, in rounds of 40; q is what is sent."""
     q = np.linspace(30.0, 300.0, NUM_MEANS)
     weights, _ = made(round, 40, precision=q, rate=falling(0.3))
     seed = tf.constant([1, 2])

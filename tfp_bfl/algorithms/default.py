@@ -29,7 +29,7 @@ from tfp_bfl.weights import ClientResult, ModelWeights, RoundSize, ServerMessage
 
 # The first learning rate of the server, in units of a weight (`_units`).
 SERVER_RATE = 0.1
-# Rounds over which adaptive steps begin: the first ones are all of full length, and can end a network's training.
+# Rounds over which adaptive steps begin: the first ones are of full length in every weight, and can end a training.
 BEGINNING = 10
 # Of the noise in the first round.
 FIRST_STDDEV = 0.02
