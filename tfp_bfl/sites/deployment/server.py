@@ -139,8 +139,10 @@ def _serve(options: Mapping[str, Any], run: Submission, expelled: Mapping[str, s
             progress.phase(line)
         warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
         result = result._replace(warnings=[*warnings, *result.warnings])
-        stated = resolve.stated(config, weights, process.settings)
-        write_results(folder, stated, of_tables, parties, result, scores.last, privacy, run.channel.traffic)
+        stated = resolve.stated(config, weights, process.settings).items()
+        recorded = {option: x for option, x in stated if option not in (*OF_ONE_PLACE, *OF_TABLES)}
+        recorded |= {name: to_csv([x]).rstrip("\n") if isinstance(x, list) else x for name, x in of_tables.items()}
+        write_results(run, recorded, parties, result, scores.last, privacy)
 
 
 def largest_weight(config: RunConfig, sizes: np.ndarray) -> float:
@@ -277,22 +279,19 @@ def _and(names: Sequence[str]) -> str:
 
 
 def write_results(
-    folder: pathlib.Path,
-    stated: Mapping[str, Any],
-    tables: Mapping[str, Any],
+    run: Submission,
+    options: dict[str, Any],
     parties: bfl.data.Parties,
     result: bfl.federated.SimulationResult,
     scores: Mapping[str, Any],
     privacy: Mapping[str, float],
-    traffic: Traffic,
 ) -> None:
     """Write the files of a complete run, summary.json last.
 
-    `stated` are the options of the run (`resolve.stated`), and `tables` those of tables that are given; `result` has
-    all warnings for the summary; `scores` are the sums of each site for the last model; `privacy` has epsilon and delta
-    if the run has noise; `traffic` is that of each site (`channel.Counted`).
+    `result` has all warnings for the summary; `scores` are the sums of each site for the last model; `privacy` has
+    epsilon and delta if the run has noise.
     """
-    schema, last = parties.source, result.rounds[-1]
+    folder, traffic, schema, last = run.folder, run.channel.traffic, parties.source, result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
     metrics |= {name: sum(row[name] for row in result.rounds) for name in ("seconds", "train_seconds")}
     metrics |= privacy
@@ -301,8 +300,6 @@ def write_results(
     data |= {"columns": [list(column) for column in schema.columns]} if schema.columns else {}
     data |= {"encoding": [feature._asdict() for feature in schema.encoding]} if schema.encoding else {}
     data |= {"target": list(schema.target)} if schema.target else {}
-    options = {option: x for option, x in stated.items() if option not in (*OF_ONE_PLACE, *OF_TABLES)}
-    options |= {option: to_csv([x]).rstrip("\n") if isinstance(x, list) else x for option, x in tables.items()}
     info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
     shutil.rmtree(folder / "saved_model", ignore_errors=True)  # Of a server that died before the summary.
     bfl.export.save(result.model, folder / "saved_model", info)
